@@ -23,7 +23,7 @@ from dpsweep.accounting.attacks import (
     privacy_curve,
 )
 from dpsweep.accounting.calibration.budgets import AdvantageBudget, EpsilonBudget, RhoBudget, TruePositiveRateBudget
-from dpsweep.accounting.calibration.calibrate import (
+from dpsweep.accounting.calibration.parameter_search import (
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,

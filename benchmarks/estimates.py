@@ -31,7 +31,7 @@ from dpsweep.accounting.jobs import AccountingJob, CountedEpsilons, Counting, st
 from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
 from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
 from dpsweep.workers.spec import Component, DataSpec, Refreshes
-from dpsweep.workers.training.recording import NormRecorder
+from dpsweep.workers.training.norm_recorder import NormRecorder
 from dpsweep.workers.trials.trial import run_trial
 
 NORMS: Mapping[str, Refreshes] = {"when_sampled": "when_sampled", "1": 1.0, "3": 3.0}

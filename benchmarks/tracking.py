@@ -141,7 +141,7 @@ def _by_ray(trials: Any, uri: str) -> None:
     from ray.tune.experiment import Trial
 
     from dpsweep.orchestration.comparison.metrics import final_metrics
-    from dpsweep.orchestration.tracking.protocol import epoch_metrics
+    from dpsweep.orchestration.tracking.tracker import epoch_metrics
 
     logger = MLflowLoggerCallback(tracking_uri=uri, experiment_name=f"{uri} by Ray")
     logger.setup()  # type: ignore[no-untyped-call]  # Ray's has no types

@@ -66,8 +66,8 @@ from dpsweep.workers.models import build_model
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, Refreshes, TrialSpec
 from dpsweep.workers.training import trainer as training
-from dpsweep.workers.training.contributions import SnapshotInterval
-from dpsweep.workers.training.recording import NormRecorder
+from dpsweep.workers.training.norm_recorder import NormRecorder
+from dpsweep.workers.training.snapshot_intervals import SnapshotInterval
 from dpsweep.workers.trials import trial
 
 SHARES: Mapping[str, tuple[Any, str]] = {

@@ -102,6 +102,6 @@ class Sweep(Mapping[str, Any]):
 
         Raises: InvalidInput, naming the object, for functions, classes and data in memory, which a file cannot hold.
         """
-        from dpsweep.orchestration.sweeps.objects import as_text
+        from dpsweep.orchestration.sweeps.python_objects import as_text
 
         return as_text(self._keys)

@@ -6,9 +6,9 @@ import numpy as np
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.individual.epsilons import individual_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial

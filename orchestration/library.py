@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.grid import GridPoint
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
-    from dpsweep.orchestration.tracking.registry import Registered
+    from dpsweep.orchestration.tracking.model_registry import Registered
     from dpsweep.workers.own_code.imports import GivenData, UserCode
     from dpsweep.workers.spec import TrialSpec
 
@@ -273,7 +273,7 @@ class StoredSweep:
         InvalidInput for a name that MLflow refuses, and if MLflow has no weights of that model; TrackingUnavailable.
         """
         from dpsweep.orchestration.execution.same_code import own_files
-        from dpsweep.orchestration.tracking.registry import register_best
+        from dpsweep.orchestration.tracking.model_registry import register_best
 
         for warning in own_files(self._files, self._record, self._code, [best.trial.key]).changes():
             warnings.warn(warning, stacklevel=2)
@@ -334,7 +334,7 @@ def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     """
     from dpsweep.orchestration.comparison.claims import checked_record
     from dpsweep.orchestration.records.layout import SweepFiles, absolute
-    from dpsweep.orchestration.sweeps.objects import allowed_objects
+    from dpsweep.orchestration.sweeps.python_objects import allowed_objects
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 
     files = SweepFiles(absolute(str(folder)))
@@ -400,7 +400,7 @@ def run(
 
 
 def _read(sweep: SweepLike, allow_code: Allowed) -> tuple[SweepSpec, str, UserCode]:
-    from dpsweep.orchestration.sweeps.objects import Objects, allowed_objects
+    from dpsweep.orchestration.sweeps.python_objects import Objects, allowed_objects
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted

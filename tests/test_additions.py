@@ -72,7 +72,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpsweep.workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
+from dpsweep.workers.clipping.clipping_method import (
+    RISING,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    PublicFacts,
+    clip_factor,
+)
 
 
 @dataclass(frozen=True)
@@ -195,7 +202,7 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
             {
                 "orchestration/tracking/opening.py": {
                     "        return MlflowTracker(uri, ": OPENED,
-                    "from dpsweep.orchestration.tracking.protocol import Tracker,": (
+                    "from dpsweep.orchestration.tracking.tracker import Tracker,": (
                         "from dpsweep.orchestration.tracking.noting import NotingTracker\n"
                     ),
                 }

@@ -311,7 +311,7 @@ class AttackSpec:
 
 @dataclass(frozen=True)
 class AuditSpec:
-    """A one-run audit (see `dpsweep.workers.training.audit`); about half of the canaries are left out of training.
+    """A one-run audit (`dpsweep.workers.training.one_run_audit`); about half of the canaries are left out of training.
 
     canaries: their number; a fair coin for each decides whether it is left out. confidence: probability with which all
     lower bounds of the audit hold together. kind: ``rows`` are random training examples, ``gradient`` are made-up

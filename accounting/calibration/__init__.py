@@ -5,7 +5,7 @@ Other packages import only the modules in `__all__`.
 
 __all__ = [
     "budgets",
-    "calibrate",
-    "planning",
+    "parameter_search",
+    "planned_runs",
     "so_far",
 ]

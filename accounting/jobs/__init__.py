@@ -19,7 +19,7 @@ from dpsweep.accounting.jobs.examples import (
     store_epsilons,
 )
 from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary, Members, Moments, summarise
-from dpsweep.accounting.jobs.users import account_users
+from dpsweep.accounting.jobs.user_accounting import account_users
 
 __all__ = [
     "AccountingJob",

@@ -71,8 +71,7 @@ class NoiseSchedule(ABC):
     hold_after: int | None = field(default=None, kw_only=True)
 
     decay_parameter: ClassVar[DecayParameter | None] = None
-    """The parameter that `dpsweep.accounting.calibration.calibrate.calibrate_decay` solves for, if the schedule has
-    one."""
+    """The parameter that `dpsweep.accounting.calibrate_decay` solves for, if the schedule has one."""
 
     def __post_init__(self) -> None:
         require_finite("initial_noise_multiplier", self.initial_noise_multiplier, at_least=0.0)

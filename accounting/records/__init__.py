@@ -1,8 +1,9 @@
 """Stored data: atomic files, traces, norm shards, per-example epsilons, and the names of a trial's files."""
 
+from dpsweep.accounting.records.arrow_parts import MANIFEST, PartRecord
 from dpsweep.accounting.records.arrow_tables import read_table
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, KeyCheck, is_encrypting, new_key_check, require_key
-from dpsweep.accounting.records.epsilons import (
+from dpsweep.accounting.records.epsilon_files import (
     Epsilons,
     StoredEpsilons,
     commit_epsilons,
@@ -33,7 +34,6 @@ from dpsweep.accounting.records.files import (
 )
 from dpsweep.accounting.records.group_files import read_groups
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.local_files import (
     UnsafeFile,
     delete_with_only,
@@ -52,7 +52,6 @@ from dpsweep.accounting.records.local_files import (
 )
 from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 from dpsweep.accounting.records.part_files import PartFiles
-from dpsweep.accounting.records.parts import MANIFEST, PartRecord
 from dpsweep.accounting.records.private_files import read_encrypted, read_private, write_private
 from dpsweep.accounting.records.sealed import (
     read_private_sealed,
@@ -71,8 +70,9 @@ from dpsweep.accounting.records.shards import (
     read_contributions,
 )
 from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import OwnedPart, StoredUsers, verify_users, write_users
 from dpsweep.accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
-from dpsweep.accounting.records.users import OwnedPart, StoredUsers, verify_users, write_users
 
 __all__ = [
     "KEY_VARIABLE",

@@ -9,10 +9,10 @@ import numpy as np
 import pyarrow as pa
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.records.arrow_parts import RepeatedIds, corrupt
 from dpsweep.accounting.records.files import list_files
-from dpsweep.accounting.records.objects import DIGEST, Piece, batch_of, read_piece
-from dpsweep.accounting.records.parts import RepeatedIds, corrupt
 from dpsweep.accounting.records.read_ahead import read_in_turn
+from dpsweep.accounting.records.snapshot_objects import DIGEST, Piece, batch_of, read_piece
 from dpsweep.accounting.records.snapshots import Snapshot, committed_snapshots, object_uri, uncommitted
 
 NORM_SCHEMA = pa.schema(

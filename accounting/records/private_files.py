@@ -1,6 +1,6 @@
 """Reads and writes files derived from single examples: readable by their owner only, and encrypted if there is a key.
 
-Every file below a folder ``private/`` is read and written here, except by `dpsweep.accounting.records.parts` and
+Every file below a folder ``private/`` is read and written here, except by `dpsweep.accounting.records.arrow_parts` and
 `objects`. These use `dpsweep.accounting.records.encryption` directly, because manifests hold hashes of the stored
 bytes.
 """

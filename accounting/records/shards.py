@@ -16,10 +16,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from dpsweep.accounting.records.arrow_parts import RepeatedIds
 from dpsweep.accounting.records.background import Background
 from dpsweep.accounting.records.files import delete, delete_folder, exists, list_files
 from dpsweep.accounting.records.part_files import NORM_SCHEMA, PartFiles, StoredNorms, mismatch
-from dpsweep.accounting.records.parts import RepeatedIds
 from dpsweep.accounting.records.snapshots import COMPLETE, SnapshotWriter
 
 Floats = npt.NDArray[np.floating[Any]]

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from dpsweep.workers.data.files import DATA_VARIABLE
+from dpsweep.workers.data.source_files import DATA_VARIABLE
 
 
 def written(folder: Path, rows: int) -> dict[str, str]:

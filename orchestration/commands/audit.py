@@ -49,7 +49,7 @@ def audit(
     spec = AuditSpec(canaries, confidence, kind, transcript or ("iterates" if kind == "gradient" else "last_model"))
     prepare_environment(IN_PROCESS)
     from dpsweep.orchestration.comparison.stored import owned_record
-    from dpsweep.orchestration.execution.auditing import AuditRequest, audit_again
+    from dpsweep.orchestration.execution.audit_copies import AuditRequest, audit_again
     from dpsweep.orchestration.pipeline import show_accounts
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 

@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 import typer
 
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget
-from dpsweep.accounting.calibration.calibrate import (
+from dpsweep.accounting.calibration.parameter_search import (
     calibrate_decay,
     decay_parameter,
     length_within_budget,

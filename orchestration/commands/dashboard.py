@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from starlette.requests import Request
     from starlette.responses import Response
 
-    from dpsweep.orchestration.report.dashboard import Board
+    from dpsweep.orchestration.report.board import Board
 
 PERIOD: Final = 5.0
 """Seconds after which the page asks again."""
@@ -55,7 +55,7 @@ def dashboard(
     import uvicorn
 
     from dpsweep.accounting.records import exists
-    from dpsweep.orchestration.report.dashboard import Board
+    from dpsweep.orchestration.report.board import Board
 
     roots = tuple(dict.fromkeys(absolute(folder) for folder in folders))
     for given, root in zip(folders, roots, strict=False):
@@ -105,7 +105,7 @@ def application(board: Board, token: str) -> Starlette:
     from starlette.routing import Route
 
     from dpsweep.accounting.records import read_bytes
-    from dpsweep.orchestration.report.dashboard import board_page
+    from dpsweep.orchestration.report.board import board_page
 
     def refused(request: Request) -> Response | None:
         given = request.cookies.get(_COOKIE, "")

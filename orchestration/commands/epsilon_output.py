@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from dpsweep.accounting.calibration.calibrate import round_up
+from dpsweep.accounting.calibration.parameter_search import round_up
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.orchestration.commands.epsilon_answers import EpsilonAnswers

@@ -16,9 +16,9 @@ from rich.text import Text
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AsJson
-from dpsweep.orchestration.commands.cluster import jobs_at
+from dpsweep.orchestration.commands.cluster_jobs import jobs_at
 from dpsweep.orchestration.commands.console import show
-from dpsweep.orchestration.commands.status import close_in_mlflow
+from dpsweep.orchestration.commands.status_command import close_in_mlflow
 from dpsweep.orchestration.comparison.formats import seconds
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.layout import SweepFiles, absolute

@@ -19,19 +19,19 @@ from dpsweep.accounting.jobs.working_directory import require_harmless_working_d
 from dpsweep.orchestration.commands import (
     audit,
     calibrate,
-    cluster,
+    cluster_jobs,
     dashboard,
     decryption,
     epsilon,
     init,
     listing,
-    owner,
+    owner_report,
     panels,
-    planning,
-    record,
-    results,
-    status,
-    upkeep,
+    plan_command,
+    record_command,
+    results_commands,
+    status_command,
+    upkeep_commands,
 )
 from dpsweep.orchestration.commands.arguments import (
     AllowCode,
@@ -60,17 +60,17 @@ app = typer.Typer(
 init.register(app)
 epsilon.register(app)
 calibrate.register(app)
-owner.register(app)
+owner_report.register(app)
 audit.register(app)
 decryption.register(app)
-cluster.register(app)
-status.register(app)
+cluster_jobs.register(app)
+status_command.register(app)
 listing.register(app)
 dashboard.register(app)
-upkeep.register(app)
-results.register(app)
-record.register(app)
-planning.register(app)
+upkeep_commands.register(app)
+results_commands.register(app)
+record_command.register(app)
+plan_command.register(app)
 
 
 @app.command(**panels.listed(panels.RUN, "run sweeps/quickstart.yaml --output runs/quickstart"))

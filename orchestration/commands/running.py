@@ -40,7 +40,7 @@ def run_to_the_end(request: RunRequest, as_json: bool) -> NoReturn:
 
 def show_outcome(outcome: Outcome, as_json: bool) -> None:
     """Print the outcome to stdout, as tables or as one JSON object."""
-    from dpsweep.orchestration.commands.tables import outcome_object, print_outcome
+    from dpsweep.orchestration.commands.printed_tables import outcome_object, print_outcome
 
     if as_json:
         print_json(outcome_object(outcome))

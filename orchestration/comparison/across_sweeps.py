@@ -14,9 +14,9 @@ from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import asked, flattened, varying
-from dpsweep.orchestration.comparison.reasons import told
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
+from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState

@@ -16,9 +16,9 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import known, known_of_groups
 from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.reasons import claimed, claimed_account
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.comparison.tuning import published_tuning, tuning_note
+from dpsweep.orchestration.comparison.told_reasons import claimed, claimed_account
+from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuning_note
 from dpsweep.orchestration.comparison.values import has_learnt
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -35,8 +35,8 @@ from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, Tr
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
-from dpsweep.orchestration.sweeps.reasons import reasons_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.training.counters import read_counters

@@ -11,8 +11,8 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, number
 from dpsweep.orchestration.comparison.ledger import Composition, composed
-from dpsweep.orchestration.comparison.reasons import reasons_of_trials
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
+from dpsweep.orchestration.comparison.told_reasons import reasons_of_trials
 from dpsweep.orchestration.comparison.values import Value, epsilon, main
 from dpsweep.orchestration.records.published import (
     NON_PRIVATE,

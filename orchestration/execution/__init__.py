@@ -4,7 +4,7 @@ Other rooms import from the modules in `__all__` only: `environment` must be imp
 """
 
 __all__ = [
-    "auditing",
+    "audit_copies",
     "backend",
     "backends",
     "coordinator",

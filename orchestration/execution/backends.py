@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 
-from dpsweep.accounting.calibration.planning import PROCESSES, Solver
+from dpsweep.accounting.calibration.planned_runs import PROCESSES, Solver
 from dpsweep.accounting.records import exists
 from dpsweep.orchestration.execution.backend import Opening
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS

@@ -10,7 +10,7 @@ from typing import Any, Final, final
 import ray
 from ray.exceptions import RayError
 
-from dpsweep.accounting.calibration.planning import Calibration, solved
+from dpsweep.accounting.calibration.planned_runs import Calibration, solved
 from dpsweep.orchestration.execution.cluster import check_resources, connected
 
 _JOIN_TIMEOUT: Final = 10.0

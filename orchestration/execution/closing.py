@@ -9,7 +9,7 @@ import ray
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.execution.backend import TrialContext
-from dpsweep.orchestration.execution.stopping import close_here
+from dpsweep.orchestration.execution.stopped_trials import close_here
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked

@@ -28,7 +28,7 @@ from dpsweep.orchestration.execution.completion import (
     shown_trace,
 )
 from dpsweep.orchestration.execution.publication import publication
-from dpsweep.orchestration.execution.stopping import Close, account_stopped, is_left_to_account
+from dpsweep.orchestration.execution.stopped_trials import Close, account_stopped, is_left_to_account
 from dpsweep.orchestration.execution.storage_retries import PAUSES, patiently
 from dpsweep.orchestration.records.accounts import read_accounts
 from dpsweep.orchestration.records.attempts import Attempt, AttemptLog
@@ -38,15 +38,15 @@ from dpsweep.orchestration.records.integrity import met_other_data
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest
 from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedTrial
-from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result_of
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus, status_of
 from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.tracking.protocol import Tracker, tracked
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
+from dpsweep.orchestration.tracking.tracker import Tracker, tracked
 from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.training.history import Progress
 

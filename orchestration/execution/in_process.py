@@ -11,7 +11,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result, account_in_process
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.stopping import close_here
+from dpsweep.orchestration.execution.stopped_trials import close_here
 from dpsweep.orchestration.execution.storage_retries import train_patiently
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot

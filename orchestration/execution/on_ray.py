@@ -20,8 +20,8 @@ from dpsweep.orchestration.execution.cluster import (
 from dpsweep.orchestration.execution.gauges import Gauges
 from dpsweep.orchestration.execution.gpus import check_gpus
 from dpsweep.orchestration.execution.nodes import cluster_now
+from dpsweep.orchestration.execution.ray_tune import train
 from dpsweep.orchestration.execution.shared_storage import OnSharedStorage, Probe
-from dpsweep.orchestration.execution.tune import train
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot

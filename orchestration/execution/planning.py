@@ -12,7 +12,7 @@ import subprocess
 import sys
 from typing import Any, Final
 
-from dpsweep.accounting.calibration.planning import Solver
+from dpsweep.accounting.calibration.planned_runs import Solver
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.sweeps.grid import Past

@@ -25,12 +25,12 @@ from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.recording import is_due, oldest_norm
+from dpsweep.workers.training.norm_recorder import is_due, oldest_norm
 from dpsweep.workers.trials.probe import TrialProbe, probe_trial
 
 _ROWS: Final = 1024
 """Examples that are accounted to measure the time per example."""
-_WORKER_CODE: Final = "import os; os.nice({niceness}); import dpsweep.orchestration.execution.tune"
+_WORKER_CODE: Final = "import os; os.nice({niceness}); import dpsweep.orchestration.execution.ray_tune"
 """Code of a process that imports what a Ray worker imports before it trains or accounts."""
 _NICENESS: Final = "RAY_worker_niceness"
 """Environment variable with the niceness that Ray gives its workers; other work on the machine has priority."""

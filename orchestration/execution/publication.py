@@ -9,7 +9,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.records.published import PublishedSweep
 from dpsweep.orchestration.report.catalogue import figures_for_mlflow
 from dpsweep.orchestration.report.prose import headline
-from dpsweep.orchestration.tracking.protocol import RunStatus, Tracker
+from dpsweep.orchestration.tracking.tracker import RunStatus, Tracker
 
 
 def publication(

@@ -15,7 +15,7 @@ from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import given_experiment
 from dpsweep.orchestration.tracking.opening import open_tracker
-from dpsweep.orchestration.tracking.protocol import tracked
+from dpsweep.orchestration.tracking.tracker import tracked
 
 
 def show_accounts(folder: str, tracking_uri: str | None = None) -> None:

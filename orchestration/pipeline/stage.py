@@ -27,7 +27,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.records.manifest import Manifest, open_manifest, write_manifest
 from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.status import SweepStatus
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
@@ -39,7 +39,7 @@ from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import note_given
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.orchestration.tracking.opening import open_tracker
-from dpsweep.orchestration.tracking.protocol import Tracker
+from dpsweep.orchestration.tracking.tracker import Tracker
 from dpsweep.workers.own_code.own_record import has_changed
 
 

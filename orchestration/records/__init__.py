@@ -14,7 +14,7 @@ __all__ = [
     "manifest",
     "ownership",
     "published",
-    "recording",
+    "recording_progress",
     "release_modes",
     "remembered",
     "report_digests",

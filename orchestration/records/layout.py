@@ -1,4 +1,4 @@
-"""The file names of a sweep, defined only here (a trial's: `dpsweep.accounting.records.layout`)."""
+"""The file names of a sweep, defined only here (a trial's: `dpsweep.accounting.records.trial_files`)."""
 
 from __future__ import annotations
 

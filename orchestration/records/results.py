@@ -66,7 +66,7 @@ class TrialResult:
     courses: tuple[GroupCourse, ...] = ()
     """Course of training for the examples of each group; shown only where attacks are shown."""
     reasons: tuple[Reason, ...] = ()
-    """Why every epsilon of the trial is an estimate, whatever its course (`dpsweep.orchestration.sweeps.reasons`)."""
+    """Why every epsilon of the trial is an estimate, whatever its course (`sweeps.sweep_reasons`)."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
     device: DeviceUse | None = None

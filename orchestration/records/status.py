@@ -13,7 +13,7 @@ from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.records.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
 from dpsweep.orchestration.records.published import PublishedEpoch
-from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.results import StoredResult, TrialResult
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.workers.evaluation.scores import Evaluation

@@ -4,9 +4,9 @@ Other rooms import from the modules in `__all__` only: `owner`, for `dpsweep own
 """
 
 __all__ = [
+    "board",
     "catalogue",
     "compared",
-    "dashboard",
     "live_report",
     "owner",
     "prose",

@@ -17,8 +17,8 @@ from dpsweep.orchestration.records.published import PublishedSweep, PublishedTri
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.report import figures as draw
 from dpsweep.orchestration.report import private_figures, trade_offs, training_curves
-from dpsweep.orchestration.report.curves import searched_curves, tuning_curves
 from dpsweep.orchestration.report.figures import Scene
+from dpsweep.orchestration.report.hyperparameter_curves import searched_curves, tuning_curves
 from dpsweep.orchestration.report.plot import Plot
 from dpsweep.orchestration.report.style import style_of
 from dpsweep.workers.tasks import task_called

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
-from dpsweep.accounting.calibration.calibrate import round_up
+from dpsweep.accounting.calibration.parameter_search import round_up
 from dpsweep.accounting.jobs.release import OwnerReport
 from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.reasons import in_words

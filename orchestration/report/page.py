@@ -37,7 +37,7 @@ from dpsweep.orchestration.report.catalogue import (
     titled,
     why_examples_are_missing,
 )
-from dpsweep.orchestration.report.exact import (
+from dpsweep.orchestration.report.exact_results import (
     accounts_section,
     attacks_section,
     audits_section,

@@ -15,7 +15,6 @@ from dpsweep.orchestration.comparison.formats import correlation, listed, number
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
-from dpsweep.orchestration.comparison.reasons import told
 from dpsweep.orchestration.comparison.settings import (
     Setting,
     group_epsilon,
@@ -24,6 +23,7 @@ from dpsweep.orchestration.comparison.settings import (
     group_value,
 )
 from dpsweep.orchestration.comparison.statistics import Correlation, pearson
+from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.comparison.values import (
     epsilon,
     median_epsilon,

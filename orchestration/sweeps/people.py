@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal, assert_never
 
-from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
+from dpsweep.accounting.calibration.parameter_search import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace

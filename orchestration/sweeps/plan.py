@@ -15,7 +15,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from dpsweep.accounting.calibration.planning import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
+from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import weakened
@@ -25,11 +25,11 @@ from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
-from dpsweep.orchestration.sweeps.reasons import reasons_of
 from dpsweep.orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
+from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.tasks import require_one_task
 from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning
 from dpsweep.workers import clipping

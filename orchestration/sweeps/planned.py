@@ -34,7 +34,7 @@ class PlannedTrial:
     `trace`: steps and releases of the longest run that the trainer may make; the trainer may stop earlier.
     `worst_case`: epsilon of the trace by the sweep's accountant. `others`: its epsilon by the other accountants.
     `releases`: releases after training, which the trace includes. `shard_bytes`: size of the norm shards before
-    compression. `reasons`: why every epsilon of the trial is an estimate (`dpsweep.orchestration.sweeps.reasons`).
+    compression. `reasons`: why every epsilon of the trial is an estimate (`sweep_reasons`).
     `data_digest`: digest of the data as they are now; private, because it is a noiseless hash.
     """
 

@@ -1,6 +1,6 @@
 """Recording of a sweep in MLflow while it runs.
 
-Other packages import only the modules in `__all__`. `opening`, `protocol` and `recorder` do not load MLflow.
+Other packages import only the modules in `__all__`. `opening`, `tracker` and `recorder` do not load MLflow.
 """
 
 __all__ = [
@@ -11,9 +11,9 @@ __all__ = [
     "embedded",
     "given_stores",
     "mlflow",
+    "model_registry",
     "no_tracking",
     "opening",
-    "protocol",
     "recorder",
-    "registry",
+    "tracker",
 ]

@@ -14,8 +14,8 @@ import sqlalchemy
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.plain_text import masked
-from dpsweep.orchestration.tracking.protocol import EXPERIMENT, TrackingUnavailable
 from dpsweep.orchestration.tracking.sqlite_files import file_of, require_own_journal
+from dpsweep.orchestration.tracking.tracker import EXPERIMENT, TrackingUnavailable
 
 VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
 """Variable that names the experiment of all sweeps."""

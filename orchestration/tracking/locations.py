@@ -7,7 +7,7 @@ from pathlib import PurePosixPath
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 
 _ID: Final = re.compile(r"(m-)?[0-9a-f]{32}")
 """Id of a run, or of a logged model, as MLflow makes it."""

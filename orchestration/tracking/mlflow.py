@@ -53,8 +53,9 @@ from dpsweep.orchestration.tracking.models import (
     short_names,
     valid_name,
 )
-from dpsweep.orchestration.tracking.parallel import each
-from dpsweep.orchestration.tracking.protocol import (
+from dpsweep.orchestration.tracking.runs import MlflowRuns, Point
+from dpsweep.orchestration.tracking.side_by_side import each
+from dpsweep.orchestration.tracking.tracker import (
     COMPOSED,
     RunStatus,
     TrackedSweep,
@@ -63,7 +64,6 @@ from dpsweep.orchestration.tracking.protocol import (
     epoch_metrics,
     group_table,
 )
-from dpsweep.orchestration.tracking.runs import MlflowRuns, Point
 
 Tags = Mapping[str, str]
 _NO_TAGS: Tags = MappingProxyType({})

@@ -31,8 +31,8 @@ from dpsweep.orchestration.comparison.settings import Setting, first_seed, setti
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.tracking.locations import MOST_PAGES, require_location
-from dpsweep.orchestration.tracking.parallel import each
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.orchestration.tracking.side_by_side import each
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.training.history import read_training_result
 
 SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"

@@ -7,7 +7,7 @@ from typing import Final
 
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
-from dpsweep.orchestration.tracking.protocol import RunStatus, TrackedSweep
+from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 
 NO_TRACKING: Final = "none"
 """Given in place of a tracking URI to switch tracking off."""

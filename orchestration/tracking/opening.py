@@ -8,7 +8,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.safety import require_safe_tracking
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
-from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
+from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 
 
 def open_tracker(uri: str, files: SweepFiles, experiment: str | None = None) -> Tracker:

@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import Final
 
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.tracking.deadlines import within
-from dpsweep.orchestration.tracking.parallel import each
-from dpsweep.orchestration.tracking.protocol import Tracker, TrackingUnavailable
+from dpsweep.orchestration.tracking.side_by_side import each
+from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
 """Seconds between two updates; the interval doubles up to the second value while the tracker fails."""

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Final
 
 from dpsweep.accounting.records import read_range
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 
 _SCHEME: Final = "sqlite:///"
 _NAMES_A_FILE: Final = bytes.fromhex("d9d505f920a163d7")

@@ -7,10 +7,10 @@ import numpy as np
 from dpsweep.accounting.jobs import AccountingJob, Counting, Scatter, account_in_process, store_epsilons
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
-from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import Epsilons, read_epsilons
 from dpsweep.accounting.records.shards import NormShardWriter, NormSnapshot
 from dpsweep.accounting.records.traces import write_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 
 
 def snapshot(step: int, examples: int, seed: int = 0) -> NormSnapshot:

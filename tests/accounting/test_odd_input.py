@@ -18,7 +18,7 @@ from dpsweep.accounting.accountants import joint_cost
 from dpsweep.accounting.accountants import one_run as accountants
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration import budgets
-from dpsweep.accounting.calibration import calibrate as calibration
+from dpsweep.accounting.calibration import parameter_search as calibration
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.accounting.individual import epsilons
 from dpsweep.accounting.individual.algorithm_2 import algorithm_2

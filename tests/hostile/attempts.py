@@ -422,7 +422,7 @@ def _serve() -> None:
     from starlette.testclient import TestClient
 
     from dpsweep.orchestration.commands.dashboard import _COOKIE, application
-    from dpsweep.orchestration.report.dashboard import Board
+    from dpsweep.orchestration.report.board import Board
 
     board = Board((os.path.abspath("runs"),))
     board.refresh()

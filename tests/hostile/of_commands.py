@@ -22,7 +22,7 @@ import yaml
 from hypothesis import strategies as st
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import main
 from tests.accounting.stored_trial import write_trial
 from tests.hostile.floor import delta_of_gaussian
@@ -118,7 +118,7 @@ def warm() -> None:
     for name in (
         "dpsweep.orchestration.pipeline",
         "dpsweep.orchestration.sweeps.plan",
-        "dpsweep.orchestration.commands.tables",
+        "dpsweep.orchestration.commands.printed_tables",
     ):
         importlib.import_module(name)
 

@@ -18,11 +18,11 @@ from hypothesis import strategies as st
 
 from dpsweep.accounting.jobs import epsilons_of_part
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records.epsilons import Epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.part_files import NORM_SCHEMA
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from tests.accounting.stored_trial import job_of, write_trial
 from tests.hostile.odd import Edit, edited, edits, odd_values
 from tests.hostile.target import Target

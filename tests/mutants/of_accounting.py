@@ -22,7 +22,7 @@ ACCOUNTANTS: Final = (
         )
     ),
 )
-CALIBRATION: Final = ("tests/accounting/calibration/test_calibrate.py",)
+CALIBRATION: Final = ("tests/accounting/calibration/test_parameter_search.py",)
 MECHANISM: Final = ("tests/accounting/mechanism/test_trace.py",)
 RELEASE: Final = ("tests/accounting/jobs/test_release.py",)
 RENYI: Final = ("tests/accounting/numerics/test_renyi.py", *ACCOUNTANTS)
@@ -140,7 +140,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/calibration/calibrate.py",
+        "accounting/calibration/parameter_search.py",
         CALIBRATION,
         B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
         B("high = min(high, at_most + 1)", "high = min(high, at_most)", "the longest run is one short elsewhere"),
@@ -339,8 +339,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/jobs/users.py",
-        ("tests/accounting/jobs/test_users.py",),
+        "accounting/jobs/user_accounting.py",
+        ("tests/accounting/jobs/test_user_accounting.py",),
         B(
             "owners.ids % len(self.parts) == self.part",
             "owners.ids % 9 == self.part",
@@ -353,7 +353,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "accounting/records/user_rows.py",
-        ("tests/accounting/jobs/test_users.py",),
+        ("tests/accounting/jobs/test_user_accounting.py",),
         B(
             "    write_in_private_folder(_uri(directory, part), *pieces)",
             "    uri, data = _uri(directory, part), b''.join(pieces)\n"

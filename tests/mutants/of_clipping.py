@@ -11,7 +11,7 @@ CLIPPING: Final = ("tests/workers/clipping/test_clipping.py", "tests/workers/cli
 
 METHODS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "workers/clipping/protocol.py",
+        "workers/clipping/clipping_method.py",
         CLIPPING,
         B(
             "return self.noise_multiplier * self.sensitivity",

@@ -55,7 +55,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         B("(Text(for_terminal(cell)) for", "(for_terminal(cell) for", "names of jobs are markup"),
     ),
     *bugs_in(
-        "accounting/records/parts.py",
+        "accounting/records/arrow_parts.py",
         FOUND,
         B(
             " or any(column.null_count for column in table.columns)",

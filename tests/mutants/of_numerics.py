@@ -11,7 +11,7 @@ CERTIFICATES: Final = "tests/accounting/pld/test_certificates.py"
 COMPOSITION: Final = (CERTIFICATES, "tests/accounting/pld/test_composition.py")
 INDIVIDUAL: Final = ("tests/accounting/individual/test_inversion.py", "tests/accounting/individual/test_epsilons.py")
 SHARDS: Final = ("tests/accounting/records/test_shards.py",)
-OBJECTS: Final = ("tests/accounting/records/test_objects.py",)
+OBJECTS: Final = ("tests/accounting/records/test_snapshot_objects.py",)
 ENCRYPTED: Final = ("tests/accounting/records/test_encryption.py",)
 
 NUMERICS: Final[tuple[Mutant, ...]] = (
@@ -133,7 +133,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "accounting/jobs/user_epsilons.py",
-        ("tests/accounting/jobs/test_users.py",),
+        ("tests/accounting/jobs/test_user_accounting.py",),
         B("counts == 1", "counts >= 1", "users of several records pay for one", True),
     ),
     *bugs_in(
@@ -183,7 +183,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/records/objects.py",
+        "accounting/records/snapshot_objects.py",
         OBJECTS,
         B("if hashlib.sha256(data).digest() != place.digest:", "if False:", "flipped bytes are read", True),
         B("if whole != place.whole:", "if False:", "what follows an object is not noticed"),
@@ -208,7 +208,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("with closed_afterwards(trainer.recorders):", "if True:", "two writers"),
     ),
     *bugs_in(
-        "accounting/records/parts.py",
+        "accounting/records/arrow_parts.py",
         ("tests/accounting/records/test_shards.py",),
         B("if hashlib.sha256(data).hexdigest() != record.sha256:", "if False:", "flipped bytes are read"),
     ),
@@ -254,7 +254,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("if wanted.shift == 0:", "if True:", "a bin's lower end is taken for the value"),
     ),
     *bugs_in(
-        "accounting/records/epsilons.py",
+        "accounting/records/epsilon_files.py",
         SHARDS,
         B('if note.get("inputs") != inputs:', "if not note:", "a part of another trace or delta is taken up", True),
     ),

@@ -36,7 +36,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("if all(names[place] in wanted", "if any(names[place] in wanted", "half of its conditions choose a section"),
     ),
     *bugs_in(
-        "orchestration/sweeps/tune.py",
+        "orchestration/sweeps/tuning_stages.py",
         ("tests/orchestration/sweeps/test_tune.py",),
         B(
             'content |= {"data": content["tune"]["data"]} if tune.data is not None else {}',
@@ -44,12 +44,20 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "a tuning that is called public trains on the private data",
             privacy=True,
         ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/schema.py",
+        ("tests/orchestration/sweeps/test_tune.py",),
         B(
             "if needs_public and not all(data.public_fraction > 0.0 for data in sweep.data):",
             "if False:",
             "candidates are chosen without public data",
             privacy=True,
         ),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/tune.py",
+        ("tests/orchestration/sweeps/test_tune.py",),
         B("trial.seed if tune.is_selection else 0", "trial.seed", "each seed of a setting is tuned for itself"),
     ),
     *bugs_in(
@@ -119,8 +127,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("self._attached |= digests", "pass", "a store that always refuses one step is tried for ever"),
     ),
     *bugs_in(
-        "orchestration/pipeline/recording.py",
-        ("tests/orchestration/commands/test_record.py",),
+        "orchestration/pipeline/record_again.py",
+        ("tests/orchestration/commands/test_record_command.py",),
         B("told.begin(replace(begun, trials=len(ended)))", "pass", "runs of a killed recording stay RUNNING"),
     ),
     *bugs_in(
@@ -310,7 +318,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "two drivers share a folder"),
     ),
     *bugs_in(
-        "orchestration/execution/stopping.py",
+        "orchestration/execution/stopped_trials.py",
         ("tests/orchestration/execution/test_coordinator.py",),
         B(
             "    forget_checkpoint(files.checkpoint)\n    if not is_asked",

@@ -222,8 +222,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B('privacy.kind.replace("_", " ")', '"guarantee"', "every claim is a guarantee", True),
     ),
     *bugs_in(
-        "orchestration/report/exact.py",
-        ("tests/orchestration/report/test_exact.py",),
+        "orchestration/report/exact_results.py",
+        ("tests/orchestration/report/test_exact_results.py",),
         B(
             "number(largest.high if largest else None)",
             "number(largest.low if largest else None)",

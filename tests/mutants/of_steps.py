@@ -255,7 +255,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("joins[ties] = self._stream.words(len(ties)) < rest", "joins[ties] = True", "ties all join"),
     ),
     *bugs_in(
-        "accounting/calibration/planning.py",
+        "accounting/calibration/planned_runs.py",
         PRIVACY,
         B(
             'contributions = "estimate" if planned.noise_follows_results else self.contributions',
@@ -269,7 +269,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "self.run",
             "the noise that is searched is not in the run",
             True,
-            ("tests/accounting/calibration/test_planning.py",),
+            ("tests/accounting/calibration/test_planned_runs.py",),
         ),
     ),
     *bugs_in(
@@ -305,8 +305,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/training/contributions.py",
-        ("tests/workers/training/test_recording.py",),
+        "workers/training/snapshot_intervals.py",
+        ("tests/workers/training/test_norm_recorder.py",),
         B("order * (order - 1.0) / 2.0 / noise", "1e-9 / noise", "several rules count as their root mean square", True),
         B(
             "clamp(0.0, self.steps) / self.steps",
@@ -320,8 +320,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("clamp(min=self.ruled_since)", "clamp(min=-1e18)", "norms are interpolated across rules", True),
     ),
     *bugs_in(
-        "workers/training/recording.py",
-        ("tests/workers/training/test_recording.py",),
+        "workers/training/norm_recorder.py",
+        ("tests/workers/training/test_norm_recorder.py",),
         B(
             "min(0.75 * step, max(2.0 * steps_per_epoch, 0.25 * step))",
             "1e9",

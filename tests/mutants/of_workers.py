@@ -188,7 +188,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         B("return (hidden * weights).sum(1)", "return hidden.sum(1)", "padding is part of the mean"),
     ),
     *bugs_in(
-        "workers/data/targets.py",
+        "workers/data/text_targets.py",
         ("tests/workers/data/test_text.py",),
         B("counter=first * counters", "counter=0", "every block is masked alike"),
     ),

@@ -7,8 +7,8 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import Epsilons, read_epsilons
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import SweepSpec

@@ -11,8 +11,8 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records import write_trace
-from dpsweep.orchestration.comparison.reasons import claimed
 from dpsweep.orchestration.comparison.record import SweepRecord, rows
+from dpsweep.orchestration.comparison.told_reasons import claimed
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
@@ -24,7 +24,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.evaluation.scores import Evaluation, GroupEvaluation
 from dpsweep.workers.spec import NoiseSpec
 from dpsweep.workers.training.history import EpochRecord, TrainingResult
-from dpsweep.workers.training.reasons import reasons_of_trial
+from dpsweep.workers.training.trial_reasons import reasons_of_trial
 from tests.orchestration.sample_grids import small
 
 DELTA = 1e-5

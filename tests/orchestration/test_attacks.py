@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.sealed import write_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.metrics import final_metrics, known_of_groups
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
@@ -18,7 +18,7 @@ from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.protocol import group_table
+from dpsweep.orchestration.tracking.tracker import group_table
 from dpsweep.workers.evaluation.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
 from dpsweep.workers.machine.digests import note_written
 from dpsweep.workers.training.counters import read_counters

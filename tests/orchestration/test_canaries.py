@@ -16,9 +16,9 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.records.encryption import KEY_VARIABLE
-from dpsweep.accounting.records.epsilons import read_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small

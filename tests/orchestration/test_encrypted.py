@@ -14,15 +14,15 @@ from typer.testing import CliRunner, Result
 import dpsweep
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, KeyCheck, new_key_check
-from dpsweep.accounting.records.epsilons import read_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.shards import NormShards
-from dpsweep.orchestration.commands.cluster import submit
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.orchestration.commands.cluster_jobs import submit
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.job_package import packaged
-from dpsweep.orchestration.execution.tune import train_trial
+from dpsweep.orchestration.execution.ray_tune import train_trial
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -232,7 +232,7 @@ def test_a_worker_with_another_key_writes_nothing(
     monkeypatch.setenv(KEY_VARIABLE, here)
     context = TrialContext(files, sweep.disclosure, NO_CODE)
     reports: list[dict[str, Any]] = []
-    monkeypatch.setattr("dpsweep.orchestration.execution.tune.tune.report", reports.append)
+    monkeypatch.setattr("dpsweep.orchestration.execution.ray_tune.tune.report", reports.append)
     monkeypatch.setenv(KEY_VARIABLE, there)
     train_trial({"key": planned.key}, {planned.key: planned}, context, {planned.key: sweep.reserved(planned.spec)})
     assert "DPSWEEP_KEY" in reports[0]["error"]

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
+from dpsweep.accounting.calibration.parameter_search import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import TrialFiles, read_sealed, write_sealed
@@ -210,7 +210,7 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
         searched.append(target)
         return calibrate_noise_multiplier(run, target, *asked)
 
-    monkeypatch.setattr("dpsweep.accounting.calibration.planning.calibrate_noise_multiplier", search)
+    monkeypatch.setattr("dpsweep.accounting.calibration.planned_runs.calibrate_noise_multiplier", search)
     run(Path(files.root), seeds=[0, 1])
     assert searched == [], "a further seed has the same mechanism"
     run(Path(files.root), **MORE)

@@ -17,9 +17,9 @@ from typer.testing import CliRunner
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.records import UnsafeFile
 from dpsweep.accounting.records.files import write_in_private_folder
-from dpsweep.orchestration.commands import cluster, listing
+from dpsweep.orchestration.commands import cluster_jobs, listing
 from dpsweep.orchestration.commands.main import app, report
-from dpsweep.orchestration.commands.tables import outcome_object, print_outcome
+from dpsweep.orchestration.commands.printed_tables import outcome_object, print_outcome
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.removal import forget_keys
 from dpsweep.orchestration.execution.submission import SubmittedSweep
@@ -32,7 +32,7 @@ from dpsweep.orchestration.records.status import TrialStatus
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.protocol import TrackedSweep
+from dpsweep.orchestration.tracking.tracker import TrackedSweep
 from tests.orchestration.sample_grids import small
 
 from mlflow import MlflowClient  # isort: skip
@@ -119,7 +119,7 @@ class HostileJobs:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
 def test_commands_over_jobs_print_it_so_too(ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cluster, listing):
+    for module in (cluster_jobs, listing):
         monkeypatch.setattr(module, "jobs_at", lambda address: HostileJobs(ended))
     (tmp_path / "sweep.yaml").write_text(TEXT)
     at = ("--address", "http://127.0.0.1:1")

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import exists
-from dpsweep.orchestration.commands.status import headline, picture
+from dpsweep.orchestration.commands.status_command import headline, picture
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.records.attempts import read_attempts

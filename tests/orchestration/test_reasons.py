@@ -21,12 +21,12 @@ from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.commands.tables import print_outcome
+from dpsweep.orchestration.commands.printed_tables import print_outcome
 from dpsweep.orchestration.comparison.best import best
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.ledger import composed
-from dpsweep.orchestration.comparison.reasons import claimed
+from dpsweep.orchestration.comparison.told_reasons import claimed
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.records.attempts import Attempt
@@ -35,8 +35,8 @@ from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedT
 from dpsweep.orchestration.records.results import read_result, write_result
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
-from dpsweep.orchestration.sweeps.reasons import reasons_of
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import key_in, small
 from tests.orchestration.sample_sweeps import sample_sweep

@@ -15,10 +15,10 @@ import pytest
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.epsilons import read_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result, read_statistics

@@ -12,8 +12,8 @@ import torch
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.records import read_private_sealed
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.trials.trial import run_trial

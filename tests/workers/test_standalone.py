@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 
 FOLDER = Path(__file__).parent
 
@@ -34,7 +34,7 @@ for package in (importlib.import_module("dpsweep.accounting"), importlib.import_
             importlib.import_module(module.name)
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
 from tests.workers.trial_specs import small_trial
 from dpsweep.workers.trials.trial import run_trial

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards, PartNorms
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.history import TrainingResult

@@ -9,16 +9,7 @@ from dpsweep.accounting.mechanism.trace import Release, SideQuery
 from dpsweep.accounting.registry import build
 from dpsweep.workers.clipping.automatic import AutomaticClipping
 from dpsweep.workers.clipping.bounds import PrivateMedian, released_bound
-from dpsweep.workers.clipping.dpsgd_f import DPSGDFClipping
-from dpsweep.workers.clipping.filter import FilterClipping
-from dpsweep.workers.clipping.flat import FlatClipping
-from dpsweep.workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
-from dpsweep.workers.clipping.individual import IndividualClipping
-from dpsweep.workers.clipping.naive import NaiveReweighting
-from dpsweep.workers.clipping.none import NoClipping
-from dpsweep.workers.clipping.own import own_clipping, rehearse
-from dpsweep.workers.clipping.per_layer import PerLayerClipping
-from dpsweep.workers.clipping.protocol import (
+from dpsweep.workers.clipping.clipping_method import (
     NORM_ERROR,
     BatchQuery,
     ClippingMethod,
@@ -28,6 +19,15 @@ from dpsweep.workers.clipping.protocol import (
     Examples,
     PublicFacts,
 )
+from dpsweep.workers.clipping.dpsgd_f import DPSGDFClipping
+from dpsweep.workers.clipping.filter import FilterClipping
+from dpsweep.workers.clipping.flat import FlatClipping
+from dpsweep.workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
+from dpsweep.workers.clipping.individual import IndividualClipping
+from dpsweep.workers.clipping.naive import NaiveReweighting
+from dpsweep.workers.clipping.none import NoClipping
+from dpsweep.workers.clipping.own import own_clipping, rehearse
+from dpsweep.workers.clipping.per_layer import PerLayerClipping
 from dpsweep.workers.clipping.quantile import QuantileClipping
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path
 from dpsweep.workers.spec import Component

@@ -8,7 +8,14 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
-from dpsweep.workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
+from dpsweep.workers.clipping.clipping_method import (
+    RISING,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    Examples,
+    PublicFacts,
+)
 
 _SMALLEST = 1e-12
 """Smallest accurate norm; below it, underflow in the float32 squares of up to 1e9 entries may err by more than 1e-5."""

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.mechanism.filters import StepPrices
-from dpsweep.workers.clipping.protocol import (
+from dpsweep.workers.clipping.clipping_method import (
     RISING,
     ClippingMethod,
     ClippingState,

@@ -6,7 +6,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpsweep.workers.clipping.protocol import RISING, ClippingMethod, ClippingState, ClipRule, PublicFacts, clip_factor
+from dpsweep.workers.clipping.clipping_method import (
+    RISING,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    PublicFacts,
+    clip_factor,
+)
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
-from dpsweep.workers.clipping.protocol import (
+from dpsweep.workers.clipping.clipping_method import (
     ANY_SHAPE,
     RISING,
     BatchQuery,

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
-from dpsweep.workers.clipping.protocol import BatchQuery, ClippingMethod, ClippingState, PublicFacts
+from dpsweep.workers.clipping.clipping_method import BatchQuery, ClippingMethod, ClippingState, PublicFacts
 
 
 def counts_of(values: Tensor, size: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from dpsweep.workers.clipping.protocol import (
+from dpsweep.workers.clipping.clipping_method import (
     RISING,
     ClippingMethod,
     ClippingState,

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
+from dpsweep.workers.clipping.clipping_method import RISING, ClippingState, ClipRule, Examples, PublicFacts, clip_factor
 from dpsweep.workers.clipping.group_counts import GroupCountClipping, counts_of
-from dpsweep.workers.clipping.protocol import RISING, ClippingState, ClipRule, Examples, PublicFacts, clip_factor
 
 
 @dataclass(frozen=True)

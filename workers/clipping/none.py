@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from dpsweep.workers.clipping.protocol import ClippingMethod, ClippingState, ClipRule, PublicFacts
+from dpsweep.workers.clipping.clipping_method import ClippingMethod, ClippingState, ClipRule, PublicFacts
 
 
 @dataclass(frozen=True)

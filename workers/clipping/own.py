@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.workers.clipping.bounds import PrivateMedian, initial_bound
-from dpsweep.workers.clipping.protocol import (
+from dpsweep.workers.clipping.clipping_method import (
     NORM_ERROR,
     BatchQuery,
     ClippingMethod,

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from dpsweep.workers.clipping.protocol import (
+from dpsweep.workers.clipping.clipping_method import (
     RISING,
     ClippingMethod,
     ClippingState,

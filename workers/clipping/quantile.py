@@ -8,7 +8,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
 from dpsweep.workers.clipping.bounds import SMALLEST_BOUND
-from dpsweep.workers.clipping.protocol import (
+from dpsweep.workers.clipping.clipping_method import (
     RISING,
     BatchQuery,
     ClippingMethod,

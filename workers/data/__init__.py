@@ -27,10 +27,10 @@ from dpsweep.workers.data.given import (
 )
 from dpsweep.workers.data.idx import fashion_mnist, mnist
 from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
-from dpsweep.workers.data.labels import TableTask
+from dpsweep.workers.data.label_columns import TableTask
 from dpsweep.workers.data.masks import image_masks
-from dpsweep.workers.data.profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
 from dpsweep.workers.data.table import table
+from dpsweep.workers.data.table_profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
 from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.dataset_description import DatasetDescription, RowsPerUser

@@ -12,7 +12,7 @@ import pyarrow.compute as compute
 import pyarrow.csv as csv
 
 from dpsweep.workers.data.base import Source, Split, make_split
-from dpsweep.workers.data.files import downloads, locate, reading, require_rows
+from dpsweep.workers.data.source_files import downloads, locate, reading, require_rows
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,

@@ -15,9 +15,9 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
 from dpsweep.workers.data.base import Preparation, Source, Split, make_split, pixels
-from dpsweep.workers.data.files import UNREADABLE, locate, reading
 from dpsweep.workers.data.images import colours
 from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
+from dpsweep.workers.data.source_files import UNREADABLE, locate, reading
 
 _CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)

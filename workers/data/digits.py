@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.workers.data.base import Scaling, Source, make_split
-from dpsweep.workers.data.files import bundled
+from dpsweep.workers.data.source_files import bundled
 
 
 def digits() -> Source:

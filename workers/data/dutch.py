@@ -8,7 +8,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from dpsweep.workers.data.base import Source, make_split
-from dpsweep.workers.data.files import locate, reading, require_rows
+from dpsweep.workers.data.source_files import locate, reading, require_rows
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,

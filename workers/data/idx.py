@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.workers.data.base import Source, make_split, pixels
-from dpsweep.workers.data.files import locate, reading
+from dpsweep.workers.data.source_files import locate, reading
 
 _FASHION_CLASSES = (
     "t-shirt",

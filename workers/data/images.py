@@ -20,8 +20,8 @@ from torch import Tensor
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Indices, Source, Split, encode, make_split, numbered, pixels, repeated
-from dpsweep.workers.data.files import reading, require_path
 from dpsweep.workers.data.mapped import Blocks, Form, digest_of, once_on_node
+from dpsweep.workers.data.source_files import reading, require_path
 from dpsweep.workers.data.tabular import attributes, intersected, intersected_indices
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))

@@ -14,7 +14,6 @@ from pydantic import Field
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Source, make_split
-from dpsweep.workers.data.files import reading, require_path
 from dpsweep.workers.data.images import (
     IMAGENET_SCALING,
     Grouping,
@@ -23,6 +22,7 @@ from dpsweep.workers.data.images import (
     refuse_links,
     require_groups,
 )
+from dpsweep.workers.data.source_files import reading, require_path
 from dpsweep.workers.data.tabular import attributes
 from dpsweep.workers.tasks import IGNORED
 

@@ -21,7 +21,7 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.base import Source, Split, make_split, numbered, repeated
 from dpsweep.workers.data.conventions import Convention, parsed
-from dpsweep.workers.data.labels import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
+from dpsweep.workers.data.label_columns import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from dpsweep.workers.data.spelling import Value, Values, as_declared, names
 from dpsweep.workers.data.table_files import places_of, read_table, repeated_names
 from dpsweep.workers.data.tabular import (

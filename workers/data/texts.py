@@ -22,9 +22,9 @@ from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data.base import Source, Split, Tokens
-from dpsweep.workers.data.files import reader_of, reading, require_path
-from dpsweep.workers.data.labels import TableTask, label_columns
+from dpsweep.workers.data.label_columns import TableTask, label_columns
 from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
+from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values
 from dpsweep.workers.data.table import (
     Declared,
@@ -43,7 +43,7 @@ from dpsweep.workers.data.table import (
 )
 from dpsweep.workers.data.table_files import dialect_of, refuse_encoding
 from dpsweep.workers.data.tabular import attributes, complete_rows
-from dpsweep.workers.data.targets import Block, Objective, masked_tokens, next_tokens
+from dpsweep.workers.data.text_targets import Block, Objective, masked_tokens, next_tokens
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer

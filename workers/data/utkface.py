@@ -17,8 +17,8 @@ import pyarrow as pa
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.registry import lookup
 from dpsweep.workers.data.base import Indices, Source, make_split, repeated
-from dpsweep.workers.data.files import locate
 from dpsweep.workers.data.images import IMAGENET_SCALING, read_images
+from dpsweep.workers.data.source_files import locate
 from dpsweep.workers.data.tabular import attributes, choose_group, intersected, intersected_indices
 
 _NAME = re.compile(r"(?P<age>\d+)_(?P<gender>[01])_(?P<race>[0-4])_.*\.jpe?g$", re.IGNORECASE)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.workers.gradients.factors import ExampleGradients
-from dpsweep.workers.gradients.results import BatchNorms
+from dpsweep.workers.gradients.pass_results import BatchNorms
 
 
 @dataclass(frozen=True)

@@ -17,8 +17,8 @@ from dpsweep.accounting.registry import build
 from dpsweep.workers.data import Dataset, Preparation, Tokens
 from dpsweep.workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from dpsweep.workers.models.dense import cancer_net, logistic, mlp, pca_mlp
+from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.models.hugging_face import hugging_face
-from dpsweep.workers.models.layers import WeightStandardizedConv2d
 from dpsweep.workers.models.pretrained import load_weights
 from dpsweep.workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from dpsweep.workers.models.transformer import language_model, transformer

@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.models.convolutional import require_image
-from dpsweep.workers.models.layers import WeightStandardizedConv2d, truncated_variance_scaling_
+from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d, truncated_variance_scaling_
 from dpsweep.workers.models.pretrained import load_pretrained
 
 

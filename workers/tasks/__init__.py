@@ -9,9 +9,9 @@ from dpsweep.accounting.registry import lookup
 from dpsweep.workers.tasks.classification import CLASSIFICATION
 from dpsweep.workers.tasks.language_modelling import LANGUAGE_MODELLING
 from dpsweep.workers.tasks.multi_label import MULTI_LABEL
-from dpsweep.workers.tasks.protocol import IGNORED, Score, Task, Unit, known
 from dpsweep.workers.tasks.regression import REGRESSION
 from dpsweep.workers.tasks.segmentation import SEGMENTATION
+from dpsweep.workers.tasks.task import IGNORED, Score, Task, Unit, known
 
 TASKS: Final[Mapping[str, Task]] = {
     "classification": CLASSIFICATION,

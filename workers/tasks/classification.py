@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.workers.tasks.protocol import Array, Score
+from dpsweep.workers.tasks.task import Array, Score
 
 if TYPE_CHECKING:
     from torch import Tensor

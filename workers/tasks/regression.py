@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.protocol import Array, Score, known, mean_of_known, share
+from dpsweep.workers.tasks.task import Array, Score, known, mean_of_known, share
 
 if TYPE_CHECKING:
     from torch import Tensor

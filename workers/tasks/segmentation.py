@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.protocol import IGNORED, Array, Score, known, mean_of_known, share, within
+from dpsweep.workers.tasks.task import IGNORED, Array, Score, known, mean_of_known, share, within
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -4,23 +4,23 @@ Other packages import only the modules in `__all__`.
 """
 
 __all__ = [
-    "audit",
     "augmentation",
     "batch_gradients",
     "classifier",
     "counters",
     "history",
     "less_memory",
+    "norm_recorder",
+    "one_run_audit",
     "optimizers",
-    "parts",
     "preprocessing",
     "private_training",
-    "reasons",
-    "recording",
     "reproducible",
     "requirements",
     "robust_ranges",
     "run_state",
     "trainer",
+    "training_parts",
     "trial_mechanism",
+    "trial_reasons",
 ]

@@ -32,8 +32,8 @@ from dpsweep.workers.sampling.users import loss_of
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
-from dpsweep.workers.training.parts import Parts
 from dpsweep.workers.training.training_data import training_data
+from dpsweep.workers.training.training_parts import Parts
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b], or [b, L] for per-layer clipping."""

@@ -10,8 +10,8 @@ from torch import Tensor
 
 from dpsweep.workers.clipping import ClipRule
 from dpsweep.workers.evaluation.rates import mean_by_group
-from dpsweep.workers.training.contributions import Measurement
 from dpsweep.workers.training.counters import GroupCourse, GroupDepartures
+from dpsweep.workers.training.snapshot_intervals import Measurement
 
 
 def new_courses(groups: Tensor) -> list[GroupCourse]:

@@ -58,7 +58,7 @@ class TrainingResult:
 
     stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
     evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
-    (`dpsweep.workers.training.reasons`). references: scores of simple models that were trained beside it
+    (`dpsweep.workers.training.trial_reasons`). references: scores of simple models that were trained beside it
     (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
     output_axes: number of axes of what the model returns for one example.
     """

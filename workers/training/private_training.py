@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration.planning import Calibration, TrialMechanism
+from dpsweep.accounting.calibration.planned_runs import Calibration, TrialMechanism
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
@@ -42,13 +42,13 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import Loss, build_loss, of_each_row
+from dpsweep.workers.training.norm_recorder import NormStore
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
-from dpsweep.workers.training.parts import Parts
-from dpsweep.workers.training.reasons import reasons_of_trial
-from dpsweep.workers.training.recording import NormStore
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.training_parts import Parts
 from dpsweep.workers.training.trial_mechanism import mechanism_with, with_noise
+from dpsweep.workers.training.trial_reasons import reasons_of_trial
 
 _SECURE: Final = "os_entropy_secure"
 _SEEDED: Final = "seeded"

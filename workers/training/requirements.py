@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from dpsweep.accounting.calibration.planning import TrialMechanism
+from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import as_independent, costs_by_step
 from dpsweep.workers.clipping import ClippingMethod
 from dpsweep.workers.machine.devices import known_device
 from dpsweep.workers.sampling.users import require_per_user
 from dpsweep.workers.spec import Refreshes, TrialSpec
-from dpsweep.workers.training.audit import check_audit
 from dpsweep.workers.training.gradient_canaries import check_gradient_audit
+from dpsweep.workers.training.one_run_audit import check_audit
 
 
 def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.audits import StatedRun
-from dpsweep.accounting.calibration.planning import TrialMechanism
+from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import NormSnapshot
@@ -33,18 +33,18 @@ from dpsweep.workers.noise.step_noise import make_step_noise
 from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.audit import Canaries, audit_gradient_scores
 from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
-from dpsweep.workers.training.contributions import generator_rate
 from dpsweep.workers.training.counters import Counters
 from dpsweep.workers.training.gradient_canaries import GradientCanaries
 from dpsweep.workers.training.group_history import new_courses, new_departures, note_departures, note_epoch
 from dpsweep.workers.training.history import EpochRecord
+from dpsweep.workers.training.norm_recorder import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
+from dpsweep.workers.training.one_run_audit import Canaries, audit_gradient_scores
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule
-from dpsweep.workers.training.parts import Parts
-from dpsweep.workers.training.recording import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
 from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
 from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
+from dpsweep.workers.training.snapshot_intervals import generator_rate
+from dpsweep.workers.training.training_parts import Parts
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, moment_order
 
 _POINTS: Final = 8

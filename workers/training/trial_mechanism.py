@@ -8,8 +8,8 @@ from typing import Final
 
 from dpsweep.accounting.accountants.one_run import optimal_order
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget, RhoBudget
-from dpsweep.accounting.calibration.calibrate import calibrate_filter, count_within_budget
-from dpsweep.accounting.calibration.planning import TrialMechanism
+from dpsweep.accounting.calibration.parameter_search import calibrate_filter, count_within_budget
+from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import steps_apart
 from dpsweep.accounting.mechanism.schedules import make_noise

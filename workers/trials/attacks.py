@@ -3,7 +3,7 @@
 The success rate bounds epsilon neither from above nor from below. A low rate proves nothing, because a better attack
 may succeed. A high rate is no lower bound on epsilon: an audit that counts correct guesses (Steinke et al. 2023) must
 decide by an independent fair coin whether an example is in the training set, whereas here the test set may differ from
-the training set by more than membership. `dpsweep.workers.training.audit` uses such coins.
+the training set by more than membership. `dpsweep.workers.training.one_run_audit` uses such coins.
 """
 
 from __future__ import annotations

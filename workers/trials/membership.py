@@ -34,9 +34,9 @@ from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import AttackSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import LocalGradients
-from dpsweep.workers.training.parts import parts_of
-from dpsweep.workers.training.recording import StoredNorms
+from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 
 Floats = npt.NDArray[np.float64]

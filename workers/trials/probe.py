@@ -22,7 +22,7 @@ from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.machine.memory import peak_bytes
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.recording import closed_afterwards
+from dpsweep.workers.training.norm_recorder import closed_afterwards
 from dpsweep.workers.training.reproducible import reproducible
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.trials.trial import begin

@@ -10,7 +10,7 @@ from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records import TrialFiles, exists, write_private, write_trace
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.recording import closed_afterwards
+from dpsweep.workers.training.norm_recorder import closed_afterwards
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.trials.trial import as_begun, begin
 

@@ -44,17 +44,17 @@ from dpsweep.workers.sampling.users import population_of, require_strangers, wit
 from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.training.audit import audit
 from dpsweep.workers.training.batch_gradients import LocalGradients
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result
-from dpsweep.workers.training.parts import parts_of
+from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterwards, is_due
+from dpsweep.workers.training.one_run_audit import audit
 from dpsweep.workers.training.preprocessing import make_preprocessing
-from dpsweep.workers.training.reasons import reasons_of_trial
-from dpsweep.workers.training.recording import StoredNorms, closed_afterwards, is_due
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.run_state import ModelModes, ModelValues
 from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
+from dpsweep.workers.training.trial_reasons import reasons_of_trial
 from dpsweep.workers.trials.attacks import attack
 from dpsweep.workers.trials.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
 from dpsweep.workers.trials.membership import likelihood_ratio_attack

@@ -24,7 +24,7 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.calibration.budgets import EpsilonBudget
-from dpsweep.accounting.calibration.calibrate import noise_multiplier_within_budget
+from dpsweep.accounting.calibration.parameter_search import noise_multiplier_within_budget
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, ShuffledSampling

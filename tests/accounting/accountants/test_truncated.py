@@ -45,7 +45,7 @@ from dpsweep.accounting import (
     privacy_curve,
 )
 from dpsweep.accounting.accountants.events import dp_accounting_pld
-from dpsweep.accounting.calibration.calibrate import noise_multiplier_within_budget
+from dpsweep.accounting.calibration.parameter_search import noise_multiplier_within_budget
 from dpsweep.accounting.mechanism.reductions import cases_of, rarest_apart
 from dpsweep.accounting.pld import delta_pld, group_epsilons, vadhan_epsilon
 

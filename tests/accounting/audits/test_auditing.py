@@ -13,7 +13,7 @@ from dpsweep.accounting.audits import Guesses, audited_epsilon, best_audited_eps
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.workers.evaluation.attack_results import AuditResult
-from dpsweep.workers.training.audit import audit_scores
+from dpsweep.workers.training.one_run_audit import audit_scores
 
 AUDITS, CANARIES = 1000, 100
 

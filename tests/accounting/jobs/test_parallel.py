@@ -32,13 +32,13 @@ from dpsweep.accounting.jobs import (
 )
 from dpsweep.accounting.jobs.examples import account_all
 from dpsweep.accounting.jobs.parallel import AccountingFailed, AccountingQueue, _Room
-from dpsweep.accounting.jobs.users import account_users
-from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.jobs.user_accounting import account_users
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import list_files
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards, NormShardWriter
 from dpsweep.accounting.records.traces import read_trace, write_trace
-from dpsweep.accounting.records.users import write_users
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import write_users
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_trial
 from tests.orchestration.processes import command_line, descendants
 

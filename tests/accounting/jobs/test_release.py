@@ -22,7 +22,7 @@ from dpsweep.accounting.jobs.release import (
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.records.epsilons import Epsilons
+from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.keystream import KEY_BYTES, KeyedStream
 
 BOUND = 8.0

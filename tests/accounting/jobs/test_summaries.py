@@ -31,7 +31,7 @@ from dpsweep.accounting.jobs import (
 from dpsweep.accounting.jobs.examples import gathered
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
 from dpsweep.accounting.jobs.summaries import BitHistogram, order_statistics
-from dpsweep.accounting.records.epsilons import Epsilons, StoredEpsilons, write_epsilons
+from dpsweep.accounting.records.epsilon_files import Epsilons, StoredEpsilons, write_epsilons
 
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)
 BOUND = 4.0

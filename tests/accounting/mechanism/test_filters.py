@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration.calibrate import calibrate_filter, calibrate_noise_multiplier
+from dpsweep.accounting.calibration.parameter_search import calibrate_filter, calibrate_noise_multiplier
 from dpsweep.accounting.errors import InvalidInput, Unreachable, UnsupportedMechanism
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.filters import GaussianFilter, IndividualFilter, RenyiFilter

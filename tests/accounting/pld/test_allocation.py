@@ -14,7 +14,7 @@ from scipy import integrate, special
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.selection import account_selection
-from dpsweep.accounting.calibration.calibrate import calibrate_filter
+from dpsweep.accounting.calibration.parameter_search import calibrate_filter
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.random_trials import RandomTrials

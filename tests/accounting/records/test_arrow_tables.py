@@ -14,8 +14,8 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import arrow_tables
+from dpsweep.accounting.records.arrow_parts import PartStore, RepeatedIds
 from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
-from dpsweep.accounting.records.parts import PartStore, RepeatedIds
 from dpsweep.accounting.records.traces import read_trace
 
 SCHEMA = pa.schema([("example_id", pa.int64()), ("norm", pa.float32())])

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import epsilons, parsed_json, read_sealed, user_rows, write_private_sealed
+from dpsweep.accounting.records import epsilon_files, parsed_json, read_sealed, user_rows, write_private_sealed
 from dpsweep.accounting.records.snapshots import Snapshot
 
 
@@ -30,7 +30,7 @@ def test_what_is_no_sealed_object_is_refused(content: str, tmp_path: Path) -> No
     "more", [{}, {"record": {"part": 0, "more": 1}, "extents": "x", "digests": "zz"}, {"extents": [2**70]}]
 )
 def test_a_note_of_a_part_that_lacks_its_values_counts_for_none(more: dict[str, object], tmp_path: Path) -> None:
-    for note, noted in ((epsilons._note, epsilons.noted_epsilons), (user_rows._note, user_rows.noted_rows)):
+    for note, noted in ((epsilon_files._note, epsilon_files.noted_epsilons), (user_rows._note, user_rows.noted_rows)):
         write_private_sealed(note(str(tmp_path), 0), json.dumps({"inputs": "these", **more}).encode())
         assert noted(str(tmp_path), 0, "these") is None
 

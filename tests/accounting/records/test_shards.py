@@ -21,7 +21,7 @@ from dpsweep.accounting.mechanism.samplings import (
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.records import UnsafeFile
 from dpsweep.accounting.records import files as storage
-from dpsweep.accounting.records.epsilons import (
+from dpsweep.accounting.records.epsilon_files import (
     Epsilons,
     commit_epsilons,
     forget_notes,
@@ -30,9 +30,9 @@ from dpsweep.accounting.records.epsilons import (
     write_epsilons,
 )
 from dpsweep.accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards, NormSnapshot, read_contributions
 from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from tests.accounting.stored_trial import snapshot, write_norms, write_trial
 
 STEPS = (0, 40, 80)

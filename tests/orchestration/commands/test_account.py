@@ -24,7 +24,7 @@ from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individua
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.pld import epsilon_of_examples
 from dpsweep.accounting.records import StoredUsers
-from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.main import app

@@ -17,9 +17,9 @@ from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSa
 from dpsweep.accounting.mechanism.schedules import make_schedule
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.pld.groups import epsilon_of_examples
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.accounting.records.traces import write_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands import main as cli
 from dpsweep.orchestration.commands.run_shape import RunShape
 from tests.accounting.stored_trial import write_norms

@@ -25,7 +25,7 @@ from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
-from dpsweep.orchestration.report.dashboard import Board
+from dpsweep.orchestration.report.board import Board
 from tests.orchestration.processes import COMMAND
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
 from tests.orchestration.sample_outcomes import outcomes, trial
@@ -85,9 +85,7 @@ def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
 def test_progress_is_shown_before_results_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     seen: list[Any] = []
     board = Board([str(folder)])
-    monkeypatch.setattr(
-        "dpsweep.orchestration.report.dashboard._read", lambda *of: seen.append(board.state()["sweeps"])
-    )
+    monkeypatch.setattr("dpsweep.orchestration.report.board._read", lambda *of: seen.append(board.state()["sweeps"]))
     assert board.state()["sweeps"] == []
     board.refresh()
     assert [(each["ended"], each["problem"]) for each in seen[0]] == [

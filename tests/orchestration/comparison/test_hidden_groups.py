@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.commands.tables import print_outcome
+from dpsweep.orchestration.commands.printed_tables import print_outcome
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings, warnings
 from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note

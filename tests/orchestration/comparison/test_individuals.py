@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from dpsweep.accounting.jobs import CountedEpsilons, Counting, Members, summarise
 from dpsweep.accounting.jobs.release import GroupStatistics, ReleasedStatistics
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.records.epsilons import Epsilons
+from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.sealed import write_sealed
 from dpsweep.orchestration.comparison.densities import density, loss_density
 from dpsweep.orchestration.comparison.individuals import (

@@ -26,7 +26,7 @@ from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedT
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.prose import together
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.protocol import composition_entries
+from dpsweep.orchestration.tracking.tracker import composition_entries
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip

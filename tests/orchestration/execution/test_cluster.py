@@ -19,7 +19,7 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import NormShards
-from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.cluster import connected
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -116,7 +116,7 @@ SEARCH = """
 import sys
 from pathlib import Path
 import ray
-from dpsweep.accounting.calibration.planning import Calibration, TrialMechanism, solved
+from dpsweep.accounting.calibration.planned_runs import Calibration, TrialMechanism, solved
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule
 from dpsweep.orchestration.execution import calibrations

@@ -16,9 +16,9 @@ from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individua
 from dpsweep.accounting.jobs import Scatter, account_in_process
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records.epsilons import read_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
 from dpsweep.orchestration.records.published import IndividualStatistics
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics

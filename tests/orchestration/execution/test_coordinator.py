@@ -16,7 +16,7 @@ from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result, Scatter, account_in_process
 from dpsweep.accounting.jobs.parallel import AccountingFailed
 from dpsweep.accounting.records import exists
-from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.findings import Findings
@@ -24,7 +24,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
-from dpsweep.orchestration.execution.stopping import Close
+from dpsweep.orchestration.execution.stopped_trials import Close
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
@@ -34,7 +34,7 @@ from dpsweep.orchestration.records.status import SweepStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.protocol import RunStatus, TrackedSweep
+from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.trials.trial import Progress, run_trial
 from tests.orchestration.sample_grids import keys_of, small

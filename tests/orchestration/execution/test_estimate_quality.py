@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
 from dpsweep.orchestration.records.published import EstimateQuality
 from dpsweep.orchestration.sweeps.plan import plan_sweep

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.calibration.planning import PROCESSES
+from dpsweep.accounting.calibration.planned_runs import PROCESSES
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.execution.planning import plan_at
 from dpsweep.orchestration.sweeps.grid import NO_PAST
@@ -23,7 +23,7 @@ TEXT = small(clipping="flat", noise="constant", seeds=[0, 1])
 DRIVER = """
 import json, sys
 import dpsweep.orchestration.execution.on_ray, dpsweep.orchestration.pipeline
-from dpsweep.accounting.calibration.planning import PROCESSES
+from dpsweep.accounting.calibration.planned_runs import PROCESSES
 from dpsweep.orchestration.execution.planning import plan_at
 from dpsweep.orchestration.sweeps.grid import NO_PAST
 from dpsweep.orchestration.sweeps.schema import parse_sweep

@@ -14,8 +14,8 @@ from dpsweep.accounting.jobs import account_part
 from dpsweep.accounting.records import files as storage
 from dpsweep.orchestration.execution import storage_retries
 from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.ray_tune import _attempt
 from dpsweep.orchestration.execution.shared_storage import OnSharedStorage, Probe
-from dpsweep.orchestration.execution.tune import _attempt
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.resources import ResourceSettings

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.epsilons import read_epsilons
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import list_files
 from dpsweep.accounting.records.private_files import write_private
 from dpsweep.orchestration.commands.main import app

@@ -12,8 +12,8 @@ from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import read_bytes
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.sealed import read_sealed, write_private_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again

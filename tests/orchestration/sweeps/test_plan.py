@@ -12,7 +12,7 @@ import pytest
 from torch import nn
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration import planning
+from dpsweep.accounting.calibration import planned_runs
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps import plan as plan_module
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -220,7 +220,7 @@ def test_trials_of_equal_mechanism_are_calibrated_and_accounted_once(monkeypatch
 
         monkeypatch.setattr(module, name, call)
 
-    counted(planning, "calibrate_noise_multiplier")
+    counted(planned_runs, "calibrate_noise_multiplier")
     for name in ("worst_cases", "load_dataset", "check_feasible"):
         counted(plan_module, name)
     plan = planned(seeds=[0, 1, 2], clipping="flat", noise="constant")

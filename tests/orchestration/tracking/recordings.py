@@ -11,7 +11,7 @@ from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.report.catalogue import figures_for_mlflow
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.protocol import TrackedSweep
+from dpsweep.orchestration.tracking.tracker import TrackedSweep
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.tracking.mlflow, which keeps it quiet)

@@ -15,7 +15,7 @@ from dpsweep.orchestration.tracking import deadlines, embedded, mlflow
 from dpsweep.orchestration.tracking.deadlines import MOST_LEFT, Timed
 from dpsweep.orchestration.tracking.locations import require_location
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
+from dpsweep.orchestration.tracking.tracker import TrackedSweep, TrackingUnavailable
 from tests.orchestration.odd_server import Answer, Server, answering
 
 RUN = "0123456789abcdef" * 2

@@ -25,8 +25,8 @@ from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.tracking.embedded import client_of as tracking_client
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
 from dpsweep.orchestration.tracking.runs import MlflowRuns
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.clipping import CLIPPING
 from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep, sample_trial
 from tests.orchestration.tracking.recordings import (

@@ -17,9 +17,9 @@ from dpsweep.orchestration.comparison.values import accuracy
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.model_registry import register_best
 from dpsweep.orchestration.tracking.models import shared_view
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
-from dpsweep.orchestration.tracking.registry import register_best
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial

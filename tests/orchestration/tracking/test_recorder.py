@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 from dpsweep.orchestration.tracking.runs import MlflowRuns
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
 from tests.orchestration.tracking.recordings import NOTHING, SWEEP, client_of, content, one, opened, runs_of, tracked

@@ -17,14 +17,14 @@ from urllib.parse import urlsplit
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.access import opened as opened_access
 from dpsweep.orchestration.tracking.access import sealed
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_sweeps import sample_trial

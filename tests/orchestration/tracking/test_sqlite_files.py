@@ -11,7 +11,7 @@ import pytest
 
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker, end_running
-from dpsweep.orchestration.tracking.protocol import TrackingUnavailable
+from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from tests.hostile.of_databases import plant_journal
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from numpy.typing import NDArray
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration.calibrate import calibrate_filter
+from dpsweep.accounting.calibration.parameter_search import calibrate_filter
 from dpsweep.accounting.mechanism.filters import GaussianFilter, IndividualFilter, RenyiFilter
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace

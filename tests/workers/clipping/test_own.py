@@ -24,10 +24,10 @@ from dpsweep.workers.clipping import (
     releases,
     side_queries,
 )
+from dpsweep.workers.clipping.clipping_method import clip_factor
 from dpsweep.workers.clipping.flat import FlatClipping
 from dpsweep.workers.clipping.individual import IndividualClipping
 from dpsweep.workers.clipping.per_layer import PerLayerClipping
-from dpsweep.workers.clipping.protocol import clip_factor
 from dpsweep.workers.clipping.quantile import QuantileClipping
 from dpsweep.workers.spec import Component
 from tests.workers.trial_runs import norms_of, train

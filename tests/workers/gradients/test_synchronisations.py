@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpsweep.workers.gradients import BatchNorms, GradientEngine
 from dpsweep.workers.models import build_for_shape
-from dpsweep.workers.models.layers import WeightStandardizedConv2d
+from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.spec import Component
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.gradients.test_engine import CASES, IMAGE, Case, image_model

@@ -14,7 +14,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.models import MODELS, build_for_shape, build_model
 from dpsweep.workers.models.convolutional import TemperedSigmoid
-from dpsweep.workers.models.layers import WeightStandardizedConv2d
+from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.spec import Component, DataSpec
 from tests.workers.user_modules import allowed
 

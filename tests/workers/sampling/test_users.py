@@ -23,7 +23,7 @@ from dpsweep.workers.sampling.samplers import KeyedRows, SeededRows, make_row_dr
 from dpsweep.workers.sampling.users import kept_rows, population_of, slots_of, with_rows_of_users
 from dpsweep.workers.spec import AttackSpec, AuditSpec, Component, DataSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
 from dpsweep.workers.training.batch_gradients import Decision, LocalGradients
-from dpsweep.workers.training.parts import parts_of
+from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.resumption import Killed, kill_at, run_with_deaths, stored_bytes
 from tests.workers.trial_runs import train

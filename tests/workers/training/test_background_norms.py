@@ -11,8 +11,8 @@ import pytest
 
 from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records.files import list_files, write_in_private_folder
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine.checkpoint import save_checkpoint
 from dpsweep.workers.spec import NormSpec
 from dpsweep.workers.training.history import Progress

@@ -13,7 +13,7 @@ import torch
 
 from dpsweep.accounting import InvalidInput, PoissonSampling, Segment, Trace, account
 from dpsweep.accounting.audits import StatedRun
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.clipping import Examples, PublicFacts, make_clipping
@@ -33,11 +33,11 @@ from dpsweep.workers.spec import (
     TrialSpec,
     UserSpec,
 )
-from dpsweep.workers.training.audit import audit_gradient_scores
 from dpsweep.workers.training.gradient_canaries import Directions, GradientCanaries, longest
-from dpsweep.workers.training.parts import parts_of
-from dpsweep.workers.training.recording import StoredNorms
+from dpsweep.workers.training.norm_recorder import StoredNorms
+from dpsweep.workers.training.one_run_audit import audit_gradient_scores
 from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.orchestration.sample_grids import small
 from tests.workers.devices import DEVICE, NAME

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.predictions import evaluate
 from dpsweep.workers.gradients import GradientEngine
@@ -21,9 +21,9 @@ from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import Component, NormSpec
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.training.parts import parts_of
-from dpsweep.workers.training.recording import StoredNorms
+from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE
 from tests.workers.resumption import assert_same_trial, run_with_deaths

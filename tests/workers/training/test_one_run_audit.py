@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting import InvalidInput, PoissonSampling, Segment, Trace, UnsupportedMechanism, account
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import ClipRule
 from dpsweep.workers.clipping.flat import FlatClipping
 from dpsweep.workers.data.base import Dataset, make_split
@@ -38,10 +38,10 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.training.audit import Canaries, audit
-from dpsweep.workers.training.parts import parts_of
-from dpsweep.workers.training.recording import StoredNorms
+from dpsweep.workers.training.norm_recorder import StoredNorms
+from dpsweep.workers.training.one_run_audit import Canaries, audit
 from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.user_modules import code_of

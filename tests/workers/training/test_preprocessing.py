@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import GaussianRelease
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Dataset, Tokens, load_dataset, make_split
 from dpsweep.workers.data.images import IMAGENET_SCALING
 from dpsweep.workers.noise.gaussian_sources import SeededNoise

@@ -15,8 +15,8 @@ import torch
 from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Dataset, Split, load_dataset
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 from dpsweep.workers.evaluation.predictions import Predictions
@@ -26,9 +26,9 @@ from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import LocalGradients
 from dpsweep.workers.training.history import Progress, read_training_result
-from dpsweep.workers.training.parts import parts_of
-from dpsweep.workers.training.recording import StoredNorms
+from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
+from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial

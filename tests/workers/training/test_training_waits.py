@@ -10,7 +10,7 @@ import pytest
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, NormSpec
-from dpsweep.workers.training.recording import closed_afterwards
+from dpsweep.workers.training.norm_recorder import closed_afterwards
 from dpsweep.workers.training.reproducible import reproducible
 from dpsweep.workers.trials.trial import begin
 from tests.workers.gradients.test_synchronisations import Waits

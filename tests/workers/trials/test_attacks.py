@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Source, load_dataset, make_split
 from dpsweep.workers.data.cuts import cut
 from dpsweep.workers.evaluation.attack_results import AttackResults, GroupAttack, read_attacks, write_attacks

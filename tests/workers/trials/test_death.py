@@ -21,8 +21,8 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import GaussianRelease
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial

@@ -12,7 +12,7 @@ import pytest
 from scipy.stats import binomtest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Source, make_split
 from dpsweep.workers.evaluation.attack_results import MembershipAttack, auc_interval, read_attacks
 from dpsweep.workers.machine.digests import noted_when_written

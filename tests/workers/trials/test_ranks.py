@@ -18,8 +18,8 @@ from torch import nn
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.layout import TrialFiles
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes

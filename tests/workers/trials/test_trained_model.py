@@ -13,7 +13,7 @@ import torch
 from torch.nn import functional
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Source, load_dataset
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.spec import Component, DataSpec, TrialSpec

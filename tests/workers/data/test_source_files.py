@@ -22,8 +22,8 @@ from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import load_dataset, load_source
-from dpsweep.workers.data.files import locate
 from dpsweep.workers.data.idx import read_idx
+from dpsweep.workers.data.source_files import locate
 from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import (
     idx_bytes,
@@ -179,7 +179,7 @@ class TestWhereDataIs:
 
     def test_otherwise_the_cache_is_filled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.delenv("DPSWEEP_DATA", raising=False)
-        monkeypatch.setattr("dpsweep.workers.data.files.CACHE", tmp_path / "cache")
+        monkeypatch.setattr("dpsweep.workers.data.source_files.CACHE", tmp_path / "cache")
         found = locate("some", ("data.txt",), None, lambda cache: (cache / "data.txt").write_text("x"))
         assert found == tmp_path / "cache" / "data.txt"
 
@@ -189,7 +189,7 @@ class TestWhereDataIs:
             file.with_suffix(".gz").write_bytes(gzip.compress(file.read_bytes()))
         published = [(file.name, hashlib.md5(file.read_bytes()).hexdigest()) for file in sorted(mirror.glob("*.gz"))]
         monkeypatch.delenv("DPSWEEP_DATA", raising=False)
-        monkeypatch.setattr("dpsweep.workers.data.files.CACHE", tmp_path / "cache")
+        monkeypatch.setattr("dpsweep.workers.data.source_files.CACHE", tmp_path / "cache")
         monkeypatch.setenv("no_proxy", "127.0.0.1")
         monkeypatch.setattr("torchvision.datasets.FashionMNIST.resources", published)
         with served(mirror) as address:
@@ -207,7 +207,7 @@ class TestWhereDataIs:
             raise OSError("no route to host")
 
         monkeypatch.delenv("DPSWEEP_DATA", raising=False)
-        monkeypatch.setattr("dpsweep.workers.data.files.CACHE", tmp_path)
+        monkeypatch.setattr("dpsweep.workers.data.source_files.CACHE", tmp_path)
         with pytest.raises(InvalidInput, match=r"download .* failed \(no route to host\); .*DPSWEEP_DATA"):
             locate("some", ("data.txt",), None, fail)
 

@@ -21,13 +21,13 @@ from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.accounting.records import exists
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.cluster import jobs_at
+from dpsweep.orchestration.commands.cluster_jobs import jobs_at
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.comparison.fitting import Fitting
 from dpsweep.orchestration.comparison.formats import clock, measured, number, per_unit, percent, seconds
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
-from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import (
     PERIOD,

@@ -20,9 +20,9 @@ import pyarrow as pa
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, commit_parts, read_part, write_part
 from dpsweep.accounting.records.files import delete, list_files
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.parts import PartRecord, PartStore, commit_parts, read_part, write_part
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 
 _NOTE = ".json"

@@ -12,7 +12,7 @@ from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
 from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
 from dpsweep.orchestration.comparison.plain_text import for_terminal
-from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 
 _LINE_INTERVAL = 5.0
 """Least seconds between two lines on the progress."""

@@ -24,7 +24,7 @@ from dpsweep.workers.data.conventions import (
     written_in_several_ways,
     written_numbers,
 )
-from dpsweep.workers.data.files import reading
+from dpsweep.workers.data.source_files import reading
 from dpsweep.workers.data.table import distinct
 from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table, repeated_names
 from dpsweep.workers.data.tabular import as_text, is_numeric, numbers

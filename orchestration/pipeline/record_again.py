@@ -19,15 +19,15 @@ from dpsweep.orchestration.execution.publication import publication
 from dpsweep.orchestration.pipeline.stage import recording_in
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.opening import open_tracker
-from dpsweep.orchestration.tracking.protocol import tracked
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
+from dpsweep.orchestration.tracking.tracker import tracked
 
 Show = Callable[[Recording], None]
 

@@ -12,7 +12,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.release import SecretDraws
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import User
-from dpsweep.orchestration.commands.tables import empty_table
+from dpsweep.orchestration.commands.printed_tables import empty_table
 from dpsweep.orchestration.comparison.formats import number, percent
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.sweeps.people import Comparison

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 
 import dpsweep
-from dpsweep.orchestration.sweeps.objects import Objects
+from dpsweep.orchestration.sweeps.python_objects import Objects
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import Component
 from dpsweep.workers.tasks.losses import build_loss

@@ -22,7 +22,7 @@ from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.records.ownership import exclusive
-from dpsweep.orchestration.records.recording import Recording
+from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import (
     STALE_AFTER,
@@ -34,8 +34,8 @@ from dpsweep.orchestration.records.status_snapshot import (
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.protocol import TrackedSweep, TrackingUnavailable
 from dpsweep.orchestration.tracking.runs import MlflowRuns
+from dpsweep.orchestration.tracking.tracker import TrackedSweep, TrackingUnavailable
 from tests.orchestration.processes import PATIENCE, start, wait_until
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_results import stored_sample

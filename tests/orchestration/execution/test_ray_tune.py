@@ -38,7 +38,7 @@ class Harmful:
 def test_a_state_of_tune_from_somebody_else_is_not_unpickled(tmp_path: Path) -> None:
     from ray.tune import ExperimentAnalysis  # late: other tests here do without
 
-    from dpsweep.orchestration.execution.tune import _nothing_unpickled
+    from dpsweep.orchestration.execution.ray_tune import _nothing_unpickled
 
     harm = {"_type": "CLOUDPICKLE_FALLBACK", "value": pickle.dumps(Harmful(tmp_path / "ran")).hex()}
     (tmp_path / "tune").mkdir()

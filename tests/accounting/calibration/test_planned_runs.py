@@ -12,9 +12,9 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.accounting.calibration import planning
-from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
-from dpsweep.accounting.calibration.planning import Calibration, TrialMechanism, solve_all
+from dpsweep.accounting.calibration import planned_runs
+from dpsweep.accounting.calibration.parameter_search import calibrate_noise_multiplier
+from dpsweep.accounting.calibration.planned_runs import Calibration, TrialMechanism, solve_all
 from dpsweep.accounting.errors import Unreachable
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule, planned_trace
@@ -46,14 +46,14 @@ def alone(each: Calibration) -> float:
 def workers(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Processes at any price; yields how many calibrations each was given."""
     started: list[int] = []
-    answered = planning._answered
+    answered = planned_runs._answered
 
     def counted(worker: subprocess.Popen[bytes], share: Sequence[Calibration]) -> list[float | None] | None:
         started.append(len(share))
         return answered(worker, share)
 
-    monkeypatch.setattr(planning, "_WORTH", -1.0)
-    monkeypatch.setattr(planning, "_answered", counted)
+    monkeypatch.setattr(planned_runs, "_WORTH", -1.0)
+    monkeypatch.setattr(planned_runs, "_answered", counted)
     monkeypatch.setattr("os.sched_getaffinity", lambda pid: {0, 1})
     return started
 
@@ -69,7 +69,7 @@ def test_processes_find_what_this_one_finds(workers: list[int]) -> None:
 
 
 def test_what_a_lost_process_leaves_is_searched_here(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(planning, "_CODE", "import os; os.abort()")
+    monkeypatch.setattr(planned_runs, "_CODE", "import os; os.abort()")
     assert solve_all(asked(5)) == [alone(each) for each in asked(5)]
     assert sorted(workers) == [1, 1]
 
@@ -85,7 +85,7 @@ def test_a_few_short_searches_start_no_process(monkeypatch: pytest.MonkeyPatch) 
 
 def test_what_a_process_imports_is_accounting_alone() -> None:
     wanted = "{'torch', 'ray', 'mlflow', 'dpsweep.workers'} & sys.modules.keys()"
-    code = f"import sys, dpsweep.accounting.calibration.planning; print(*({wanted}))"
+    code = f"import sys, dpsweep.accounting.calibration.planned_runs; print(*({wanted}))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "\n"
 
 
@@ -99,14 +99,14 @@ def test_a_stored_noise_multiplier_must_meet_its_target_and_not_by_far() -> None
 
 def test_an_interrupt_ends_the_processes(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """They would go on for a quarter of an hour."""
-    monkeypatch.setattr(planning, "_CODE", "import time; time.sleep(900)")
-    made, start = list[subprocess.Popen[bytes]](), planning._started
+    monkeypatch.setattr(planned_runs, "_CODE", "import time; time.sleep(900)")
+    made, start = list[subprocess.Popen[bytes]](), planned_runs._started
 
     def kept() -> subprocess.Popen[bytes]:
         made.append(start())
         return made[-1]
 
-    monkeypatch.setattr(planning, "_started", kept)
+    monkeypatch.setattr(planned_runs, "_started", kept)
 
     def interrupt() -> None:
         while len(workers) < 2:

@@ -14,8 +14,8 @@ from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp_at
 from dpsweep.workers.clipping import ClipRule, Examples
 from dpsweep.workers.gradients import BatchNorms
 from dpsweep.workers.machine.checkpoint import save_checkpoint
-from dpsweep.workers.training.contributions import EndedInterval, Measurement, SnapshotInterval, generator_rate
-from dpsweep.workers.training.recording import choose_rows, is_due
+from dpsweep.workers.training.norm_recorder import choose_rows, is_due
+from dpsweep.workers.training.snapshot_intervals import EndedInterval, Measurement, SnapshotInterval, generator_rate
 
 NORMS = torch.tensor([0.0, 0.3, 0.8, 5.0, float("inf")])
 

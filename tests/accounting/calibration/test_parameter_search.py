@@ -8,7 +8,7 @@ import pytest
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget, RhoBudget
-from dpsweep.accounting.calibration.calibrate import (
+from dpsweep.accounting.calibration.parameter_search import (
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,

@@ -64,7 +64,9 @@ def train_trial(
 
 def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSettings) -> Exception | None:
     """Train; return the error that ended the trial, with only the text that may be shown. Raises: RankLost."""
-    from dpsweep.orchestration.execution.ranks import train_together  # late: it imports torch, which drivers do without
+    from dpsweep.orchestration.execution.ray_ranks import (
+        train_together,  # late: it imports torch, which drivers do without
+    )
     from dpsweep.workers.trials.ranks import RankLost
 
     try:

@@ -11,7 +11,7 @@ from plotly.graph_objects import Figure
 from dpsweep.orchestration.comparison.metrics import main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.records.published import PublishedAudit, PublishedMembership
-from dpsweep.orchestration.report.exact import (
+from dpsweep.orchestration.report.exact_results import (
     accounts_section,
     attacks_section,
     attacks_table,

@@ -96,7 +96,7 @@ def test_a_part_reads_its_own_batches_and_the_manifests_are_read_once(
         read.append((uri.removeprefix(f"{root}/"), size))
         return read_range(uri, start, size)
 
-    monkeypatch.setattr("dpsweep.accounting.records.objects.read_range", noted)
+    monkeypatch.setattr("dpsweep.accounting.records.snapshot_objects.read_range", noted)
     shards = NormShards(root)
     assert read == []
     part = read_contributions(shards.files(1))

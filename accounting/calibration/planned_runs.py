@@ -19,7 +19,7 @@ from typing import Final, Protocol, final
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.selection import before_choice
-from dpsweep.accounting.calibration.calibrate import calibrate_noise_multiplier
+from dpsweep.accounting.calibration.parameter_search import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.filters import IndividualFilter, StepPrices
@@ -121,7 +121,7 @@ _TRIED: Final = 3
 _WORTH: Final = 6.0
 """Least number of seconds saved for which other processes are started: each takes 1 to 3 to start, on each core."""
 _MOST_PROCESSES: Final = 16
-_CODE: Final = "from dpsweep.accounting.calibration.planning import _serve; _serve()"
+_CODE: Final = "from dpsweep.accounting.calibration.planned_runs import _serve; _serve()"
 
 
 class Solver(Protocol):

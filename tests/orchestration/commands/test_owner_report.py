@@ -14,10 +14,10 @@ import pytest
 
 from dpsweep.accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
 from dpsweep.accounting.mechanism.reasons import weakened
-from dpsweep.accounting.records.epsilons import Epsilons, read_epsilons
-from dpsweep.accounting.records.layout import TrialFiles
+from dpsweep.accounting.records.epsilon_files import Epsilons, read_epsilons
 from dpsweep.accounting.records.shards import NormShards
-from dpsweep.orchestration.commands.owner import read_owner_report
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.orchestration.commands.owner_report import read_owner_report
 from dpsweep.orchestration.comparison.formats import at_most_share
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.records.audits import AuditRecord, write_audit

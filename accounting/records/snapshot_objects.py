@@ -19,9 +19,9 @@ from itertools import pairwise
 
 import pyarrow as pa
 
+from dpsweep.accounting.records.arrow_parts import RepeatedIds, corrupt, decoded
 from dpsweep.accounting.records.encryption import decrypted, encrypted, is_encrypting
 from dpsweep.accounting.records.files import read_range
-from dpsweep.accounting.records.parts import RepeatedIds, corrupt, decoded
 
 DIGEST = 32
 """Bytes of a sha256."""

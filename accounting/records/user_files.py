@@ -13,9 +13,9 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, read_part
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.part_files import PartFiles
-from dpsweep.accounting.records.parts import PartRecord, PartStore, read_part
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.shards import read_contributions
 

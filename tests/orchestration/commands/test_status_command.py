@@ -14,12 +14,12 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.cluster import tell_what_is_missing
+from dpsweep.orchestration.commands.cluster_jobs import tell_what_is_missing
 from dpsweep.orchestration.commands.console import show
 from dpsweep.orchestration.commands.main import app, main
-from dpsweep.orchestration.commands.status import picture, warn_of_another
+from dpsweep.orchestration.commands.status_command import picture, warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
-from dpsweep.orchestration.records.recording import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import (
     ClusterSnapshot,
@@ -150,7 +150,7 @@ def test_a_tuning_is_shown_until_its_sweep_has_begun(
     def begin(seconds: float) -> None:
         write_snapshot(f"{tmp_path}/status.json", snapshot(state="finished"), private=False)
 
-    monkeypatch.setattr("dpsweep.orchestration.commands.status.time.sleep", begin)
+    monkeypatch.setattr("dpsweep.orchestration.commands.status_command.time.sleep", begin)
     assert status(monkeypatch, tmp_path, "--watch") == 0
     lines = capsys.readouterr().out.splitlines()
     assert [line.split(",")[0] for line in lines] == ["small (tuning): finished", "small: finished"]

@@ -24,10 +24,10 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.plain_text import for_terminal, masked
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.reasons import told
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.settings import finished_settings, label_phrases
 from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
+from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.prose import together

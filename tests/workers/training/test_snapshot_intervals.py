@@ -15,7 +15,7 @@ from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSa
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.numerics.renyi import ORDERS, sampled_gaussian_rdp
 from dpsweep.workers.clipping import ClipRule, Examples
-from dpsweep.workers.training.contributions import Measurement, SnapshotInterval, generator_rate
+from dpsweep.workers.training.snapshot_intervals import Measurement, SnapshotInterval, generator_rate
 from dpsweep.workers.training.trial_mechanism import LEAST_ORDER
 
 DELTA, SIZE = 1e-5, 10_000

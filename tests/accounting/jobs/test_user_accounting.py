@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpsweep.accounting.calibration.calibrate import calibrate_filter
+from dpsweep.accounting.calibration.parameter_search import calibrate_filter
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.jobs import (
@@ -26,9 +26,9 @@ from dpsweep.accounting.jobs import (
     inputs_of,
     store_epsilons,
 )
-from dpsweep.accounting.jobs import users as users_module
+from dpsweep.accounting.jobs import user_accounting as users_module
+from dpsweep.accounting.jobs.user_accounting import AccountShares, ReuseShares, SortRows, account_users
 from dpsweep.accounting.jobs.user_epsilons import epsilons_of_users
-from dpsweep.accounting.jobs.users import AccountShares, ReuseShares, SortRows, account_users
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.pld import epsilon_of_examples
@@ -46,8 +46,8 @@ from dpsweep.accounting.records import (
     write_private_sealed,
     write_users,
 )
-from dpsweep.accounting.records.objects import Piece, read_piece
 from dpsweep.accounting.records.part_files import PartFiles
+from dpsweep.accounting.records.snapshot_objects import Piece, read_piece
 from tests.accounting.known import known
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 
