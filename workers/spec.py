@@ -21,7 +21,7 @@ from pydantic_core import PydanticSerializationError, core_schema
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.noise_strategies import CORRELATED, INDEPENDENT
-from dpsweep.accounting.mechanism.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
+from dpsweep.accounting.mechanism.samplings import SAMPLINGS, Adjacency, require_own_numbers
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS
 from dpsweep.accounting.mechanism.trace import Selection
 from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit, User
@@ -130,12 +130,7 @@ class SamplingSpec:
 
     def __post_init__(self) -> None:
         check_bounds(self, "sampling")
-        for key, method in {"per_epoch": RANDOM_ALLOCATION, "cycle_length": CYCLIC_POISSON}.items():
-            if getattr(self, key) is not None and self.method != method:
-                raise InvalidInput(
-                    f"sampling.{key} is {getattr(self, key)}, but belongs to method {method}, not to {self.method}: "
-                    "leave it out"
-                )
+        require_own_numbers(self.method, self.per_epoch, self.cycle_length)
 
     def expected_size(self, dataset_size: int) -> int:
         """Return the expected batch size on ``dataset_size`` training examples."""

@@ -533,6 +533,14 @@ def stored_kinds() -> tuple[type[Sampling], ...]:
     return (*SAMPLINGS.values(), *MAXIMA.values())
 
 
+def require_own_numbers(method: str, per_epoch: int | None, cycle_length: int | None) -> None:
+    """Raise `InvalidInput` for a number that belongs to another method."""
+    numbers = ("per_epoch", per_epoch, RANDOM_ALLOCATION), ("cycle_length", cycle_length, CYCLIC_POISSON)
+    for key, value, owner in numbers:
+        if value is not None and method != owner:
+            raise InvalidInput(f"{key} is {value}, but belongs to {owner}, not to {method}: leave it out")
+
+
 def sampling_of_sizes(
     method: str,
     dataset_size: int,
@@ -551,12 +559,11 @@ def sampling_of_sizes(
             f"max_batch_size is {max_batch_size}, but {kind.words} are not cut: leave it out, or choose the method "
             "poisson"
         )
-    numbers = (per_epoch, "per_epoch", RandomAllocationSampling), (cycle_length, "cycle_length", CyclicPoissonSampling)
-    for value, key, owner in numbers:
-        if value is not None and kind is not owner:
-            raise InvalidInput(f"{key} is {value}, but belongs to {owner.stored_name}, not to {method}: leave it out")
-        if value is not None:
-            return owner.of_sizes(dataset_size, batch_size, value)
+    require_own_numbers(method, per_epoch, cycle_length)
+    if per_epoch is not None:
+        return RandomAllocationSampling.of_sizes(dataset_size, batch_size, per_epoch)
+    if cycle_length is not None:
+        return CyclicPoissonSampling.of_sizes(dataset_size, batch_size, cycle_length)
     if max_batch_size is None:
         return kind.of_sizes(dataset_size, batch_size)
     return MAXIMA[method].of_sizes(dataset_size, batch_size, max_batch_size)

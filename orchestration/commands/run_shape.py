@@ -19,7 +19,6 @@ from dpsweep.accounting.mechanism.noise_strategies import (
 from dpsweep.accounting.mechanism.samplings import (
     CYCLIC_POISSON,
     FIXED_ORDER,
-    RANDOM_ALLOCATION,
     SAMPLINGS,
     Adjacency,
     CyclicPoissonSampling,
@@ -28,6 +27,7 @@ from dpsweep.accounting.mechanism.samplings import (
     Sampling,
     ShuffledSampling,
     draws_by_epoch,
+    require_own_numbers,
     sampling_of_sizes,
 )
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
@@ -61,10 +61,7 @@ class RunShape:
 
     def mechanism(self) -> Sampling:
         """Return the sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
-        if self.per_epoch is not None and self.sampling != RANDOM_ALLOCATION:
-            raise InvalidInput(f"--per-epoch belongs to --sampling {RANDOM_ALLOCATION}")
-        if self.cycle_length is not None and self.sampling != CYCLIC_POISSON:
-            raise InvalidInput(f"--cycle-length belongs to --sampling {CYCLIC_POISSON}")
+        require_own_numbers(self.sampling, self.per_epoch, self.cycle_length)
         if self.sampling not in SAMPLINGS:
             raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
         if self.max_batch_size is not None and self.sampling not in (CYCLIC_POISSON, FIXED_ORDER):

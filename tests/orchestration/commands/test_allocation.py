@@ -54,7 +54,7 @@ def test_calibrate_meets_the_target() -> None:
         ((*ALLOCATED, "--noise-strategy", "banded:bands=2"), "no bound for banded noise"),
         (ALLOCATED[:4] + ALLOCATED[6:], "needs --dataset-size and --batch-size"),
         ((*ALLOCATED, "--per-epoch", 3), "per_epoch is 3, but must divide the 4 steps"),
-        ((*OF_RATE, "--per-epoch", 2), "--per-epoch belongs to"),
+        ((*OF_RATE, "--per-epoch", 2), "per_epoch is 2, but belongs to"),
     ],
 )
 def test_what_is_not_proven_is_refused_by_name(arguments: tuple[object, ...], said: str) -> None:

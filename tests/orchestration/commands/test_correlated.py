@@ -72,7 +72,7 @@ def test_tables_say_the_errors_of_a_strategy() -> None:
         ((*CYCLIC, "--noise-strategy", "bisr:bands=4", "--cycle-length", 4, *RUN), "reaches over 40 steps"),
         ((*CYCLIC, "--noise-strategy", "tree:buffers=4", *RUN), "unknown noise strategy 'tree'"),
         (("--sampling", "fixed", *SIZES, *BANDED, *RUN), "use cyclic_poisson with at least as many groups as bands"),
-        (("--sampling", "poisson", *SIZES, "--cycle-length", 4, *RUN), "--cycle-length belongs to --sampling cyclic"),
+        (("--sampling", "poisson", *SIZES, "--cycle-length", 4, *RUN), "cycle_length is 4, but belongs to cyclic"),
         (
             ("--sampling", "random_allocation", *SIZES, *BANDED, "--epochs", 2, *RUN[2:]),
             "no bound for banded noise with randomly allocated",

@@ -332,7 +332,7 @@ def test_turns_are_repeated_from_any_of_them(spec: SamplingSpec, draws: str) -> 
 
 
 def test_what_belongs_to_cyclic_poisson_alone_is_refused_elsewhere() -> None:
-    with pytest.raises(InvalidInput, match=r"sampling.cycle_length is 2, but belongs to method cyclic_poisson"):
+    with pytest.raises(InvalidInput, match=r"cycle_length is 2, but belongs to cyclic_poisson"):
         SamplingSpec("poisson", BATCH, cycle_length=2)
     with pytest.raises(InvalidInput, match="cycle_length is 2, but belongs to cyclic_poisson, not to fixed"):
         sampling_of_sizes("fixed", SIZE, BATCH, cycle_length=2)
@@ -351,7 +351,7 @@ def test_keyed_places_are_uniform_for_any_number_of_them() -> None:
 
 
 def test_what_belongs_to_random_allocation_alone_is_refused_elsewhere() -> None:
-    with pytest.raises(InvalidInput, match=r"sampling.per_epoch is 2, but belongs to method random_allocation"):
+    with pytest.raises(InvalidInput, match=r"per_epoch is 2, but belongs to random_allocation"):
         SamplingSpec("poisson", BATCH, per_epoch=2)
     with pytest.raises(InvalidInput, match="per_epoch is 2, but must divide the 5 steps"):
         planned_sampling(SamplingSpec("random_allocation", BATCH, per_epoch=2), SIZE)
