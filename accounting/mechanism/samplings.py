@@ -1,8 +1,8 @@
 """How the batches of a run are drawn: a class per sampling, and the registry of their names.
 
 A sampling states all that accountants, planner, files and the command line need to know. To add one, write a class and
-a line of `SAMPLINGS` here, and a sampler in `dpsweep.workers.sampling.samplers` that draws its batches. `MAXIMA` has
-the samplings with a largest batch size. `DisplacingSampling` is a bound that accountants use where a theorem needs one.
+a line of `SAMPLINGS` here, and a sampler in `dpsweep.workers.sampling.samplers` that draws its batches.
+`DisplacingSampling` is a bound that accountants use where a theorem needs one.
 """
 
 from __future__ import annotations
@@ -225,11 +225,15 @@ class FixedBatchSampling:
         return np.arange(fewest, most + 1.0), np.concatenate(([0.0], np.cumsum(odds)))
 
     def require_fits(self, dataset_size: int) -> None:
-        if self.dataset_size != dataset_size:
-            raise InvalidInput(
-                f"fixed batches are drawn from {self.dataset_size} examples, but the data set of the trace has "
-                f"{dataset_size}; give both the same dataset_size"
-            )
+        _require_same_size(self, dataset_size)
+
+
+def _require_same_size(sampling: FixedBatchSampling | TruncatedPoissonSampling, dataset_size: int) -> None:
+    if sampling.dataset_size != dataset_size:
+        raise InvalidInput(
+            f"{sampling.words} are drawn from {sampling.dataset_size} examples, but the data set of the trace has "
+            f"{dataset_size}; give both the same dataset_size"
+        )
 
 
 @final
@@ -376,11 +380,7 @@ class TruncatedPoissonSampling:
         return self.uncut.members_drawn(group_size)
 
     def require_fits(self, dataset_size: int) -> None:
-        if self.dataset_size != dataset_size:
-            raise InvalidInput(
-                f"truncated Poisson batches are drawn from {self.dataset_size} examples, but the data set of the trace "
-                f"has {dataset_size}; give both the same dataset_size"
-            )
+        _require_same_size(self, dataset_size)
 
 
 @final
@@ -520,17 +520,12 @@ SAMPLINGS: Mapping[str, type[SizedSampling]] = {
 }
 """Samplings by their name in sweep files and on the command line."""
 
-MAXIMA: Mapping[str, type[TruncatedPoissonSampling]] = {"poisson": TruncatedPoissonSampling}
-"""The sampling used for a method if a largest batch size is given."""
+STORED_SAMPLINGS: tuple[type[Sampling], ...] = (*SAMPLINGS.values(), TruncatedPoissonSampling)
+"""Every sampling that the file of a trace may name."""
 
 RANDOM_ALLOCATION: Final = RandomAllocationSampling.stored_name
 CYCLIC_POISSON: Final = CyclicPoissonSampling.stored_name
 FIXED_ORDER: Final = FixedOrderSampling.stored_name
-
-
-def stored_kinds() -> tuple[type[Sampling], ...]:
-    """Return every sampling class that the file of a trace may name."""
-    return (*SAMPLINGS.values(), *MAXIMA.values())
 
 
 def require_own_numbers(method: str, per_epoch: int | None, cycle_length: int | None) -> None:
@@ -554,7 +549,7 @@ def sampling_of_sizes(
     Raises: InvalidInput for an unknown method, a number that belongs to another method, and sizes that do not fit.
     """
     kind = lookup(SAMPLINGS, method, "sampling")
-    if max_batch_size is not None and method not in MAXIMA:
+    if max_batch_size is not None and kind is not PoissonSampling:
         raise InvalidInput(
             f"max_batch_size is {max_batch_size}, but {kind.words} are not cut: leave it out, or choose the method "
             "poisson"
@@ -566,7 +561,7 @@ def sampling_of_sizes(
         return CyclicPoissonSampling.of_sizes(dataset_size, batch_size, cycle_length)
     if max_batch_size is None:
         return kind.of_sizes(dataset_size, batch_size)
-    return MAXIMA[method].of_sizes(dataset_size, batch_size, max_batch_size)
+    return TruncatedPoissonSampling.of_sizes(dataset_size, batch_size, max_batch_size)
 
 
 def require_known(sampling: Sampling) -> None:
@@ -574,11 +569,11 @@ def require_known(sampling: Sampling) -> None:
 
     No theorem is known for such batches, so that no accountant may take them for the usual ones.
     """
-    known = (*stored_kinds(), DisplacingSampling)
+    known = (*STORED_SAMPLINGS, DisplacingSampling)
     if not isinstance(sampling, known) or not isinstance(sampling.draws, Draws):
         raise UnsupportedMechanism(
             f"no accountant knows the sampling {type(sampling).__name__}; use "
-            f"{one_of([kind.__name__ for kind in stored_kinds()])}"
+            f"{one_of([kind.__name__ for kind in STORED_SAMPLINGS])}"
         )
 
 
