@@ -35,7 +35,7 @@ COMPONENTS: Final[Mapping[str, Mapping[str, Callable[..., object]]]] = {
 
 _GIVEN: Final = {
     *("feature_shape", "num_classes", "parameters", "total_steps", "steps_per_epoch"),
-    *("initial_noise_multiplier", "steps"),
+    *("initial_noise_multiplier", "steps", "apart"),
 }
 """Arguments that the trial passes to a component, so a sweep file cannot give them."""
 

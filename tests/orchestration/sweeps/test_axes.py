@@ -100,6 +100,7 @@ class TestListsInside:
                 assert list(types_of(key, name)) == [parameter.name for parameter in parameters_of(make)]
         assert types_of("clipping", "nonsense") == {}
         assert set(types_of("optimizer", "sgd")) == {"learning_rate", "momentum", "nesterov", "weight_decay"}
+        assert set(types_of("noise", "blt")) == {"buffers"}, "a trial gives the steps apart"
 
     def test_lists_expand_as_the_types_of_the_parameters_say(self) -> None:
         """`kinds_of` says it without the components, which load torch."""
