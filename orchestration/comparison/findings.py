@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -356,17 +357,15 @@ def _cost(setting: Setting) -> float:
 
 def tuned_values(found: Findings) -> dict[str, int]:
     """Return the largest number of settings that a clipping method has at one schedule and privacy level, by clipping
-    method.
-
-    ``non-private``: number of all non-private settings.
+    method. ``non-private`` is one of them.
     """
     counts: dict[str, list[int]] = {}
     for method in found.methods:
         alike = [each for each in found.private if _method(each) == _method(method)]
         counts.setdefault(method.method[0], []).append(len(alike))
     tried = {clipping: max(sizes) for clipping, sizes in counts.items()}
-    baselines = sum(setting.is_baseline for setting in found.settings)
-    return {**tried, **({"non-private": baselines} if baselines else {})}
+    baselines = Counter(_method(setting) for setting in found.settings if setting.is_baseline)
+    return {**tried, **({NON_PRIVATE: max(baselines.values())} if baselines else {})}
 
 
 def warnings(found: Findings) -> list[str]:

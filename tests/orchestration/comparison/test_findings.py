@@ -15,7 +15,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.best import best, best_lines, parse_conditions
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
-from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, warnings
+from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, tuned_values, warnings
 from dpsweep.orchestration.comparison.metrics import METRICS, final_metrics, known, of_task
 from dpsweep.orchestration.comparison.metrics import metric as metric_called
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
@@ -240,6 +240,18 @@ def test_settings_that_were_not_tuned_alike_are_a_warning() -> None:
     all_found = found_in(trials, found)
     assert "not tuned alike. Tried were dpsgd_f with 1, flat with 2" in " ".join(warnings(all_found))
     assert [each.labels.get("bound") for each in all_found.methods] == [None, 2.0], "each method at its best"
+
+
+def test_baselines_of_other_batches_are_not_tuned_values() -> None:
+    trials, found = sweep_of({name: SHARES[name] for name in ("none", "flat")})
+    for clipping in ("none", "flat"):
+        for seed in range(5):
+            own = outcomes(SHARES[clipping], seed)
+            trials.append(trial(own, clipping, seed, sampling="shuffle256"))
+            found[trials[-1].key] = own
+    all_found = found_in(trials, found)
+    assert tuned_values(all_found) == {"flat": 1, "non-private": 1}
+    assert "not tuned alike" not in " ".join(warnings(all_found))
 
 
 @pytest.mark.long
