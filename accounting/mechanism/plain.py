@@ -13,7 +13,7 @@ from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.filters import FILTERS
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, STRATEGIES
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
-from dpsweep.accounting.mechanism.samplings import STORED_SAMPLINGS, Sampling
+from dpsweep.accounting.mechanism.samplings import Sampling, stored_kinds
 from dpsweep.accounting.mechanism.trace import (
     GaussianRelease,
     PureRelease,
@@ -80,7 +80,7 @@ def of_plain(plain: Mapping[str, Any]) -> Trace:
 
 
 def _samplings() -> Mapping[str, type[Sampling]]:
-    return {kind.stored_name: kind for kind in STORED_SAMPLINGS}
+    return {kind.stored_name: kind for kind in stored_kinds()}
 
 
 def _segment(plain: Mapping[str, Any], samplings: Mapping[str, type[Sampling]]) -> Segment:

@@ -23,8 +23,8 @@ Array = NDArray[np.float64]
 Adjacency = Literal["add_remove", "zero_out", "replace_one"]
 """``add_remove``: one data set is the other plus one record.
 
-``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. This
-is the adjacency under which the batches of a reshuffled epoch stay aligned, so shuffled runs use it.
+``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. Shuffled runs use
+it, because their batches stay aligned under it.
 
 ``replace_one``: one record is replaced by any other. Covered where nothing is sampled: full batches and reshuffled
 epochs, whose sums move by at most twice the sensitivity (docs/group-proof.md, Theorem 5).
@@ -89,9 +89,8 @@ class Sampling(Protocol):
         ...
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        """Return the law of the number of a group's members in a round.
-
-        Returns the possible numbers, ascending, and their log-probabilities up to a common constant; both [numbers].
+        """Return the possible numbers of a group's members in a round, ascending, and their log-probabilities up to a
+        common constant; both [numbers].
         """
         ...
 
@@ -520,12 +519,14 @@ SAMPLINGS: Mapping[str, type[SizedSampling]] = {
 }
 """Samplings by their name in sweep files and on the command line."""
 
-STORED_SAMPLINGS: tuple[type[Sampling], ...] = (*SAMPLINGS.values(), TruncatedPoissonSampling)
-"""Every sampling that the file of a trace may name."""
-
 RANDOM_ALLOCATION: Final = RandomAllocationSampling.stored_name
 CYCLIC_POISSON: Final = CyclicPoissonSampling.stored_name
 FIXED_ORDER: Final = FixedOrderSampling.stored_name
+
+
+def stored_kinds() -> tuple[type[Sampling], ...]:
+    """Return every sampling class that the file of a trace may name."""
+    return (*SAMPLINGS.values(), TruncatedPoissonSampling)
 
 
 def require_own_numbers(method: str, per_epoch: int | None, cycle_length: int | None) -> None:
@@ -569,11 +570,11 @@ def require_known(sampling: Sampling) -> None:
 
     No theorem is known for such batches, so that no accountant may take them for the usual ones.
     """
-    known = (*STORED_SAMPLINGS, DisplacingSampling)
+    known = (*stored_kinds(), DisplacingSampling)
     if not isinstance(sampling, known) or not isinstance(sampling.draws, Draws):
         raise UnsupportedMechanism(
             f"no accountant knows the sampling {type(sampling).__name__}; use "
-            f"{one_of([kind.__name__ for kind in STORED_SAMPLINGS])}"
+            f"{one_of([kind.__name__ for kind in stored_kinds()])}"
         )
 
 
@@ -592,9 +593,8 @@ def draws_by_epoch(sampling: Sampling) -> bool:
 def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
     """Raise `UnsupportedMechanism` unless ``sampling`` can be accounted for under ``adjacency``."""
     if adjacency not in sampling.adjacencies:
-        sampled = adjacency == "replace_one"
+        why = ", which is proven only where nothing is sampled" if adjacency == "replace_one" else ""
         raise UnsupportedMechanism(
-            f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}"
-            f"{', which is proven only where nothing is sampled' if sampled else ''}; "
+            f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}{why}; "
             f"account for them under {sampling.adjacencies[0]!r}"
         )

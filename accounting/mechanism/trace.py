@@ -30,7 +30,6 @@ from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, NoiseStra
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.samplings import (
-    STORED_SAMPLINGS,
     Adjacency,
     DisplacingSampling,
     Draws,
@@ -38,6 +37,7 @@ from dpsweep.accounting.mechanism.samplings import (
     Sampling,
     require_adjacency,
     require_known,
+    stored_kinds,
 )
 from dpsweep.accounting.mechanism.units import EXAMPLE, Example, Unit, User
 from dpsweep.accounting.registry import one_of
@@ -102,8 +102,8 @@ class Segment:
     def __post_init__(self) -> None:
         keep_whole(self, "start_step", "start_step of a segment", at_least=0)
         keep_whole(self, "steps", "steps of a segment", at_least=1)
-        if not isinstance(self.sampling, (*STORED_SAMPLINGS, DisplacingSampling)):
-            kinds = one_of([kind.__name__ for kind in STORED_SAMPLINGS])
+        if not isinstance(self.sampling, (*stored_kinds(), DisplacingSampling)):
+            kinds = one_of([kind.__name__ for kind in stored_kinds()])
             raise InvalidInput(f"sampling of a segment is {self.sampling!r}, but must be a {kinds}")
         keep_finite(self, "noise_multiplier", "noise_multiplier", at_least=0.0)
         if self.noise_multiplier > 0.0:

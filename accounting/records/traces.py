@@ -12,7 +12,7 @@ import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError
 from dpsweep.accounting.mechanism.plain import of_plain, to_plain
-from dpsweep.accounting.mechanism.samplings import STORED_SAMPLINGS
+from dpsweep.accounting.mechanism.samplings import stored_kinds
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.arrow_tables import read_table
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
@@ -26,9 +26,7 @@ _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
 def _sampling_columns() -> dict[str, pa.DataType]:
     """Return one column for each field of any sampling."""
     return {
-        field.name: _COLUMN_TYPES[get_type_hints(kind)[field.name]]
-        for kind in STORED_SAMPLINGS
-        for field in fields(kind)
+        field.name: _COLUMN_TYPES[get_type_hints(kind)[field.name]] for kind in stored_kinds() for field in fields(kind)
     }
 
 
