@@ -1,73 +1,139 @@
-"""Lower bounds of one-run audits by gradient canaries, as shares of the claimed epsilon, on handwritten digits.
+"""Lower bounds of one-run audits by gradient canaries, as shares of the claimed epsilon.
 
-    python -m benchmarks.audits [--seeds 5,6,7] [--canaries 2000]
+    python -m benchmarks.audits [--data digits] [--kinds poisson,fixed] [--seeds 5,6,7] [--canaries 2000]
 
-Rows are the claimed epsilon and the transcript. Columns are the best bound over the claim, by seed, and the accuracy
-lost to an undisturbed run of the same seed. The seeds are not those that the audit's choices were made on (0 to 4).
+Rows are mechanisms and the transcript. Columns are the best bound over each claim, by seed, then the accuracy lost to
+an undisturbed run of the same seed and the time of a run over that of the undisturbed one, both as means over claims
+and seeds. The seeds are not those that the audit's choices were made on (0 to 4).
 """
 
 from __future__ import annotations
 
 import argparse
 import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
+
+import numpy as np
 
 import dpsweep
 from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.workers.data.digits import digits
 
 EPSILONS: Final = (1, 2, 4, 8)
 TRANSCRIPTS: Final = ("iterates", "last_model")
 
-
-def sweep(seeds: list[int], audit: dict[str, object] | None) -> dict[str, object]:
-    """Return the sweep that docs/accounting.md describes, with or without an audit."""
-    audited: dict[str, object] = {} if audit is None else {"audit": audit}
-    return {
-        "name": "audits",
-        "data": "digits",
-        "model": {"name": "mlp"},
+POISSON: Final = {"method": "poisson", "batch_size": 128}
+KINDS: Final[Mapping[str, Mapping[str, Any]]] = {
+    "poisson": {},
+    "fixed": {"sampling": {**POISSON, "method": "fixed"}},
+    "shuffle": {"sampling": {**POISSON, "method": "shuffle"}},
+    "random allocation": {"sampling": {**POISSON, "method": "random_allocation"}},
+    "banded": {
+        "sampling": {**POISSON, "method": "cyclic_poisson", "cycle_length": 4},
+        "noise": {"name": "banded", "bands": 4},
+    },
+    "dpsgd_f": {"clipping": {"name": "dpsgd_f", "bound": 1.0}},
+    "filter": {"clipping": {"name": "filter", "bound": 1.0}, "norms": {"refreshes_per_epoch": 1}},
+    "rows of users": {"of_users": "els"},
+    "users": {"of_users": "uls", "sampling": {**POISSON, "batch_size": 64}},
+}
+DATA: Final[Mapping[str, Mapping[str, Any]]] = {
+    "digits": {"model": {"name": "mlp"}, "optimizer": {"name": "sgd", "learning_rate": 0.5}, "epochs": 20},
+    "cifar10": {
+        "data": {"name": "cifar10", "keep": dict.fromkeys(("airplane", "automobile", "ship", "truck"), 250)},
+        "model": {"name": "cnn_papernot"},
         "optimizer": {"name": "sgd", "learning_rate": 0.5},
-        "sampling": {"method": "poisson", "batch_size": 128},
-        "epochs": 20,
-        "clipping": {"name": "flat", "bound": 1.0},
-        "seeds": seeds,
-        "privacy": {"target_epsilon": list(EPSILONS), "delta": 1e-5},
-        "norms": "off",
-        "release": "raw",
-        **audited,
+        "epochs": 10,
+    },
+}
+
+
+def users_of_digits() -> dict[str, Any]:
+    """Return the digits as the rows of users with two each."""
+    split = digits().train
+    features = split.features.float() / 16.0
+    return {
+        "features": features,
+        "labels": split.labels,
+        "groups": split.labels,
+        "users": np.arange(len(features)) // 2,
+        "classes": list(range(10)),
+        "group_names": [str(digit) for digit in range(10)],
+        "test_fraction": 0.2,
     }
 
 
-def measured(seeds: list[int], audit: dict[str, object] | None) -> dict[tuple[float, int], tuple[float, float]]:
-    """Return the best bound, 0 without an audit, and the test accuracy, by claimed epsilon and seed."""
+def sweep(data: str, kind: str, seeds: list[int], audit: dict[str, object] | None) -> dict[str, object]:
+    """Return the sweep of a kind of mechanism, with or without an audit."""
+    of_kind = dict(KINDS[kind])
+    privacy: dict[str, object] = {"target_epsilon": list(EPSILONS), "delta": 1e-5}
+    of_data: dict[str, object] = {"data": "digits", **DATA[data]}
+    if way := of_kind.pop("of_users", None):
+        of_data["data"] = users_of_digits()
+        privacy |= {"unit": "user", "user_sampling": way, "max_records_per_user": 2}
+    return {
+        "name": "audits",
+        "sampling": POISSON,
+        "clipping": {"name": "flat", "bound": 1.0},
+        "seeds": seeds,
+        "privacy": privacy,
+        "norms": "off",
+        **of_data,
+        **of_kind,
+        **({} if audit is None else {"audit": audit}),
+    }
+
+
+@dataclass(frozen=True)
+class Measured:
+    """`bounds`: best one over the claim, by claim and seed; 0 without an audit. `accuracy`: mean. `seconds`: of all."""
+
+    bounds: dict[tuple[float, int], float]
+    accuracy: float
+    seconds: float
+
+
+def measured(data: str, kind: str, seeds: list[int], audit: dict[str, object] | None) -> Measured:
+    """Return what the sweep of a kind has found."""
+    begun = time.monotonic()
     with tempfile.TemporaryDirectory() as folder:
-        done = dpsweep.run(sweep(seeds, audit), output=Path(folder) / "out", address="in-process", tracking_uri="none")
-        found: dict[tuple[float, int], tuple[float, float]] = {}
+        asked = sweep(data, kind, seeds, audit)
+        done = dpsweep.run(asked, output=Path(folder) / "out", address="in-process", tracking_uri="none")
+        bounds, accuracies = dict[tuple[float, int], float](), list[float]()
         for trial in done.trials.values():
             assert isinstance(trial.result, TrialResult), f"{trial.key}: {trial.error}"
-            shown = trial.result.attacks.audit
-            bound = 0.0 if shown is None else shown.everyone.epsilon
+            shown, claim = trial.result.attacks.audit, trial.result.worst_case.epsilon
+            assert claim is not None
             accuracy = trial.result.training.evaluation.accuracy
             assert accuracy is not None
-            found[round(trial.result.worst_case.epsilon), trial.spec.seed] = (bound, accuracy)
-    return found
+            bounds[round(claim), trial.spec.seed] = 0.0 if shown is None else shown.everyone.epsilon / claim
+            accuracies.append(accuracy)
+    return Measured(bounds, float(np.mean(accuracies)), time.monotonic() - begun)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--data", choices=DATA, default="digits")
+    parser.add_argument("--kinds", default=",".join(KINDS), help="mechanisms, with commas")
     parser.add_argument("--seeds", default="5,6,7", help="seeds of training, with commas")
     parser.add_argument("--canaries", type=int, default=2000)
     asked = parser.parse_args()
     seeds = [int(each) for each in asked.seeds.split(",")]
-    undisturbed = measured(seeds, None)
-    print("| claimed epsilon | transcript | best bound over the claim | accuracy lost, points |\n|---|---|---|---|")
-    for transcript in TRANSCRIPTS:
-        found = measured(seeds, {"canaries": asked.canaries, "kind": "gradient", "transcript": transcript})
-        for epsilon in EPSILONS:
-            shares = ", ".join(f"{found[epsilon, seed][0] / epsilon:.2f}" for seed in seeds)
-            lost = ", ".join(f"{100 * (undisturbed[epsilon, seed][1] - found[epsilon, seed][1]):.1f}" for seed in seeds)
-            print(f"| {epsilon} | `{transcript}` | {shares} | {lost} |")
+    claims = " | ".join(f"ε = {epsilon}" for epsilon in EPSILONS)
+    print(f"| mechanism | transcript | {claims} | accuracy lost, points | time |")
+    print("|---" * (4 + len(EPSILONS)) + "|", flush=True)
+    for kind in asked.kinds.split(","):
+        undisturbed = measured(asked.data, kind, seeds, None)
+        for transcript in TRANSCRIPTS:
+            audit = {"canaries": asked.canaries, "kind": "gradient", "transcript": transcript}
+            found = measured(asked.data, kind, seeds, audit)
+            of_claims = (", ".join(f"{found.bounds[each, seed]:.2f}" for seed in seeds) for each in EPSILONS)
+            lost, slower = 100 * (undisturbed.accuracy - found.accuracy), found.seconds / undisturbed.seconds
+            print(f"| {kind} | `{transcript}` | {' | '.join(of_claims)} | {lost:.1f} | {slower:.2f} |", flush=True)
 
 
 if __name__ == "__main__":

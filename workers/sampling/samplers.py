@@ -320,7 +320,8 @@ class CyclicPoissonSampler:
         """`expected`: rows of a whole cycle, at most ``dataset_size``."""
         self._dataset_size, self._groups, self._expected, self._draws = dataset_size, groups, expected, draws
         self._first = draws.state()
-        self._group_of = draws.places(dataset_size, groups)
+        self.group_of = draws.places(dataset_size, groups)
+        """The group of each row, [n]."""
         self._before, self._ahead = draws.state(), deque[Rows]()
 
     def next_batch(self) -> Rows:
@@ -331,7 +332,7 @@ class CyclicPoissonSampler:
     def _draw(self) -> None:
         self._before = self._draws.state()
         rows = self._draws.each(self._dataset_size, self._expected)
-        groups = self._group_of[rows]
+        groups = self.group_of[rows]
         sizes = np.bincount(groups, minlength=self._groups)
         self._ahead = deque(np.split(rows[np.argsort(groups, kind="stable")], np.cumsum(sizes)[:-1]))
 
@@ -342,7 +343,7 @@ class CyclicPoissonSampler:
     def restore(self, state: Mapping[str, Any]) -> None:
         self._first = state["first"]
         self._draws.restore(self._first)
-        self._group_of = self._draws.places(self._dataset_size, self._groups)
+        self.group_of = self._draws.places(self._dataset_size, self._groups)
         self._before, self._ahead = state["before"], deque[Rows]()
         if state["ahead"]:
             self._draws.restore(state["before"])

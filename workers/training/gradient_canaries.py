@@ -22,26 +22,17 @@ import numpy as np
 import scipy.fft
 import torch
 from numpy.typing import NDArray
-from scipy import special
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.filters import StepPrices
-from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, NoiseStrategy
-from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.noise_strategies import NoiseStrategy
 from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from dpsweep.workers.noise.gaussian_sources import derive_seed
-from dpsweep.workers.sampling.samplers import (
-    AllocatedSampler,
-    PoissonSampler,
-    RowDraws,
-    Sampler,
-    ShuffledSampler,
-    make_row_draws,
-    planned_sampling,
-)
+from dpsweep.workers.sampling.samplers import make_row_draws
 from dpsweep.workers.spec import AuditSpec, TrialSpec
 from dpsweep.workers.training.batch_gradients import NO_ANSWER
+from dpsweep.workers.training.canary_evidence import CanaryBatches, make_evidence
 
 Array = NDArray[np.float64]
 
@@ -112,8 +103,12 @@ class GradientCanaries:
         size: int,
         method: ClippingMethod,
         facts: PublicFacts,
+        strategy: NoiseStrategy,
     ) -> None:
-        """`size`: of the population that is sampled. Raises: InvalidInput for more canaries than parameters."""
+        """`size`: of the population that is sampled. `strategy`: of the noise.
+
+        Raises: InvalidInput for more canaries than parameters.
+        """
         self._spec, self._method, self._facts = audit, method, replace(facts, dataset_size=1)
         free = sum(parameter.numel() for parameter in parameters.values()) - audit.canaries
         witnesses = _WITNESSES if free >= 2 * _WITNESSES else 0
@@ -125,11 +120,11 @@ class GradientCanaries:
         self.included: NDArray[np.bool_] = np.isin(np.arange(count), coins.each(2 * audit.canaries, audit.canaries))
         self.included[audit.canaries :] = False
         draws = make_row_draws(spec.noise_source, spec.seed, "batches of canaries")
-        self._batches = _Batches(spec, count, size, draws)
+        self._batches = CanaryBatches(spec, count, size, draws)
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
         self._length = 0.0
-        self._evidence = _Evidence(self._batches, count)
+        self._evidence = make_evidence(self._batches, strategy)
         self.steps = self.full_steps = 0
         """Steps so far to which canaries could contribute at all, and in full."""
 
@@ -204,126 +199,6 @@ class GradientCanaries:
         self.steps, self.full_steps = state["steps"]
 
 
-class _Batches:
-    """Draws canaries into batches as units of the claim are: examples, or users with all their rows.
-
-    `rate`: probability that a row of a canary joins a step. `rows`: rows of each canary. `block`: steps of which each
-    canary joins one that is secret, 0 for other samplings. `is_known`: whether the steps that it joins are no secret of
-    the claim.
-    """
-
-    def __init__(self, spec: TrialSpec, count: int, size: int, draws: RowDraws) -> None:
-        method, batch = spec.sampling.method, spec.sampling.expected_size(size)
-        self.rate, self.count = batch / size, count
-        self.rows = spec.unit.rows
-        self.is_known, self.block = method == "shuffle", 0
-        planned = planned_sampling(spec.sampling, size)
-        match planned:
-            case RandomAllocationSampling():
-                self.block = planned.block
-                self._sampler: Sampler = AllocatedSampler(count, planned.block, draws)
-            case ShuffledSampling():
-                steps = planned.steps_per_epoch
-                each = -(-count // steps)
-                self._sampler = ShuffledSampler(steps * each, each, draws)
-            case _:  # each row on its own, with the probability of an example
-                copies = -(-count * self.rows // size)
-                self._sampler = PoissonSampler(copies * size, copies * batch, draws)
-
-    @property
-    def law(self) -> tuple[Array, Array]:
-        """Numbers of rows of a canary in a batch, and their log-probabilities, both [rows + 1]."""
-        drawn = np.arange(self.rows + 1.0)
-        ways = special.gammaln(self.rows + 1) - special.gammaln(drawn + 1) - special.gammaln(self.rows - drawn + 1)
-        return drawn, ways + special.xlogy(drawn, self.rate) + special.xlog1py(self.rows - drawn, -self.rate)
-
-    def next(self) -> Array:
-        """Return how many rows of each canary join the next step, [count]."""
-        rows = self._sampler.next_batch()
-        joined = np.bincount(rows[rows < self.count * self.rows] // self.rows, minlength=self.count)
-        return joined.astype(np.float64)
-
-    def state(self) -> dict[str, Any]:
-        return self._sampler.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._sampler.restore(state)
-
-
-class _Evidence:
-    """Log-likelihood ratios of taking part, from the noisy sums of the steps.
-
-    Noise has the stated standard deviation, unless the witnesses show less than half of it. If the noise of a step is
-    that of the step before, by the witnesses, then their difference is what has changed in the sum.
-    """
-
-    def __init__(self, batches: _Batches, count: int) -> None:
-        self.total: Array = np.zeros(count)
-        self._batches, self._count = batches, count
-        self._block, self._in_block = np.full(count, -np.inf), 0
-        self._last: Array = np.empty(0)
-        self._last_drawn: Array = np.zeros(count)
-        self._last_length = 0.0
-
-    def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
-        """`seen`: projections [directions] of the noisy sum less the real examples, witnesses last. `drawn`: as of
-        `_Batches.next`.
-        """
-        noise = self._measured(seen, std)
-        again = self._measured(seen - self._last, math.sqrt(2.0) * noise) if len(self._last) else math.inf
-        self._last, before = seen, self._last
-        self._last_drawn, drawn_before = drawn, self._last_drawn
-        self._last_length, length_before = length, self._last_length
-        if self._batches.block:
-            self._see_block(seen[: self._count], length, noise)
-        elif again < noise:
-            changed = (seen - before)[: self._count]
-            self._see(
-                changed, *self._changes(drawn * length, drawn_before * length_before, length, length_before), again
-            )
-        elif length > 0.0:
-            self._see(seen[: self._count], *self._changes(drawn * length, 0.0 * drawn, length, 0.0), noise)
-
-    def _measured(self, seen: Array, std: float) -> float:
-        """Return the standard deviation that the witnesses show if it is less than half of ``std``, else that."""
-        witnesses = seen[self._count :]
-        found = math.sqrt(float(np.mean(witnesses**2))) if len(witnesses) else std
-        return found if found < std / 2.0 else std
-
-    def _changes(self, now: Array, before: Array, length: float, length_before: float) -> tuple[Array, Array]:
-        """Return what a canary that takes part may have changed, [count or 1, cases], and its log-probabilities."""
-        if self._batches.is_known:
-            return (now - before)[:, None], np.zeros(1)
-        drawn, logs = self._batches.law
-        if length_before == 0.0:
-            return length * drawn[None], logs
-        changes = length * drawn[:, None] - length_before * drawn
-        return changes.reshape(1, -1), (logs[:, None] + logs).ravel()
-
-    def _see(self, seen: Array, changes: Array, logs: Array, std: float) -> None:
-        precision = 1.0 / max(std, 1e-9 * (float(np.abs(changes).max()) or 1.0)) ** 2
-        ratios = logs + (seen[:, None] - changes / 2.0) * changes * precision
-        self.total += np.logaddexp.reduce(ratios, axis=1)
-
-    def _see_block(self, seen: Array, length: float, std: float) -> None:
-        precision = (length / max(std, 1e-9 * length)) ** 2 if length > 0.0 else 0.0
-        self._block = np.logaddexp(self._block, (seen / max(length, 1e-300) - 0.5) * precision)
-        self._in_block += 1
-        if self._in_block == self._batches.block:
-            self.total += self._block - math.log(self._in_block)
-            self._block, self._in_block = np.full(self._count, -np.inf), 0
-
-    def state(self) -> dict[str, Any]:
-        arrays = {"total": self.total, "block": self._block, "last": self._last, "last_drawn": self._last_drawn}
-        stored = {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
-        return {**stored, "in_block": self._in_block, "last_length": self._last_length}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        arrays = (state[name].numpy().copy() for name in ("total", "block", "last", "last_drawn"))
-        self.total, self._block, self._last, self._last_drawn = arrays
-        self._in_block, self._last_length = state["in_block"], state["last_length"]
-
-
 def _without_largest(moved: Tensor) -> Tensor:
     """``moved`` without its `_LARGEST` largest singular parts, if it is a matrix of more than twice as many."""
     matrix = moved.detach().flatten(1) if moved.ndim > 1 else moved.detach()[None]
@@ -363,10 +238,10 @@ def longest(rule: ClipRule, groups: int) -> float:
     return float(added.max())
 
 
-def check_gradient_audit(spec: TrialSpec, strategy: NoiseStrategy, *, layerwise: bool) -> None:
+def check_gradient_audit(spec: TrialSpec, *, layerwise: bool) -> None:
     """Refuse gradient canaries where no proof says that the claim covers them, or nothing is claimed.
 
-    `strategy`: of the noise. `layerwise`: whether clipping is by layer. Raises: InvalidInput.
+    `layerwise`: whether clipping is by layer. Raises: InvalidInput.
     """
 
     def refuse(what: str, why: str, instead: str) -> None:
@@ -378,12 +253,6 @@ def check_gradient_audit(spec: TrialSpec, strategy: NoiseStrategy, *, layerwise:
             f"sampling.max_batch_size is {sampling.max_batch_size}",
             "canaries would not displace examples from full batches",
             "leave it out",
-        )
-    if strategy != INDEPENDENT:
-        refuse(
-            "the noise of steps is correlated",
-            "a canary would show in several steps at once, and no score of ours reads that",
-            "choose independent noise",
         )
     if layerwise:
         refuse(f"clipping {clipping!r} is by layer", "clipped directions would no longer be orthogonal", "clip flat")

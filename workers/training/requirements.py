@@ -45,7 +45,7 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
     require_per_user(spec, [release.name for release in mechanism.releases])
     if spec.audit is not None:
         if spec.audit.kind == "gradient":
-            check_gradient_audit(spec, mechanism.strategy, layerwise=method.layerwise)
+            check_gradient_audit(spec, layerwise=method.layerwise)
         else:
             check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
     if spec.execution.device != "auto":

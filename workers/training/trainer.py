@@ -90,7 +90,7 @@ class Trainer:
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
         rows = make_row_draws(spec.noise_source, spec.seed)
         self.canaries = self._make_canaries()
-        self.gradient_canaries = self._make_gradient_canaries()
+        self.gradient_canaries = self._make_gradient_canaries(mechanism)
         self._sampler = make_sampler(spec.sampling, len(self._data), rows, self.canaries)
         seed_torch(spec.noise_source, spec.seed, "model")
 
@@ -131,12 +131,12 @@ class Trainer:
         coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
         return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
 
-    def _make_gradient_canaries(self) -> GradientCanaries | None:
+    def _make_gradient_canaries(self, mechanism: TrialMechanism) -> GradientCanaries | None:
         spec = self._spec
         if spec.audit is None or spec.audit.kind != "gradient":
             return None
-        facts = self.local.facts
-        return GradientCanaries(spec, spec.audit, self._parameters, facts.dataset_size, self._method, facts)
+        facts, strategy = self.local.facts, mechanism.strategy
+        return GradientCanaries(spec, spec.audit, self._parameters, facts.dataset_size, self._method, facts, strategy)
 
     def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)

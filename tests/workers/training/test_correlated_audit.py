@@ -1,4 +1,4 @@
-"""Audits of correlated noise by canaries among the rows: `pytest -m audit` runs them."""
+"""Audits of correlated noise by canaries among the rows, and made-up ones: `pytest -m audit` runs them."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from dpsweep.accounting.mechanism.noise_strategies import Recurrence
 from dpsweep.workers.noise.step_noise import CorrelatedSteps
 from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from tests.workers.training import test_gradient_canaries as of_gradients
 from tests.workers.training import test_one_run_audit as of_rows
 
 pytestmark = [pytest.mark.audit, pytest.mark.long]
@@ -45,13 +46,30 @@ def test_rows_accuse_no_run_of_correlated_noise(name: str, tmp_path: Path) -> No
     assert of_rows.audited(spec, of_rows.trainer_of(spec, tmp_path)).everyone.epsilon <= of_rows.claimed(spec)
 
 
-def test_rows_find_a_wrong_buffer_of_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of the last draw is taken off, so that the noise of the sum of all gradients is that of one step."""
-    spec = CORRELATED["lambda in one order"]
-    claim, used = of_rows.claimed(spec), CorrelatedSteps._use
+def take_off_all_of_the_last_draw(patch: pytest.MonkeyPatch) -> None:
+    """The noise of the sum of all gradients is then that of one step."""
+    used = CorrelatedSteps._use
 
     def wrong(self: CorrelatedSteps, recurrence: Recurrence, norm: float) -> None:
         used(self, replace(recurrence, of_draws=np.array([1.0, -1.0])), norm)
 
-    monkeypatch.setattr(CorrelatedSteps, "_use", wrong)
+    patch.setattr(CorrelatedSteps, "_use", wrong)
+
+
+def test_rows_find_a_wrong_buffer_of_draws(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = CORRELATED["lambda in one order"]
+    claim = of_rows.claimed(spec)
+    take_off_all_of_the_last_draw(monkeypatch)
     assert of_rows.audited(spec, of_rows.trainer_of(spec, tmp_path)).everyone.epsilon > claim
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_made_up_canaries_find_a_wrong_buffer_too(
+    planted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    noise, sampling = NoiseSpec(30.0, Component("lambda_cgd", {"decay": 0.5})), SamplingSpec("fixed_order", "full")
+    spec = of_gradients.trial(sampling=sampling, noise=noise, epochs=100)
+    claim = of_gradients.claimed(spec)
+    if planted:
+        take_off_all_of_the_last_draw(monkeypatch)
+    assert (of_gradients.audited(spec, of_gradients.trainer_of(spec, tmp_path)).everyone.epsilon > claim) is planted

@@ -150,9 +150,21 @@ def test_the_sum_grows_by_the_canaries_in_the_batch_that_take_part(tmp_path: Pat
     assert 0 < np.count_nonzero(added > 1.0) < canaries._drawn[:CANARIES].sum()
 
 
-@pytest.mark.parametrize("method", ["poisson", pytest.param("shuffle", marks=pytest.mark.long), "random_allocation"])
-def test_a_resumed_audit_is_the_same_bit_for_bit(method: str, tmp_path: Path) -> None:
-    whole, first, second = (trainer_of(trial(method=method), tmp_path / name) for name in ("a", "b", "c"))
+BANDED = {"noise": NoiseSpec(2.0, Component("banded", {"bands": 3}))}
+RESUMED: dict[str, dict[str, Any]] = {
+    "poisson": {},
+    "shuffle": {"method": "shuffle"},
+    "random allocation": {"method": "random_allocation"},
+    "turns": {**BANDED, "sampling": SamplingSpec("cyclic_poisson", 20, cycle_length=3)},
+    "one order": {**BANDED, "method": "fixed_order"},
+}
+
+
+@pytest.mark.parametrize(
+    "kind", [pytest.param("shuffle", marks=pytest.mark.long), *sorted(RESUMED.keys() - {"shuffle"})]
+)
+def test_a_resumed_audit_is_the_same_bit_for_bit(kind: str, tmp_path: Path) -> None:
+    whole, first, second = (trainer_of(trial(**RESUMED[kind]), tmp_path / name) for name in ("a", "b", "c"))
     for each in (whole, first):
         each.begin()
     for step in range(14):
@@ -195,6 +207,11 @@ KINDS: dict[str, tuple[float, dict[str, Any]]] = {
     "dpsgd_f": (0.4, {"clipping": Component("dpsgd_f", {"count_noise_multiplier": 20.0})}),
     "individual": (0.4, {"clipping": Component("individual", {"bound": 2.0}), "norms": NormSpec(1.0)}),
     "filter": (0.2, {"clipping": Component("filter", FILTER), "norms": NormSpec(1.0), "sigma": 1.2}),
+    "turns": (0.4, {"sampling": SamplingSpec("cyclic_poisson", 20, cycle_length=3)}),
+    "one order": (0.4, {"method": "fixed_order"}),
+    "banded in turns": (0.4, RESUMED["turns"]),
+    "banded in one order": (0.4, RESUMED["one order"]),
+    "buffers in one order": (0.4, {"noise": NoiseSpec(2.0, Component("blt", {"buffers": 2})), "method": "fixed_order"}),
     "rows of users": (0.4, {"users": UserSpec("els", 2)}),
     "users": (0.4, {"users": UserSpec("uls", 2), "sampling": SamplingSpec("poisson", 10)}),
 }

@@ -1,0 +1,302 @@
+"""How gradient canaries join batches, and what the noisy sums of the steps show of each."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol, assert_never
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from scipy import signal, special
+
+from dpsweep.accounting.mechanism.buffered import Pairs
+from dpsweep.accounting.mechanism.noise_strategies import IndependentNoise, Memory, NoiseStrategy, Recurrence
+from dpsweep.accounting.mechanism.samplings import (
+    CyclicPoissonSampling,
+    FixedOrderSampling,
+    RandomAllocationSampling,
+    ShuffledSampling,
+)
+from dpsweep.accounting.mechanism.toeplitz import column_norm
+from dpsweep.workers.sampling.samplers import (
+    AllocatedSampler,
+    CyclicPoissonSampler,
+    FixedOrderSampler,
+    PoissonSampler,
+    RowDraws,
+    Sampler,
+    ShuffledSampler,
+    planned_sampling,
+)
+from dpsweep.workers.spec import TrialSpec
+
+Array = NDArray[np.float64]
+
+
+class CanaryBatches:
+    """Draws canaries into batches as units of the claim are: examples, or users with all their rows.
+
+    `rate`: probability that a row of a canary joins a step, with turns one that is its turn. `rows`: rows of each
+    canary. `block`: steps of which each canary joins one that is secret, 0 for other samplings. `cycle`: steps from one
+    turn of a canary to the next, 0 where there are no turns. `is_known`: whether the steps that it joins are no secret
+    of the claim.
+    """
+
+    def __init__(self, spec: TrialSpec, count: int, size: int, draws: RowDraws) -> None:
+        batch = spec.sampling.expected_size(size)
+        self.rate, self.count = batch / size, count
+        self.rows = spec.unit.rows
+        self.is_known, self.block, self.cycle = False, 0, 0
+        planned, copies = planned_sampling(spec.sampling, size), -(-count * self.rows // size)
+        self._turns: CyclicPoissonSampler | None = None
+        match planned:
+            case RandomAllocationSampling():
+                self.block = planned.block
+                self._sampler: Sampler = AllocatedSampler(count, planned.block, draws)
+            case ShuffledSampling() | FixedOrderSampling():
+                self.is_known = True
+                epochs = ShuffledSampler if isinstance(planned, ShuffledSampling) else FixedOrderSampler
+                each = -(-count * self.rows // planned.steps_per_epoch)
+                self._sampler = epochs(planned.steps_per_epoch * each, each, draws)
+            case CyclicPoissonSampling():
+                self.cycle, self.rate = planned.cycle_length, planned.sample_rate
+                turns = CyclicPoissonSampler(copies * size, self.cycle, copies * self.cycle * batch, draws)
+                self._sampler, self._turns = turns, turns
+            case _:  # each row on its own, with the probability of an example
+                self._sampler = PoissonSampler(copies * size, copies * batch, draws)
+
+    @property
+    def law(self) -> tuple[Array, Array]:
+        """Numbers of rows of a canary in a batch, and their log-probabilities, both [rows + 1]."""
+        drawn = np.arange(self.rows + 1.0)
+        ways = special.gammaln(self.rows + 1) - special.gammaln(drawn + 1) - special.gammaln(self.rows - drawn + 1)
+        return drawn, ways + special.xlogy(drawn, self.rate) + special.xlog1py(self.rows - drawn, -self.rate)
+
+    @property
+    def turns(self) -> NDArray[np.int64]:
+        """Step of a cycle that is the turn of each canary, [count]."""
+        assert self._turns is not None, "the sampling has turns"
+        return self._turns.group_of[: self.count]
+
+    def next(self) -> Array:
+        """Return how many rows of each canary join the next step, [count]."""
+        rows = self._sampler.next_batch()
+        joined = np.bincount(rows[rows < self.count * self.rows] // self.rows, minlength=self.count)
+        return joined.astype(np.float64)
+
+    def state(self) -> dict[str, Any]:
+        return self._sampler.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._sampler.restore(state)
+
+
+class Evidence(Protocol):
+    """Log-likelihood ratios of taking part, from the noisy sums of the steps so far."""
+
+    @property
+    def total(self) -> Array:
+        """Return those of all canaries, [count]."""
+        ...
+
+    def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
+        """Take in a step. `seen`: projections [directions] of the noisy sum less the real examples, witnesses last.
+        `drawn`: as of `CanaryBatches.next`. `length`: of what a row adds. `std`: as of `StepNoise.released`.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+def make_evidence(batches: CanaryBatches, strategy: NoiseStrategy) -> Evidence:
+    """Return what steps with noise of the ``strategy`` show of canaries in ``batches``."""
+    match strategy:
+        case IndependentNoise():
+            whitening, column = Whitening(Recurrence(np.ones(1), np.ones(1)), 1.0), np.ones(1)
+            return TurnEvidence(batches, whitening, column) if batches.cycle else StepEvidence(batches)
+        case correlated:
+            column = correlated.column()
+            norm = column_norm(column)
+            whitening = Whitening(correlated.memory(), norm)
+            return (
+                TurnEvidence(batches, whitening, column / norm) if batches.cycle else OrderEvidence(batches, whitening)
+            )
+
+
+class StepEvidence:
+    """Evidence of steps with independent noise.
+
+    Noise has the stated standard deviation, unless the witnesses show less than half of it. If the noise of a step is
+    that of the step before, by the witnesses, then their difference is what has changed in the sum.
+    """
+
+    def __init__(self, batches: CanaryBatches) -> None:
+        self._batches, self._count = batches, (count := batches.count)
+        self.total: Array = np.zeros(count)
+        self._block, self._in_block = np.full(count, -np.inf), 0
+        self._last: Array = np.empty(0)
+        self._last_drawn: Array = np.zeros(count)
+        self._last_length = 0.0
+
+    def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
+        noise = self._measured(seen, std)
+        again = self._measured(seen - self._last, math.sqrt(2.0) * noise) if len(self._last) else math.inf
+        self._last, before = seen, self._last
+        self._last_drawn, drawn_before = drawn, self._last_drawn
+        self._last_length, length_before = length, self._last_length
+        if self._batches.block:
+            self._see_block(seen[: self._count], length, noise)
+        elif again < noise:
+            changed = (seen - before)[: self._count]
+            self._see(
+                changed, *self._changes(drawn * length, drawn_before * length_before, length, length_before), again
+            )
+        elif length > 0.0:
+            self._see(seen[: self._count], *self._changes(drawn * length, 0.0 * drawn, length, 0.0), noise)
+
+    def _measured(self, seen: Array, std: float) -> float:
+        """Return the standard deviation that the witnesses show if it is less than half of ``std``, else that."""
+        witnesses = seen[self._count :]
+        found = math.sqrt(float(np.mean(witnesses**2))) if len(witnesses) else std
+        return found if found < std / 2.0 else std
+
+    def _changes(self, now: Array, before: Array, length: float, length_before: float) -> tuple[Array, Array]:
+        """Return what a canary that takes part may have changed, [count or 1, cases], and its log-probabilities."""
+        if self._batches.is_known:
+            return (now - before)[:, None], np.zeros(1)
+        drawn, logs = self._batches.law
+        if length_before == 0.0:
+            return length * drawn[None], logs
+        changes = length * drawn[:, None] - length_before * drawn
+        return changes.reshape(1, -1), (logs[:, None] + logs).ravel()
+
+    def _see(self, seen: Array, changes: Array, logs: Array, std: float) -> None:
+        precision = 1.0 / max(std, 1e-9 * (float(np.abs(changes).max()) or 1.0)) ** 2
+        ratios = logs + (seen[:, None] - changes / 2.0) * changes * precision
+        self.total += np.logaddexp.reduce(ratios, axis=1)
+
+    def _see_block(self, seen: Array, length: float, std: float) -> None:
+        precision = (length / max(std, 1e-9 * length)) ** 2 if length > 0.0 else 0.0
+        self._block = np.logaddexp(self._block, (seen / max(length, 1e-300) - 0.5) * precision)
+        self._in_block += 1
+        if self._in_block == self._batches.block:
+            self.total += self._block - math.log(self._in_block)
+            self._block, self._in_block = np.full(self._count, -np.inf), 0
+
+    def state(self) -> dict[str, Any]:
+        arrays = {"total": self.total, "block": self._block, "last": self._last, "last_drawn": self._last_drawn}
+        return {**_as_tensors(arrays), "in_block": self._in_block, "last_length": self._last_length}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        names = ("total", "block", "last", "last_drawn")
+        self.total, self._block, self._last, self._last_drawn = _as_arrays(state, names)
+        self._in_block, self._last_length = state["in_block"], state["last_length"]
+
+
+class Whitening:
+    """Turns values of one step after the other into those of the draws: C z = w, over the norm of a column of C."""
+
+    def __init__(self, memory: Memory, norm: float) -> None:
+        self._memory, self._norm, self.earlier = memory, norm, np.zeros((0, 0))
+
+    def next(self, values: Array) -> Array:
+        """Return C times all values so far [n], in the row of this step."""
+        memory = self._memory
+        kept = max(len(memory.of_draws), len(memory.of_noise)) - 1 if isinstance(memory, Recurrence) else memory.kept
+        if self.earlier.shape != (kept, len(values)):
+            self.earlier = np.zeros((kept, len(values)))
+        match memory:
+            case Recurrence():
+                found, self.earlier = signal.lfilter(
+                    memory.of_noise, memory.of_draws, values[None], axis=0, zi=self.earlier
+                )
+                return np.asarray(found[0] / self._norm)
+            case Pairs():
+                found = values + memory.weights @ self.earlier
+                self.earlier = memory.decays[:, None] * self.earlier + values
+                return np.asarray(found / self._norm)
+            case _:
+                assert_never(memory)
+
+
+class OrderEvidence:
+    """Evidence of steps with correlated noise, where it is known which steps a canary joins.
+
+    C times the noisy sums has independent noise, and C times what a canary adds as its mean.
+    """
+
+    def __init__(self, batches: CanaryBatches, whitening: Whitening) -> None:
+        self._count, self.total = batches.count, np.zeros(batches.count)
+        self._seen, self._added = whitening, copy.deepcopy(whitening)
+
+    def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
+        white, added = self._seen.next(seen / std), self._added.next(drawn * (length / std))
+        self.total += added * (white[: self._count] - added / 2.0) / _measured(white[self._count :]) ** 2
+
+    def state(self) -> dict[str, Any]:
+        return _as_tensors({"total": self.total, "seen": self._seen.earlier, "added": self._added.earlier})
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self.total, self._seen.earlier, self._added.earlier = _as_arrays(state, ("total", "seen", "added"))
+
+
+class TurnEvidence:
+    """Evidence of steps in cycles: a canary joins a step that is its turn by a secret coin, and no other.
+
+    C has at most as many bands as a cycle has steps, so that what a turn has touched ends before the next one.
+    """
+
+    def __init__(self, batches: CanaryBatches, whitening: Whitening, column: Array) -> None:
+        """`column`: the first one of C, of norm 1."""
+        self._batches, self._whitening = batches, whitening
+        self._bands = np.zeros(batches.cycle)
+        self._bands[: min(len(column), batches.cycle)] = column[: batches.cycle]
+        self._step, count = 0, batches.count
+        self._ended, self._length, self._products, self._squares = (np.zeros(count) for _ in range(4))
+
+    @property
+    def total(self) -> Array:
+        exponents = self._length * (self._products - self._length * self._squares / 2.0)
+        rate = self._batches.rate
+        coins = np.logaddexp(special.xlog1py(1.0, -rate), math.log(rate) + exponents)
+        return self._ended + np.where(self._length > 0.0, coins, 0.0)
+
+    def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
+        turns, cycle = self._batches.turns, self._batches.cycle
+        white, age = self._whitening.next(seen / std), (self._step - turns) % cycle
+        starts = age == 0
+        self._ended = np.where(starts, self.total, self._ended)
+        self._length = np.where(starts, length / std, self._length)
+        band = self._bands[age]
+        precision = 1.0 / _measured(white[self._batches.count :]) ** 2
+        self._products = np.where(starts, 0.0, self._products) + band * white[: self._batches.count] * precision
+        self._squares = np.where(starts, 0.0, self._squares) + band**2 * precision
+        self._step += 1
+
+    def state(self) -> dict[str, Any]:
+        arrays = {name: getattr(self, f"_{name}") for name in ("ended", "length", "products", "squares")}
+        return {**_as_tensors({**arrays, "earlier": self._whitening.earlier}), "step": self._step}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        names = ("ended", "length", "products", "squares", "earlier")
+        self._ended, self._length, self._products, self._squares, self._whitening.earlier = _as_arrays(state, names)
+        self._step = state["step"]
+
+
+def _measured(white: Array) -> float:
+    """Return the standard deviation of witnesses, which is 1, if it is less than half of that."""
+    found = max(math.sqrt(float(np.mean(white**2))), 1e-9) if len(white) else 1.0
+    return found if found < 0.5 else 1.0
+
+
+def _as_tensors(arrays: Mapping[str, Array]) -> dict[str, Any]:
+    return {name: torch.from_numpy(value.copy()) for name, value in arrays.items()}
+
+
+def _as_arrays(state: Mapping[str, Any], names: Sequence[str]) -> list[Array]:
+    return [state[name].numpy().copy() for name in names]
