@@ -21,6 +21,7 @@ from dpsweep.accounting.mechanism.noise_strategies import (
     IndependentNoise,
     NoiseStrategy,
     bands_of,
+    prefix_sum_errors,
 )
 from dpsweep.accounting.mechanism.samplings import (
     CyclicPoissonSampling,
@@ -34,6 +35,16 @@ from dpsweep.accounting.mechanism.trace import Segment, Trace, join_segments, re
 
 _ROUND_DOWN = 1.0 - 4e-9
 """Undoes the inflation of an upper bound on a norm, and more."""
+
+
+def squared_errors(trace: Trace) -> tuple[float, float] | None:
+    """Return mean and largest squared error of the sums of all gradients up to a step, as `prefix_sum_errors` does.
+
+    None without noise, and with noise that changes.
+    """
+    if len(trace.segments) != 1 or not trace.is_private:
+        return None
+    return prefix_sum_errors(trace.strategy, trace.steps, trace.segments[0].noise_multiplier)
 
 
 def as_independent(trace: Trace, group_size: int = 1) -> Trace:

@@ -113,6 +113,7 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
         kind=worst.kind if worst.is_private else "none",
         adjacency=worst.adjacency,
         noise_strategy=result.spec.noise.strategy,
+        squared_errors=result.training.squared_errors if isinstance(result, TrialResult) else None,
         unit=result.spec.unit.name,
         group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
         risks={risk.group_size: risk for risk in result.risks},

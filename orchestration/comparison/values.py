@@ -164,6 +164,18 @@ def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
     return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
 
 
+def mean_squared_error(trial: PublishedTrial) -> float | None:
+    """Return the mean over the steps of the squared error of the sum of all gradients up to each."""
+    errors = trial.privacy.squared_errors if trial.privacy else None
+    return errors[0] if errors else None
+
+
+def max_squared_error(trial: PublishedTrial) -> float | None:
+    """Return the largest such error of a step."""
+    errors = trial.privacy.squared_errors if trial.privacy else None
+    return errors[1] if errors else None
+
+
 def peak_memory(trial: PublishedTrial) -> float | None:
     """Return the peak memory of the device that trained the trial, in MiB; None before its end, as it still grows."""
     return trial.device.peak_bytes / 2**20 if trial.device and trial.state in _TRAINED else None

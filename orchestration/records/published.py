@@ -41,7 +41,7 @@ class PublishedPrivacy:
     `group_epsilons`: epsilon of any group of k records, at the same delta, by group size k. `risks`: upper bounds on
     attacks on any k records, by group size k including 1; empty without noise. `reasons`: why epsilon is an estimate
     (`dpsweep.accounting.mechanism.reasons`). `unit`: whose privacy it is, "example" or "user".
-    `noise_strategy`: as of `NoiseSpec`.
+    `noise_strategy`: as of `NoiseSpec`. `squared_errors`: as of a `TrainingResult`.
     """
 
     epsilon: float
@@ -50,6 +50,7 @@ class PublishedPrivacy:
     kind: Kind = "guarantee"
     adjacency: Adjacency = "add_remove"
     noise_strategy: str = "independent"
+    squared_errors: tuple[float, float] | None = None
     unit: UnitName = EXAMPLE.name
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     risks: Mapping[int, AttackRisk] = field(default_factory=dict)

@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.noise_strategies import prefix_sum_errors
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.orchestration.records.failures import record_refusals
@@ -62,13 +62,8 @@ class PlannedTrial:
 
     @property
     def squared_errors(self) -> tuple[float, float] | None:
-        """Return mean and largest squared error of the sums of all gradients up to a step, as `prefix_sum_errors` does.
-
-        None without noise, and with noise that changes.
-        """
-        if len(self.trace.segments) != 1 or not self.trace.is_private:
-            return None
-        return prefix_sum_errors(self.trace.strategy, self.trace.steps, self.trace.segments[0].noise_multiplier)
+        """Return `dpsweep.accounting.mechanism.correlated.squared_errors` of its trace."""
+        return squared_errors(self.trace)
 
 
 @dataclass(frozen=True)

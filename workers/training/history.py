@@ -60,7 +60,8 @@ class TrainingResult:
     evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
     (`dpsweep.workers.training.trial_reasons`). references: scores of simple models that were trained beside it
     (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
-    output_axes: number of axes of what the model returns for one example.
+    output_axes: number of axes of what the model returns for one example. squared_errors: of the noise
+    (`dpsweep.accounting.mechanism.correlated.squared_errors`).
     """
 
     key: str
@@ -81,6 +82,7 @@ class TrainingResult:
     example_shape: tuple[int, ...] = ()
     example_type: str = "float32"
     output_axes: int = 1
+    squared_errors: tuple[float, float] | None = None
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
 

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records import (
     TrialFiles,
@@ -334,7 +335,8 @@ def _finish(
     unprotected = not spec.is_private
     write_bytes_atomically(files.model, _saved(weights), unprotected)
     write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
-    write_trace(files.trace, trainer.trace())
+    trace = trainer.trace()
+    write_trace(files.trace, trace)
     write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
@@ -361,6 +363,7 @@ def _finish(
         example_shape=tuple(inputs["example_shape"]),
         example_type=inputs["example_type"],
         output_axes=len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
+        squared_errors=squared_errors(trace),
     )
     note_written(files)
     write_bytes_atomically(files.training, result.to_json())

@@ -101,6 +101,8 @@ def test_results_json_holds_every_metric_under_its_name() -> None:
         "tpr_at_fpr_1pct": None,
         "delta": 1e-5,
         "initial_noise_multiplier": 2.25,
+        "mean_squared_error": None,
+        "max_squared_error": None,
         "release_epsilon": 0.125,
         "mean_example_epsilon": 1.25,
         "median_example_epsilon": 1.5,
