@@ -317,20 +317,12 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "accuracies[:epoch]) for epoch in range(epochs))",
-            "accuracies[:epoch + 1]) for epoch in range(epochs))",
-            "noise follows the accuracy of its own epoch",
-            survives="equivalent: a check at epoch t reads accuracies of the epochs before t // period * period only",
-        ),
-        B(
             "runs != list(schedule.runs(epochs))",
             "runs == list(schedule.runs(epochs))",
             "reacting noise is not told",
             True,
             (*SCHEDULES, *ACCOUNTANTS),
         ),
-        B("self.factor ** (epoch // self.period)", "self.factor ** (epoch / self.period)", "steps are smooth"),
-        B("max(last - self.hold_before, 0)", "last", "the window does not shift"),
         B(
             "yield mean - before if known else -math.inf",
             "yield mean - before if known else math.inf",

@@ -25,17 +25,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/sweeps/scheduler_groups.py",
-        ("tests/orchestration/sweeps/test_scheduler_groups.py",),
-        B("    if not point.is_private:\n        return None\n", "", "a scheduler stops baselines"),
-        B("clipping=_named(spec.clipping)", "clipping=Component('any')", "a scheduler stops whole settings"),
-    ),
-    *bugs_in(
-        "orchestration/sweeps/resources.py",
-        ("tests/orchestration/sweeps/test_resources.py",),
-        B("if all(names[place] in wanted", "if any(names[place] in wanted", "half of its conditions choose a section"),
-    ),
-    *bugs_in(
         "orchestration/sweeps/tuning_stages.py",
         ("tests/orchestration/sweeps/test_tune.py",),
         B(
@@ -54,11 +43,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "candidates are chosen without public data",
             privacy=True,
         ),
-    ),
-    *bugs_in(
-        "orchestration/sweeps/tune.py",
-        ("tests/orchestration/sweeps/test_tune.py",),
-        B("trial.seed if tune.is_selection else 0", "trial.seed", "each seed of a setting is tuned for itself"),
     ),
     *bugs_in(
         "orchestration/comparison/selected.py",
@@ -113,25 +97,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/tracking/mlflow.py",
-        ("tests/orchestration/test_limits.py",),
-        B(
-            'self._runs.pop(("trial", key), None) for key in anew',
-            'self._runs.get(("trial", key)) for key in ()',
-            "the curves of two starts of a trial stand in one run",
-        ),
-    ),
-    *bugs_in(
-        "orchestration/tracking/runs.py",
-        ("tests/orchestration/tracking/test_recorder.py",),
-        B("self._attached |= digests", "pass", "a store that always refuses one step is tried for ever"),
-    ),
-    *bugs_in(
-        "orchestration/pipeline/record_again.py",
-        ("tests/orchestration/commands/test_record_command.py",),
-        B("told.begin(replace(begun, trials=len(ended)))", "pass", "runs of a killed recording stay RUNNING"),
-    ),
-    *bugs_in(
         "orchestration/tracking/given_stores.py",
         ("tests/orchestration/tracking/test_given_stores.py",),
         B("recording.experiment, sweep_id", "sweep_id", "a folder from somebody else chooses the experiment"),
@@ -139,30 +104,11 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/comparison/winners.py",
         ("tests/orchestration/test_tuning.py",),
-        B("best = max(finite", "best = min(finite", "the worst candidate wins"),
         B(
             "history[-1].public if tune.data is None",
             "history[-1].test if tune.data is None",
             "candidates are chosen by the test data that are reported",
             privacy=True,
-        ),
-    ),
-    *bugs_in(
-        "orchestration/sweeps/combinations.py",
-        ("tests/orchestration/sweeps/test_axes.py",),
-        B(
-            "<= 1 for group in pairs(sweep))",
-            "<= 9 for group in pairs(sweep))",
-            "axes that vary together are combined all the same",
-        ),
-    ),
-    *bugs_in(
-        "orchestration/sweeps/grid.py",
-        ("tests/orchestration/sweeps/test_axes.py",),
-        B(
-            'if axis not in ("epsilon", "sigma")}',
-            'if axis != "sigma"}',
-            "a schedule with noise of its own is calibrated, too",
         ),
     ),
     *bugs_in(
@@ -211,11 +157,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "releases=release.releases(), adjacency",
-            "releases=release.releases()[:1], adjacency",
-            "the cost shown of a release is that of its histogram",
-        ),
-        B(
             "step.noise_multiplier >= other.noise_multiplier",
             "step.noise_multiplier > 0.0",
             "any noise counts as no dearer than planned",
@@ -234,20 +175,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "cost_so_far(plan, _ends(planned), trace.steps - 1,",
             "the cost so far lacks a step",
             True,
-        ),
-    ),
-    *bugs_in(
-        "orchestration/execution/estimate_quality.py",
-        ("tests/orchestration/execution/test_estimate_quality.py",),
-        B(
-            "estimated = np.minimum(own.upper[rows], worst_case)",
-            "estimated = np.minimum(own.upper[: len(rows)], worst_case)",
-            "errors are those of other examples",
-        ),
-        B(
-            "largest_error=float(errors.max())",
-            "largest_error=float(errors.min())",
-            "the smallest error is the largest",
         ),
     ),
     *bugs_in(
@@ -274,13 +201,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/sweeps/plan.py",
         PLAN,
         B("after_training if point.is_private else ()", "()", "what is released is no part of the target", True),
-        B("if epochs == 0:", "if epochs < 0:", "a budget that pays for nothing is accepted"),
-        B("steps * (tracked * _BYTES_PER_ROW", "(tracked * _BYTES_PER_ROW", "tracked examples take no space"),
-        B(
-            "Calibration(mechanism, *run)",
-            'Calibration(mechanism, *run[:-1], "rdp")',
-            "calibrated by another accountant than accounted",
-        ),
         B(
             "if stored is not None and each.is_solved_by(stored):",
             "if stored is not None:",
@@ -294,15 +214,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "refusals quote the data",
             True,
             ("tests/orchestration/sweeps/test_plan.py",),
-        ),
-    ),
-    *bugs_in(
-        "orchestration/sweeps/planned.py",
-        PLAN,
-        B(
-            "tuple(account(trace, delta, name) for",
-            "tuple(account(trace, delta, sweep.privacy.accountant) for",
-            "further accountants repeat the first",
         ),
     ),
     *bugs_in(
