@@ -29,7 +29,7 @@ from benchmarks.cases import DELTA, DIGITS, KINDS, Case
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
 from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
-from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
+from dpsweep.orchestration.execution.completion import quality_of_estimates
 from dpsweep.workers.spec import Component, DataSpec, Refreshes
 from dpsweep.workers.training.norm_recorder import NormRecorder
 from dpsweep.workers.trials.trial import run_trial

@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.jobs.examples import (
     AccountingJob,
     PartResult,
@@ -32,8 +33,10 @@ from dpsweep.accounting.jobs.examples import (
     taken_up,
 )
 from dpsweep.accounting.jobs.summaries import EpsilonSummary
-from dpsweep.accounting.jobs.user_epsilons import epsilons_of_users
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.pld import epsilon_of_examples
 from dpsweep.accounting.records import (
+    Epsilons,
     NormShards,
     OwnedPart,
     ShareOfRows,
@@ -47,6 +50,37 @@ from dpsweep.accounting.records import (
     shares_of,
     write_rows,
 )
+
+
+def epsilons_of_users(
+    users: NDArray[np.int64], rows: NDArray[np.float32], steps: Sequence[int], trace: Trace, delta: float
+) -> Epsilons:
+    """Return the epsilons of some users, from all of their records.
+
+    users: whose each record is [records]. rows: what it contributed [records, snapshots], at ``steps`` of the run. The
+    result has the ids of users in place of examples, ascending, and no losses.
+    """
+    order = np.argsort(users, kind="stable")
+    ids, starts, counts = np.unique(users[order], return_index=True, return_counts=True)
+    alone = counts == 1
+    upper, lower = np.empty(len(ids)), np.empty(len(ids))
+    single = individual_epsilons(steps, rows[order[starts[alone]]], trace, delta, "pld")
+    upper[alone], lower[alone] = single.upper, np.nan if single.lower is None else single.lower
+    for place in np.flatnonzero(~alone).tolist():
+        own = rows[order[starts[place] : starts[place] + counts[place]]]
+        together = epsilon_of_examples(trace, steps, own, delta)
+        upper[place], lower[place] = together.upper, np.nan if together.lower is None else together.lower
+    return Epsilons(
+        example_ids=ids,
+        groups=np.zeros(len(ids), np.int32),
+        upper=upper,
+        lower=None if np.isnan(lower).any() else lower,
+        losses=np.full(len(ids), np.nan, np.float32),
+        delta=delta,
+        method="pld",
+        kind=trace.individual_kind,
+    )
+
 
 DIRECT = 2
 """Maximum number of shares that read the norms themselves; more are sorted first, which costs a write and a read."""

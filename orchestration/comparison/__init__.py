@@ -28,7 +28,6 @@ __all__ = [
     "rate_metrics",
     "record",
     "sanity",
-    "selected",
     "settings",
     "spoken",
     "statistics",

@@ -20,8 +20,7 @@ from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.sweeps.combinations import BASELINE
-from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.orchestration.sweeps.grid import BASELINE, GridPoint
 from dpsweep.workers.spec import SPEED, DataSpec
 from dpsweep.workers.tasks import task_called
 

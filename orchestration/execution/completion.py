@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.so_far import cost_so_far
-from dpsweep.accounting.individual import individual_reasons
+from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.jobs import (
     AccountingJob,
     CountedEpsilons,
@@ -21,12 +24,13 @@ from dpsweep.accounting.jobs import (
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
+from dpsweep.accounting.records import Epsilons, NormShards, StoredEpsilons, TrialFiles, read_trace
+from dpsweep.orchestration.comparison.densities import density
 from dpsweep.orchestration.comparison.individuals import exact_statistics, released_statistics
+from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
-from dpsweep.orchestration.execution.estimate_quality import quality_of_estimates
 from dpsweep.orchestration.records.integrity import note_digests
-from dpsweep.orchestration.records.published import IndividualStatistics, PublishedEpoch
+from dpsweep.orchestration.records.published import EstimateQuality, IndividualStatistics, PublishedEpoch
 from dpsweep.orchestration.records.release_modes import release_mode, release_spec
 from dpsweep.orchestration.records.results import (
     StoppedTrial,
@@ -42,6 +46,39 @@ from dpsweep.workers.evaluation.attack_results import AttackResults, read_attack
 from dpsweep.workers.machine.device_use import read_device_use
 from dpsweep.workers.training.counters import Counters, read_counters
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result
+
+
+def quality_of_estimates(
+    files: TrialFiles, epsilons: Iterable[Epsilons], trace: Trace, worst_case: float
+) -> EstimateQuality:
+    """Compare estimated ``epsilons`` (parts) with epsilons from ``private/exact-norms``, recorded at every step.
+
+    Both sides are accounted by the same method and capped at the worst case, so they differ only in how often norms
+    were recorded (paper A, Section 5.1). The result is private data: it is computed from single training examples.
+    Raises: DataCorruption for shards that are missing, truncated or altered.
+    """
+    shards = NormShards(files.exact_norms)
+    tracked = [shards.read(part) for part in shards.parts]
+    ids = np.concatenate([part.example_ids for part in tracked])
+    own = _of_examples(epsilons, ids)
+    paid = [individual_epsilons(part.steps, part.contributions, trace, own.delta, own.method).upper for part in tracked]
+    order = np.argsort(own.example_ids)
+    rows = order[np.searchsorted(own.example_ids, ids, sorter=order)]
+    actual = np.minimum(np.concatenate(paid), worst_case)
+    estimated = np.minimum(own.upper[rows], worst_case)
+    errors = np.abs(estimated - actual)
+    return EstimateQuality(
+        examples=len(actual),
+        correlation=pearson(actual, estimated),
+        mean_error=float(errors.mean()),
+        largest_error=float(errors.max()),
+        density=density(actual, estimated),
+    )
+
+
+def _of_examples(epsilons: Iterable[Epsilons], ids: NDArray[np.int64]) -> Epsilons:
+    """Return the epsilons of the given examples, in the order of the parts."""
+    return Epsilons.concatenate([part.of(np.isin(part.example_ids, ids)) for part in epsilons])
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,7 @@ from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.records import exists
 from dpsweep.orchestration.execution.autoscaler import has_autoscaler
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, lighter
-from dpsweep.orchestration.execution.gpu_nodes import off_gpu_nodes
-from dpsweep.orchestration.execution.gpus import require_gpu
+from dpsweep.orchestration.execution.gpus import off_gpu_nodes, require_gpu
 from dpsweep.orchestration.execution.storage_retries import train_patiently
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.sweeps.planned import PlannedTrial

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import KEY_VARIABLE, delete_folder, exists, is_encrypting, make_private_folder
-from dpsweep.orchestration.comparison.selected import selected_runs
+from dpsweep.orchestration.comparison.winners import selected_runs
 from dpsweep.orchestration.execution.backends import solver
 from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
 from dpsweep.orchestration.execution.planning import plan_at

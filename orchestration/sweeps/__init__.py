@@ -4,7 +4,6 @@ Other packages import only the modules in `__all__`; of these, `components`, `dr
 """
 
 __all__ = [
-    "combinations",
     "components",
     "draft",
     "fields",

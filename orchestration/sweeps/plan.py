@@ -7,7 +7,7 @@ will be accounted. A trial that cannot run is refused with a reason; if any tria
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
@@ -23,6 +23,7 @@ from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_of_group
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
+from dpsweep.orchestration.sweeps.compare import require_defined
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
 from dpsweep.orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
@@ -30,7 +31,7 @@ from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
-from dpsweep.orchestration.sweeps.tasks import require_one_task
+from dpsweep.orchestration.sweeps.tune import require_selectable
 from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning
 from dpsweep.workers import clipping
 from dpsweep.workers.data import Dataset, describe, load_dataset
@@ -318,3 +319,23 @@ def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
     """
     reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
     return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning
+
+
+def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], dataset: DatasetDescription) -> None:
+    """Raise InvalidInput if other data of the sweep have another task, or if the sweep uses metrics that it lacks.
+
+    known: descriptions of the sweep's data loaded so far.
+    """
+    other = next((each for each in known if each.task != dataset.task), None)
+    if other is not None:
+        raise InvalidInput(
+            f"the data {other.name} are for {other.task}, but {dataset.name} for {dataset.task}, whose numbers cannot "
+            "be compared; give each a sweep of its own"
+        )
+    require_defined(sweep.compare, dataset.name, len(dataset.class_names), dataset.task)
+    if sweep.compare.worst_group == "user_accuracy" and dataset.test_users is None:
+        raise InvalidInput(
+            f"compare.worst_group is user_accuracy, but the test examples of {dataset.name} name no users; name them "
+            "(data.user), or choose accuracy"
+        )
+    require_selectable(sweep.tune, dataset.task)

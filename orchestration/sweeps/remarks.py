@@ -11,7 +11,7 @@ from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.reasons import in_words
-from dpsweep.orchestration.sweeps.combinations import repeated
+from dpsweep.orchestration.sweeps.grid import repeated
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import UserCode, is_import_path
 from dpsweep.workers.spec import TrialSpec

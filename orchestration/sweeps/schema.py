@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Annotated, Any, Final, Self, get_type_hints
 
 from pydantic import Field, ValidationError, model_validator
@@ -14,7 +14,7 @@ from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure, release_mode
-from dpsweep.orchestration.sweeps.axes import has_lists, spread
+from dpsweep.orchestration.sweeps.axes import has_lists, kinds_of, spread
 from dpsweep.orchestration.sweeps.compare import CompareSettings
 from dpsweep.orchestration.sweeps.fields import (
     Attacks,
@@ -29,8 +29,6 @@ from dpsweep.orchestration.sweeps.fields import (
     Several,
     SweepSection,
 )
-from dpsweep.orchestration.sweeps.list_values import kinds_of
-from dpsweep.orchestration.sweeps.mistakes import mistakes
 from dpsweep.orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
 from dpsweep.orchestration.sweeps.sections import (
     ONE_LEVEL,
@@ -40,8 +38,9 @@ from dpsweep.orchestration.sweeps.sections import (
     PrivacySettings,
     SchedulerSettings,
 )
-from dpsweep.orchestration.sweeps.text import parse_text
+from dpsweep.orchestration.sweeps.text import parse_text, shortly
 from dpsweep.orchestration.sweeps.tune import TUNED_COMPONENTS, Adapted, TuneSettings, candidates_of, takes
+from dpsweep.workers.field_bounds import place_of
 from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import (
@@ -57,6 +56,47 @@ from dpsweep.workers.spec import (
     Seed,
     TrialSpec,
 )
+
+
+def mistakes(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
+    """Yield one line per mistake: its place in the sweep, what is expected there, and what was found."""
+    wrong: dict[str, list[str]] = {}
+    for item in error.errors(include_url=False, include_context=False):
+        message = item["msg"].removeprefix("Value error, ")
+        if item["type"] not in ("value_error", "missing"):
+            message = f"{message}, but got {shortly(item['input'])}"
+        missing = [str(item["loc"][-1])] if item["type"] == "missing" else []
+        place = ".".join([*place_of(item["loc"], content), *missing])
+        wrong.setdefault(place, []).append(_missing(place) if missing else message)
+    for place, messages in wrong.items():
+        line = "; or ".join(dict.fromkeys(messages))
+        yield f"{place}: {line}" if place else line
+
+
+def _missing(place: str) -> str:
+    *sections, key = (part for part in place.split(".") if not part.isdigit())  # without positions in lists
+    example = EXAMPLES.get(".".join([*sections, key]))
+    return "this key is missing" + (f"; add it, such as `{key}: {example}`" if example else "")
+
+
+EXAMPLES: Final[Mapping[str, str]] = {
+    "name": "my-sweep",
+    "data": "digits",
+    "model": "mlp",
+    "sampling": "{method: poisson, batch_size: 256}",
+    "sampling.method": "poisson",
+    "sampling.batch_size": "256",
+    "epochs": "20",
+    "clipping": "[none, {name: flat, bound: 1}]",
+    "privacy": "{target_epsilon: 3, delta: 1e-5}",
+    "privacy.delta": "1e-5",
+    "audit.canaries": "200",
+    "attacks.rmia.reference_models": "4",
+    "tune.parameters": "{clipping.bound: [0.5, 1, 2]}",
+    "tune.privacy": "unaccounted  # research mode; or public, private_selection, exponential_mechanism",
+}
+"""A value of every key without a default, by its place, for the message that it is missing."""
+
 
 _SECTIONS: Final = {"data": DataSpec, "sampling": SamplingSpec, "norms": NormSpec}
 """Axes whose values are sections, with the dataclass that types the fields of each section."""

@@ -132,7 +132,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("precision**-0.5)\n    return always", "precision**-0.25)\n    return always", "noise of a node", True),
     ),
     *bugs_in(
-        "accounting/jobs/user_epsilons.py",
+        "accounting/jobs/user_accounting.py",
         ("tests/accounting/jobs/test_user_accounting.py",),
         B("counts == 1", "counts >= 1", "users of several records pay for one", True),
     ),
@@ -158,7 +158,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         OBJECTS,
         B("(each.number, each.previous) != (number, previous)", "False", "a lost snapshot is not noticed", True),
         B(
-            'if json.loads(content) != {"snapshots": len(found), "last": previous}:',
+            'if parsed_json(content) != {"snapshots": len(found), "last": previous}:',
             "if False:",
             "the loss of the last snapshot is not noticed",
             True,
@@ -190,7 +190,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B('encrypted(f"{uri}#{number}", piece)', "piece", "norms are not encrypted", True, ENCRYPTED),
     ),
     *bugs_in(
-        "accounting/records/background.py",
+        "accounting/records/shards.py",
         ("tests/accounting/records/test_background.py",),
         B("            self._failure = error\n", "", "what follows a failure is begun"),
         B("len(self._pending) >= AT_MOST", "False", "memory fills with snapshots"),

@@ -45,7 +45,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/comparison/selected.py",
+        "orchestration/comparison/winners.py",
         ("tests/orchestration/test_exponential_mechanism.py",),
         B("score=None,", "score=float(wrong[runs[setting][place].key]),", "a count of errors leaves the choice", True),
     ),

@@ -99,7 +99,11 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "the worst order of shuffled batches is taken for the run",
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
-        B("max(filled + (_ROUND_UP**2", "max(0.0 * filled + (_ROUND_UP**2", "one data set more is never cut", True),
+    ),
+    *bugs_in(
+        "accounting/mechanism/reductions.py",
+        ("tests/accounting/accountants/test_truncated.py",),
+        B("max(filled + (_CHANCE_UP**2", "max(0.0 * filled + (_CHANCE_UP**2", "one data set more is never cut", True),
     ),
     *bugs_in(
         "accounting/accountants/joint_cost.py",

@@ -135,8 +135,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "= max(segment.noise_multiplier for segment in mechanism",
-            "= min(segment.noise_multiplier for segment in mechanism",
+            "= max(segment.noise_multiplier for segment in trace",
+            "= min(segment.noise_multiplier for segment in trace",
             "noise that rises without clipping is accepted",
             True,
         ),

@@ -46,7 +46,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/training/standardisation.py",
+        "workers/training/preprocessing.py",
         ("tests/workers/training/test_preprocessing.py::TestStandardised",),
         B("return total / math.sqrt(2.0)", "return total", "sums and squares are accounted as one of both", True),
     ),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal
@@ -10,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpsweep.workers.gradients import (
-    activation,
     attention,
     convolution,
     embedding,
@@ -19,8 +19,22 @@ from dpsweep.workers.gradients import (
     recurrent,
     standardized,
 )
-from dpsweep.workers.gradients.rules import Rewrite, Rule
+from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, widen
+from dpsweep.workers.gradients.rules import Differentiate, Rewrite, Rule
 from dpsweep.workers.models import WeightStandardizedConv2d
+
+
+def prelu(module: nn.PReLU, activation: Tensor, output: Tensor | None, examples: int) -> Differentiate:
+    """Return the rule of nn.PReLU, which has one slope for all entries or one for each index of the second axis."""
+    slopes = module.num_parameters
+
+    def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
+        sloped = widen(grad) * widen(activation).clamp(max=0.0)
+        by_slope = sloped.reshape(examples, -1, slopes, math.prod(grad.shape[1:]) // slopes)
+        return {"weight": Instantiated(by_slope.sum((1, 3)))}
+
+    return differentiate
+
 
 RULES: Mapping[type[nn.Module], Rule] = {
     nn.Linear: linear.linear,
@@ -40,7 +54,7 @@ RULES: Mapping[type[nn.Module], Rule] = {
     nn.InstanceNorm1d: normalization.instance_norm,
     nn.InstanceNorm2d: normalization.instance_norm,
     nn.InstanceNorm3d: normalization.instance_norm,
-    nn.PReLU: activation.prelu,
+    nn.PReLU: prelu,
     WeightStandardizedConv2d: standardized.standardized_convolution,
 }
 

@@ -27,7 +27,45 @@ from dpsweep.workers.models import load_weights
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
 from dpsweep.workers.training.robust_ranges import private_ranges, scaled_by
-from dpsweep.workers.training.standardisation import private_moments, standardised_by
+
+_LEAST_DEVIATION: Final = 0.02
+
+
+def moments(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
+    """Return [width + 1] float64: sums over all rows that have L2 sensitivity 1. A row that is not finite adds
+    nothing.
+    """
+    total = torch.zeros(width + 1, dtype=torch.float64)
+    for block in blocks():
+        rows = block.double()
+        centred = rows[rows.isfinite().all(1)].clamp(0.0, 1.0) - 0.5
+        total[:-1] += centred.sum(0) / (0.5 * width**0.5)
+        total[-1] += (centred**2).sum() / (0.25 * width)
+    return total / math.sqrt(2.0)
+
+
+def private_moments(
+    blocks: Callable[[], Iterator[Tensor]], width: int, rows: int, noise: NoiseSource, noise_multiplier: float
+) -> dict[str, Tensor]:
+    """Return the mean of each column [width] and one deviation [1] of all columns about their means, float32.
+
+    rows: their public number.
+    """
+    released = noise.added(moments(blocks, width), noise_multiplier) * 2.0**0.5 / rows
+    error = 2.0**0.5 * noise_multiplier / rows * 0.5 * width**0.5
+    offsets = (released[:-1] * 0.5 * width**0.5).clamp(-0.5, 0.5)
+    squares = float(released[-1]) * 0.25
+    variance = squares - float((offsets**2).mean()) + error**2  # the noise of the means adds to their squares
+    deviation = math.sqrt(min(max(variance, _LEAST_DEVIATION**2), 0.25))
+    return {"mean": (0.5 + offsets).float(), "deviation": torch.tensor([deviation])}
+
+
+def standardised_by(state: dict[str, Tensor], rows: Tensor) -> Tensor:
+    """Return the rows [b, ...] with the leading columns centred and scaled, changed in place."""
+    width = len(state["mean"])
+    rows[:, :width] = (rows[:, :width] - state["mean"]) / state["deviation"]
+    return rows
+
 
 State = dict[str, Tensor]
 _CACHE: Final = "cache of frozen_features:"
@@ -196,7 +234,7 @@ class Standardised:
     """Numbers that declared ranges scale to [0, 1], centred, and divided by their common deviation.
 
     Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier``, under add/remove and zero-out
-    adjacency (`dpsweep.workers.training.standardisation`). columns: as of `RobustRanges`, which asks for no ranges,
+    adjacency (`dpsweep.workers.training.preprocessing`). columns: as of `RobustRanges`, which asks for no ranges,
     but for more rows.
     """
 

@@ -27,8 +27,13 @@ from dpsweep.accounting.jobs import (
     store_epsilons,
 )
 from dpsweep.accounting.jobs import user_accounting as users_module
-from dpsweep.accounting.jobs.user_accounting import AccountShares, ReuseShares, SortRows, account_users
-from dpsweep.accounting.jobs.user_epsilons import epsilons_of_users
+from dpsweep.accounting.jobs.user_accounting import (
+    AccountShares,
+    ReuseShares,
+    SortRows,
+    account_users,
+    epsilons_of_users,
+)
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.pld import epsilon_of_examples

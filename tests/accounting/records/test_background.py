@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from dpsweep.accounting.records.background import AT_MOST, Background
+from dpsweep.accounting.records.shards import AT_MOST, Background
 
 
 def fail() -> None:

@@ -45,7 +45,7 @@ def test_a_store_that_cannot_be_reached_is_named_before_anything_is_written(
 
 
 def test_a_store_that_never_answers_is_one_error_of_any_command(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("dpsweep.accounting.records.stores._ANSWER_WITHIN", 1.0)
+    monkeypatch.setattr("dpsweep.accounting.records.files._ANSWER_WITHIN", 1.0)
     with mute() as place:
         for name, value in {**NOBODY, "AWS_ENDPOINT_URL": f"http://{place}"}.items():
             monkeypatch.setenv(name, value)

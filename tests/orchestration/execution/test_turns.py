@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.execution.gpu_nodes import off_gpu_nodes
+from dpsweep.orchestration.execution.gpus import off_gpu_nodes
 from dpsweep.orchestration.execution.turns import Entry, waits_before
 from dpsweep.orchestration.records.turn import Turn
 from tests.orchestration.processes import script

@@ -9,11 +9,9 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.parameters import asked
-from dpsweep.orchestration.sweeps.axes import spread
-from dpsweep.orchestration.sweeps.combinations import repeated
+from dpsweep.orchestration.sweeps.axes import LIST_VALUES, kinds_of, spread
 from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of, types_of
-from dpsweep.orchestration.sweeps.grid import GridPoint, grid
-from dpsweep.orchestration.sweeps.list_values import LIST_VALUES, kinds_of
+from dpsweep.orchestration.sweeps.grid import GridPoint, grid, repeated
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 

@@ -28,11 +28,11 @@ from dpsweep.workers.training.preprocessing import (
     PREPROCESSING,
     State,
     make_preprocessing,
+    moments,
     planned_releases,
     second_moments,
 )
 from dpsweep.workers.training.robust_ranges import ROUNDS, counts_between, magnitudes, scaled_by
-from dpsweep.workers.training.standardisation import moments
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.devices import DEVICE
 from tests.workers.trial_specs import small_trial
