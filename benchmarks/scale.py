@@ -329,7 +329,7 @@ def of_users(folder: Path, quick: bool) -> Iterator[Row]:
     size = QUICK_SIZES[1] if quick else SIZES[0]
     root = stored(folder, f"{size.examples}x{size.snapshots}", size)
     users = np.random.default_rng(0).permutation(size.examples)
-    write_users(TrialFiles(root).users, np.arange(size.examples), users, PART)
+    write_users(TrialFiles(root).users, np.arange(size.examples), np.arange(size.examples), users, PART)
     for nodes in (1,) if quick else (1, 2):
         yield apart(computed, [root], size, "users", "pld", nodes, account_users)
 

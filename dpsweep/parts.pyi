@@ -91,7 +91,7 @@ class PrivacySection(TypedDict, total=False):
     target_epsilon: Each[float] | None
     noise_multiplier: Each[float] | None
     budget: BudgetSection | None
-    adjacency: Literal["add_remove", "zero_out", "replace_one"] | None
+    adjacency: Literal["add_remove", "zero_out", "fixed_graph", "replace_one"] | None
     accountant: str
     unit: Literal["example", "user"]
     user_sampling: Each[Literal["els", "uls"]] | None
@@ -194,7 +194,8 @@ class _Data:
         label: Each[str | Sequence[str]],
         features: Each[Sequence[str] | None] = None,
         group: Each[str | Sequence[str] | None] = None,
-        user: Each[str | None] = None,
+        user: Each[str | Sequence[str] | None] = None,
+        user_separator: Each[str | None] = None,
         test_path: Each[str | None] = None,
         ranges: Each[Mapping[str, Sequence[float]] | None] = None,
         categories: Each[Mapping[str, Sequence[str | bool | int | float]] | None] = None,
@@ -251,7 +252,8 @@ class _Data:
         label: Each[str | Sequence[str]],
         features: Each[Sequence[str] | None] = None,
         group: Each[str | Sequence[str] | None] = None,
-        user: Each[str | None] = None,
+        user: Each[str | Sequence[str] | None] = None,
+        user_separator: Each[str | None] = None,
         test_path: Each[str | None] = None,
         ranges: Each[Mapping[str, Sequence[float]] | None] = None,
         categories: Each[Mapping[str, Sequence[str | bool | int | float]] | None] = None,
@@ -276,7 +278,8 @@ class _Data:
         label: Each[str | Sequence[str] | None] = None,
         task: Each[Literal["classification", "regression", "multi_label"]] = "classification",
         group: Each[str | Sequence[str] | None] = None,
-        user: Each[str | None] = None,
+        user: Each[str | Sequence[str] | None] = None,
+        user_separator: Each[str | None] = None,
         test_path: Each[str | None] = None,
         classes: Each[Sequence[str | bool | int | float] | None] = None,
         groups: Each[

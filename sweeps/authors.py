@@ -37,3 +37,27 @@ def notes(authors: int = 1500, most: int = 24, words_per_note: int = 25, seed: i
         group_names=("authors of few notes", "authors of many notes"),
         class_names=SUBJECTS,
     )
+
+
+def joint_notes(writers: int = 1200, notes: int = 5000, words_per_note: int = 25, seed: int = 0) -> Source:
+    """Return notes that one to three authors of a circle wrote together, labelled by subject.
+
+    An author writes within one circle of about ten, and now and then with somebody of another.
+    """
+    draw = np.random.default_rng(seed)
+    of_subject = draw.dirichlet(np.full(WORDS, 0.3), len(SUBJECTS))
+    habits = draw.dirichlet(np.full(WORDS, 0.15), writers)
+    first = draw.choice(writers, notes, p=draw.dirichlet(np.full(writers, 0.8)))
+    others = first[:, None] // 10 * 10 + draw.integers(0, 10, (notes, 2))
+    others = np.where(draw.random((notes, 2)) < 0.02, draw.integers(0, writers, (notes, 2)), others)
+    others[draw.random((notes, 2)) < 0.6] = -1  # most notes have one or two authors
+    authors = np.column_stack([first, others])
+    subject = draw.integers(0, len(SUBJECTS), notes)
+    counts = [draw.multinomial(words_per_note, each) for each in 0.45 * of_subject[subject] + 0.55 * habits[first]]
+    return Source(
+        name="joint_notes",
+        train=make_split((np.stack(counts) / 5.0).astype(np.float32), labels=subject, user_ids=authors),
+        test=None,
+        group_names=SUBJECTS,
+        class_names=SUBJECTS,
+    )

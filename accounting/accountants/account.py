@@ -32,7 +32,8 @@ def account(trace: Trace, delta: float, accountant: str = "auto", group_size: in
             pass
         case User():
             rows, size = by_rows(trace, group_size)
-            return of_group(account(rows, delta, accountant, size), group_size, trace.unit)
+            of_users = of_group(account(rows, delta, accountant, size), group_size, trace.unit)
+            return replace(of_users, adjacency=trace.adjacency)
         case _:
             assert_never(trace.unit)
     if trace.selection is not None:

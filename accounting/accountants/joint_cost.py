@@ -171,6 +171,11 @@ def _shared_adjacency(traces: Iterable[Trace]) -> Adjacency:
     samplings: set[Sampling] = {segment.sampling for trace in traces for segment in trace.segments}
     if len(found) == 1:
         return found.pop()
+    if "fixed_graph" in found:
+        raise UnsupportedMechanism(
+            "some of these runs take as known who owns which record (fixed_graph) and others do not, so that a user "
+            "may own other records in each; compare runs of one adjacency"
+        )
     if all("zero_out" in sampling.adjacencies for sampling in samplings):
         return "zero_out"
     words = " and ".join(sorted({sampling.words for sampling in samplings}))

@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.trace import (
     require_rows,
     require_supported,
 )
-from dpsweep.accounting.mechanism.units import EXAMPLE
+from dpsweep.accounting.mechanism.units import EXAMPLE, of_records
 
 ALLOCATED_SHIFTS = (1e-4, 1.0 / 0.3)
 """The range of shifts, in noise standard deviations, in which random allocation is bounded from below, too."""
@@ -43,7 +43,7 @@ def by_rows(trace: Trace, group_size: int) -> tuple[Trace, int]:
 
     Guarantee: an epsilon of that many rows of the run that is returned is one of the units.
     """
-    return replace(trace, unit=EXAMPLE), group_size * trace.unit.rows
+    return replace(trace, unit=EXAMPLE, adjacency=of_records(trace.adjacency)), group_size * trace.unit.rows
 
 
 def as_accounted(trace: Trace, group_size: int = 1) -> Trace:

@@ -20,11 +20,11 @@ from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, keep_f
 from dpsweep.accounting.registry import lookup, one_of
 
 Array = NDArray[np.float64]
-Adjacency = Literal["add_remove", "zero_out", "replace_one"]
+Adjacency = Literal["add_remove", "zero_out", "fixed_graph", "replace_one"]
 """``add_remove``: one data set is the other plus one record.
 
 ``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. Shuffled runs use
-it, because their batches stay aligned under it.
+it, because their batches stay aligned under it. ``fixed_graph``: so are all records that one user owns or shares.
 
 ``replace_one``: one record is replaced by any other. Covered where nothing is sampled: full batches and reshuffled
 epochs, whose sums move by at most twice the sensitivity (docs/group-proof.md, Theorem 5).

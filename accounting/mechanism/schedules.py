@@ -35,6 +35,7 @@ from dpsweep.accounting.mechanism.trace import (
     Trace,
     join_segments,
 )
+from dpsweep.accounting.mechanism.units import EXAMPLE, Unit
 from dpsweep.accounting.registry import build, lookup, one_of
 
 NEGLIGIBLE_NOISE = NOISE_MULTIPLIERS[0]
@@ -347,6 +348,7 @@ def planned_trace(
     releases: tuple[Release, ...] = (),
     validation_accuracies: Sequence[float] = (),
     adjacency: Adjacency | None = None,
+    unit: Unit = EXAMPLE,
 ) -> Trace:
     """Return the trace of ``epochs`` epochs of ``steps_per_epoch`` steps each under ``schedule``.
 
@@ -372,4 +374,5 @@ def planned_trace(
         releases,
         adjacency or sampling.adjacencies[0],
         noise_follows_results=bool(validation_accuracies) and runs != list(schedule.runs(epochs)),
+        unit=unit,
     )

@@ -39,7 +39,7 @@ from dpsweep.accounting.mechanism.samplings import (
     require_known,
     stored_kinds,
 )
-from dpsweep.accounting.mechanism.units import EXAMPLE, Example, Unit, User
+from dpsweep.accounting.mechanism.units import EXAMPLE, Example, Unit, User, of_records
 from dpsweep.accounting.registry import one_of
 
 NOISE_MULTIPLIERS = (1e-6, 1e9)
@@ -233,7 +233,7 @@ class Trace:
         require_known_noise(self.strategy)
         self._require_contiguous()
         for segment in self.segments:
-            require_adjacency(segment.sampling, self.adjacency)
+            require_adjacency(segment.sampling, of_records(self.adjacency))
             segment.sampling.require_fits(self.dataset_size)
             if self.filter is not None:
                 require_filterable(segment, self.filter)
@@ -250,7 +250,7 @@ class Trace:
             )
         match self.unit:
             case Example():
-                pass
+                self._require_no_graph()
             case User():
                 self._require_users_are_covered()
             case _:
@@ -262,12 +262,20 @@ class Trace:
                 "method, or release every run"
             )
 
+    def _require_no_graph(self) -> None:
+        """Raise for an adjacency that says who owns which record, of a run that knows no owners."""
+        if self.adjacency == "fixed_graph":
+            raise UnsupportedMechanism(
+                "fixed_graph is an adjacency of users, who own records, and this run protects single examples; choose "
+                "unit: user, or account for it under 'zero_out'"
+            )
+
     def _require_users_are_covered(self) -> None:
         """Raise unless users are accounted for in this run: Poisson batches, independent noise, one run, no filter."""
         others = sorted({s.sampling.words for s in self.segments if not isinstance(s.sampling, PoissonSampling)})
         found = {
             **dict.fromkeys(others, True),
-            f"adjacency {self.adjacency!r}": self.adjacency != "add_remove",
+            f"adjacency {self.adjacency!r}": self.adjacency not in ("add_remove", "fixed_graph"),
             "a filter": self.filter is not None,
             "a private selection": self.selection is not None,
             "correlated noise": self.strategy != INDEPENDENT,
@@ -276,7 +284,7 @@ class Trace:
         if refused:
             raise UnsupportedMechanism(
                 f"no epsilon per user is proven here with {', '.join(refused)}; use poisson sampling under add_remove "
-                "with independent noise, or ask for the privacy of examples"
+                "or fixed_graph with independent noise, or ask for the privacy of examples"
             )
 
     def _require_contiguous(self) -> None:

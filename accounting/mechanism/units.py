@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import ClassVar, Final, Literal, assert_never
 
 from dpsweep.accounting.errors import keep_whole
+from dpsweep.accounting.mechanism.samplings import Adjacency
 
 UnitName = Literal["example", "user"]
 """How sweep files and results call a unit."""
@@ -68,3 +69,14 @@ def protects_users(name: UnitName) -> bool:
             return True
         case _:
             assert_never(name)
+
+
+def of_records(adjacency: Adjacency) -> Adjacency:
+    """Return the adjacency of the group of records that a user is: under ``fixed_graph`` all of them are blanked."""
+    match adjacency:
+        case "fixed_graph":
+            return "zero_out"
+        case "add_remove" | "zero_out" | "replace_one":
+            return adjacency
+        case _:
+            assert_never(adjacency)

@@ -1,12 +1,13 @@
-"""The user of each training example, for data that name users, in parts with the same examples as the norms.
+"""The users of each training example, for data that name users, in parts with the same examples as the norms.
 
-Private, and written once, before training starts.
+An example of several users has a row for each of them. Private, and written once, before training starts.
 """
 
 from __future__ import annotations
 
 import json
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -25,11 +26,16 @@ _NEXT = "restore it from a backup, or run the trial again"
 Ids = NDArray[np.int64]
 
 
-def write_users(directory: str, example_ids: Ids, users: Ids, rows_per_part: int) -> None:
-    """Store the user [examples] of each example. Writing the same again does nothing. Raises: StorageError."""
-    table = pa.table({"example_id": example_ids, "user": users}, schema=USER_SCHEMA)
-    starts = range(0, max(table.num_rows, 1), rows_per_part)
-    parts = ((part, table.slice(start, rows_per_part)) for part, start in enumerate(starts))
+def write_users(directory: str, example_ids: Ids, owned: Ids, users: Ids, rows_per_part: int) -> None:
+    """Store the users of each example. Writing the same again does nothing.
+
+    owned, users: [pairs], a position in ``example_ids`` and a user of that example, ascending by position. Each example
+    has a user. rows_per_part: number of examples in each part. Raises: StorageError.
+    """
+    table = pa.table({"example_id": example_ids[owned], "user": users}, schema=USER_SCHEMA)
+    starts = range(0, max(len(example_ids), 1), rows_per_part)
+    places = np.searchsorted(owned, [*starts, len(example_ids)]).tolist()
+    parts = ((part, table.slice(start, stop - start)) for part, (start, stop) in enumerate(pairwise(places)))
     PartStore(directory, USER_SCHEMA).write(parts)
     counts = np.unique(users, return_counts=True)[1]
     summary = {"users": len(counts), "most_records": int(counts.max(initial=0))}
@@ -54,15 +60,18 @@ class OwnedPart:
 
         Raises: DataCorruption when the users are of other examples, and as `read_contributions`.
         """
-        rows = read_contributions(self.norms)
-        if not np.array_equal(owners.example_ids, rows.example_ids):
+        rows, ids = read_contributions(self.norms), owners.example_ids
+        first = np.flatnonzero(np.concatenate([np.ones(min(len(ids), 1), bool), ids[1:] != ids[:-1]]))
+        if not np.array_equal(ids[first], rows.example_ids):
             raise _unfit(self.directory, self.norms.part)
-        return rows.contributions
+        if len(first) == len(ids):
+            return rows.contributions
+        return rows.contributions[np.repeat(np.arange(len(first)), np.diff(np.append(first, len(ids))))]
 
 
 @dataclass(frozen=True)
 class Owners:
-    """The user [rows] of each example of a part."""
+    """The users of the examples of a part: [rows], a row for each user of an example."""
 
     example_ids: Ids
     ids: Ids

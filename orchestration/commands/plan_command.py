@@ -120,7 +120,7 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
             stdout().print(line, soft_wrap=True)
     for line in dict.fromkeys(map(noise_line, compared)):
         stdout().print(line, soft_wrap=True)
-    if protects_users(spec.privacy.unit) and spec.privacy.rows_per_user is None:
+    if protects_users(spec.privacy.unit) and spec.privacy.rows_per_user is None and not compared:
         stdout().print(UNDECLARED, soft_wrap=True)
 
 

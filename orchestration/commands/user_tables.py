@@ -36,8 +36,9 @@ def ways_table(found: Comparison) -> Table:
 
 def ways_lines(found: Comparison, source: str) -> Iterator[str]:
     """Yield the heading of `ways_table`, then the recommendation. source: of the rows per user, in words."""
+    ways = " or ".join(_samplings(found))
     yield for_terminal(
-        f"users of {found.data}: els or uls at ε {found.target_epsilon:g} per user, δ = {found.delta:g}, with "
+        f"users of {found.data}: {ways} at ε {found.target_epsilon:g} per user, δ = {found.delta:g}, with "
         f"{found.rows:,} gradients a step and {found.steps:,} steps for all; {found.users:,} users, {source}"
     )
     yield f"recommended: {_recommended(found)}"
@@ -46,25 +47,33 @@ def ways_lines(found: Comparison, source: str) -> Iterator[str]:
 def noise_line(found: Comparison) -> str:
     """Return the meaning of the last two columns of `ways_table`."""
     size = "" if found.parameters is None else f"; its norm is √{found.parameters:,} times as large"
+    meant = f"noise: of one coordinate of the mean gradient, in clipping bounds of a row{size}"
+    if len(_samplings(found)) < 2:
+        return f"{meant} (docs/users.md)"
     return (
-        f"noise: of one coordinate of the mean gradient, in clipping bounds of a row{size}. If the rows of a user are "
-        "unrelated, the bound of uls may be so much smaller that it is the last column. Both ways are compared at the "
-        "median number of rows (docs/users.md)"
+        f"{meant}. If the rows of a user are unrelated, the bound of uls may be so much smaller that it is the last "
+        "column. Both ways are compared at the median number of rows (docs/users.md)"
     )
+
+
+def _samplings(found: Comparison) -> list[str]:
+    return list(dict.fromkeys(way.sampling for way in found.ways))
 
 
 def _recommended(found: Comparison) -> str:
     els, uls = found.els, found.uls
-    if els is None or uls is None:
+    if found.verdict == "unreachable" or els is None:
         return "none, as no noise meets the target; raise it, or take fewer steps"
     by_rows = f"user_sampling: els, max_records_per_user: {els.most}"
+    if found.verdict == "els_alone" or uls is None:
+        return f"{by_rows}, about the median number of rows; more would add noise for the rows of few"
     by_users = f"user_sampling: uls, max_records_per_user: {uls.most}, batch_size: {max(1, round(uls.members))}"
     match found.verdict:
         case "els":
             return f"{by_rows}; it has less noise than uls even if the rows of a user are unrelated"
         case "uls":
             return f"{by_users}; it has no more noise than els even if the rows of a user are alike"
-        case "unknown" | "unreachable":
+        case "unknown":
             return (
                 f"both, as axes: {by_rows}, or {by_users}; els has less noise if the rows of a user are alike, uls "
                 "if they are unrelated, which only training shows"
@@ -75,6 +84,8 @@ def _recommended(found: Comparison) -> str:
 
 def source_of(sweep: SweepSpec) -> str:
     """Return where the rows per user come from, in words."""
+    if sweep.privacy.adjacency == "fixed_graph":
+        return "known under fixed_graph"
     declared = sweep.privacy.rows_per_user
     noise = None if declared is None else declared.noise_multiplier
     return "declared public" if noise is None else f"released with noise multiplier {noise:g}, which every ε includes"
@@ -91,6 +102,10 @@ def release_lines(sweep: SweepSpec, plan: Plan, noise_multiplier: float) -> Iter
 
     Raises: InvalidInput unless the trials protect the users of one data set.
     """
+    if sweep.privacy.adjacency == "fixed_graph":
+        raise InvalidInput(
+            "privacy.adjacency: fixed_graph takes the rows per user as known; there is nothing to release"
+        )
     found = {trial.dataset.rows_per_user for trial in plan.trials if trial.spec.users is not None}
     if len(found) != 1:
         raise InvalidInput(

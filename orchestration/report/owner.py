@@ -19,6 +19,7 @@ from dpsweep.orchestration.records.published import PublishedAudit
 _WITHOUT: Mapping[Adjacency, str] = {
     "add_remove": "left out of the training data",
     "zero_out": "replaced by a blank one in the training data",
+    "fixed_graph": "replaced by a blank one in the training data, with all others of its owner",
     "replace_one": "replaced by any other in the training data",
 }
 _KINDS: Mapping[Kind, str] = {

@@ -51,8 +51,9 @@ TERMS = (
     (
         "Neighbouring data sets",
         "add_remove: one data set is the other plus one record, or plus one user with all their rows. zero_out: one "
-        "record is replaced by an empty one; used for reshuffled epochs. replace_one: one record is replaced by any "
-        "other. Epsilons under different adjacencies must not be compared.",
+        "record is replaced by an empty one; used for reshuffled epochs. fixed_graph: all rows that one user owns or "
+        "shares are replaced by empty ones, and who owns which row is taken as known. replace_one: one record is "
+        "replaced by any other. Epsilons under different adjacencies must not be compared.",
     ),
     (
         "Mean and spread",

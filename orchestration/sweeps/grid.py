@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.accounting.mechanism.units import of_records
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label
 from dpsweep.orchestration.records.release_modes import release_spec
 from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
@@ -379,7 +380,8 @@ def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
 
 def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None) -> Draft:
     trial, own = _trial(sweep, choice), sweep.baseline.optimizer
-    trial = replace(trial, optimizer=own or trial.optimizer, reference=sweep.reference)
+    adjacency = None if trial.adjacency is None else of_records(trial.adjacency)
+    trial = replace(trial, optimizer=own or trial.optimizer, reference=sweep.reference, adjacency=adjacency)
     trial, setting = _adapted(sweep, trial, None, candidate)
     canonical = content(trial)
     key = trial_key((NON_PRIVATE, f"seed{trial.seed}"), canonical)

@@ -19,13 +19,14 @@ from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.dataset_description import RowsPerUser
 from dpsweep.workers.sampling.rows_per_user import RELEASE, median_rows, release_of
 from dpsweep.workers.sampling.users import population, rows_kept
 from dpsweep.workers.spec import UserSampling, UserSpec
 
-Verdict = Literal["els", "uls", "unknown", "unreachable"]
+Verdict = Literal["els", "uls", "unknown", "unreachable", "els_alone"]
 """The way with less noise; ``unknown`` where that depends on how alike the rows of a user are, ``unreachable`` where no
-noise meets the target."""
+noise meets the target. ``els_alone`` where only that is proven."""
 
 
 @dataclass(frozen=True)
@@ -69,37 +70,52 @@ class Comparison:
 
 
 def comparisons(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Iterator[Comparison]:
-    """Yield one comparison for each data set and target of the private trials, by the declared rows per user.
+    """Yield one comparison for each data set and target of the private trials, by the declared rows per user, or by
+    those of the data where the adjacency takes them as known.
 
-    None without such a declaration. The first trial of each gives delta, accountant, steps, compute and side queries.
+    None without either. The first trial of each gives delta, accountant, steps, compute and side queries.
     """
     declared, seen = sweep.privacy.rows_per_user, set[tuple[str, float]]()
-    for trial in trials if declared else ():
+    for trial in trials:
         target, of_data = trial.point.target_epsilon, trial.dataset.name
-        if target is not None and trial.spec.users is not None and (of_data, target) not in seen:
-            seen.add((of_data, target))
-            yield _compared(sweep, trial, trial.spec.users, target)
+        if target is None or trial.spec.users is None or (of_data, target) in seen:
+            continue
+        seen.add((of_data, target))
+        if trial.spec.adjacency == "fixed_graph":
+            yield _compared(sweep, trial, trial.spec.users, target, trial.dataset.rows_per_user, ("els",))
+        elif declared is not None:
+            yield _compared(sweep, trial, trial.spec.users, target, declared.histogram, _SAMPLINGS)
 
 
-def _compared(sweep: SweepSpec, trial: PlannedTrial, asked: UserSpec, target: float) -> Comparison:
-    assert sweep.privacy.rows_per_user is not None, "asked of sweeps that declare them"
-    histogram = sweep.privacy.rows_per_user.histogram
+def _compared(
+    sweep: SweepSpec,
+    trial: PlannedTrial,
+    asked: UserSpec,
+    target: float,
+    histogram: RowsPerUser,
+    samplings: Sequence[UserSampling],
+) -> Comparison:
+    """Compare these ``samplings``, each with caps of 1, 2, 4, ... rows and the median; with those that were counted
+    (`RowsKept`) if rows may have several owners.
+    """
+    kept = trial.dataset.rows_kept
     members = trial.spec.sampling.expected_size(trial.trace.dataset_size)
     rows = members * asked.rows_of_member
     largest, median = histogram[-1][0], median_rows(histogram)
     caps = {median, largest, *(2**power for power in range(largest.bit_length()) if 2**power <= largest)}
-    total = rows_kept(histogram, largest)
+    remaining = {most: rows_kept(histogram, most) for most in caps} if kept is None else dict(kept)
+    total = rows_kept(histogram, largest) if kept is None else trial.dataset.train_size
     ways: list[Way] = []
-    for most in sorted(caps):
-        for sampling in _SAMPLINGS:
+    for most in sorted(remaining):
+        for sampling in samplings:
             users = replace(asked, sampling=sampling, max_records=most)
-            size = population(users, total, histogram)
-            mean_rows = rows_kept(histogram, most) / sum(count for _, count in histogram)
+            size = population(users, total, histogram, kept)
+            mean_rows = remaining[most] / sum(count for _, count in histogram)
             drawn = min(float(size), rows / users.rows_of_member)
             sigma = _noise_multiplier(sweep, trial, users, size, drawn / size, target)
             if sigma is not None:
                 noise = sigma / drawn
-                used = rows_kept(histogram, most) / total
+                used = remaining[most] / total
                 ways.append(Way(sampling, most, sigma, drawn, used, noise, noise / _shorter(sampling, mean_rows)))
     return Comparison(
         trial.dataset.name,
@@ -110,8 +126,14 @@ def _compared(sweep: SweepSpec, trial: PlannedTrial, asked: UserSpec, target: fl
         sum(count for _, count in histogram),
         trial.parameters,
         tuple(ways),
-        *_best(ways, median),
+        *(_best(ways, median) if len(samplings) > 1 else _alone(ways, median)),
     )
+
+
+def _alone(ways: Sequence[Way], median: int) -> tuple[Verdict, Way | None, Way | None]:
+    """Return the verdict of `_best` where only ``els`` is proven: the largest cap up to the median number of rows."""
+    best = max((way for way in ways if way.most <= median), key=lambda way: way.most, default=None)
+    return ("unreachable" if best is None else "els_alone"), best, None
 
 
 def _shorter(sampling: UserSampling, mean_rows: float) -> float:
@@ -140,7 +162,7 @@ def _noise_multiplier(
 
     def trace(noise_multiplier: float) -> Trace:
         steps = Segment(0, trial.trace.steps, PoissonSampling(rate), noise_multiplier, queries)
-        return Trace(size, (steps,), tuple(released), unit=unit)
+        return Trace(size, (steps,), tuple(released), trial.trace.adjacency, unit=unit)
 
     try:
         return calibrate_noise_multiplier(trace, target, trial.spec.delta, sweep.privacy.accountant)

@@ -38,7 +38,7 @@ from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
-from dpsweep.workers.sampling.users import population, require_per_user, require_strangers
+from dpsweep.workers.sampling.users import population, require_owners, require_per_user, require_strangers
 from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from dpsweep.workers.training.preprocessing import planned_releases
@@ -154,8 +154,9 @@ class _Planner:
         _check_components(trial, dataset, self.code or NO_CODE)
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
+        require_owners(trial, dataset.rows_kept is not None)
         require_strangers(trial, dataset.shared_users)
-        size = population(trial.users, dataset.train_size, dataset.rows_per_user)
+        size = population(trial.users, dataset.train_size, dataset.rows_per_user, dataset.rows_kept)
         mechanism = mechanism_of(trial, size, after_training, self.code or NO_CODE)
         return _Checked(point, after_training, dataset, digest, mechanism, parameters)
 
@@ -178,7 +179,7 @@ class _Planner:
         if point.target_epsilon is not None and asked is not None:
             sigma = _once(self.multipliers, asked[0], asked[1].solve)
             trial = with_noise(trial, method.example_budget, sigma, point.target_epsilon)
-            size = population(trial.users, dataset.train_size, dataset.rows_per_user)
+            size = population(trial.users, dataset.train_size, dataset.rows_per_user, dataset.rows_kept)
             mechanism = mechanism_of(trial, size, checked.releases, self.code or NO_CODE)
         trial = with_chosen_norms(trial, mechanism, method)
         check_spec(trial, mechanism, method, dataset.public_size)
@@ -207,7 +208,8 @@ class _Planner:
     def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset, str]:
         def load() -> tuple[DatasetDescription, Dataset, str]:
             dataset = load_dataset(data, self.code or NO_CODE)
-            return describe(dataset), excerpt(dataset), dataset.digest()
+            asked = self.sweep.values_of("max_records_per_user")
+            return describe(dataset, asked), excerpt(dataset), dataset.digest()
 
         return _once(self.datasets, data, load)
 

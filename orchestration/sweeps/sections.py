@@ -53,7 +53,8 @@ class PrivacySettings(SweepSection):
     budget: Budget | None = None
     """Training stops before the first epoch that would exceed this budget."""
     adjacency: Adjacency | None = None
-    """Adjacency of the claims; by default that of the sampling."""
+    """Adjacency of the claims; by default that of the sampling. ``fixed_graph``, of users whose rows may have several
+    owners, takes as known who owns which (users.md)."""
     accountant: str = "auto"
     """Accountant for calibration and for the worst-case epsilon in reports."""
     unit: UnitName = "example"
@@ -76,6 +77,12 @@ class PrivacySettings(SweepSection):
         of_users = protects_users(self.unit)
         if self.rows_per_user is not None and not of_users:
             raise InvalidInput("rows_per_user is given, but unit is example; set unit: user, or leave it out")
+        if self.adjacency == "fixed_graph" and not of_users:
+            raise InvalidInput("adjacency is fixed_graph, which is of users, but unit is example; set unit: user")
+        if self.adjacency == "fixed_graph" and self.rows_per_user is not None:
+            raise InvalidInput(
+                "rows_per_user is given, but fixed_graph takes them as known from the data; leave it out"
+            )
         given = {"user_sampling": self.user_sampling, "max_records_per_user": self.max_records_per_user}
         for key, value in given.items():
             if of_users and value is None:

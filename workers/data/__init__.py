@@ -2,16 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import read_private
 from dpsweep.accounting.registry import build
 from dpsweep.workers.data.adult import adult
-from dpsweep.workers.data.base import Dataset, Preparation, Scaling, Source, Split, Tokens, as_targets, make_split
+from dpsweep.workers.data.base import (
+    Dataset,
+    Preparation,
+    Scaling,
+    Source,
+    Split,
+    Tokens,
+    as_targets,
+    make_split,
+)
 from dpsweep.workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
 from dpsweep.workers.data.cifar import cifar10
 from dpsweep.workers.data.cuts import cut
@@ -29,11 +40,12 @@ from dpsweep.workers.data.idx import fashion_mnist, mnist
 from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.label_columns import TableTask
 from dpsweep.workers.data.masks import image_masks
+from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.table_profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
 from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
-from dpsweep.workers.dataset_description import DatasetDescription, RowsPerUser
+from dpsweep.workers.dataset_description import DatasetDescription, RowsKept, RowsPerUser
 from dpsweep.workers.own_code.imports import (
     NO_CODE,
     UserCode,
@@ -106,13 +118,15 @@ def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
     return cut(load_source(spec, code), spec)
 
 
-def describe(dataset: Dataset) -> DatasetDescription:
-    """Return the description of a data set."""
+def describe(dataset: Dataset, caps: Collection[int] = ()) -> DatasetDescription:
+    """Return the description of a data set. caps: most rows per user that trials ask for; `rows_kept` has them and
+    others, or nothing if none is asked for.
+    """
     sizes, test_sizes = (
         tuple(np.bincount(part.groups.numpy(), minlength=dataset.num_groups).tolist())
         for part in (dataset.train, dataset.test)
     )
-    tested = None if dataset.test.user_ids is None else dataset.test.user_ids.numpy()
+    tested = None if dataset.test.user_ids is None else dependent_rows(dataset.test.user_ids)
     return DatasetDescription(
         name=dataset.name,
         train_size=len(dataset.train),
@@ -127,10 +141,23 @@ def describe(dataset: Dataset) -> DatasetDescription:
         task=dataset.task,
         reasons=dataset.reasons,
         rows_per_user=rows_per_user(dataset.train),
+        rows_kept=_rows_kept(dataset.train.user_ids, caps),
         test_users=None if tested is None else len(np.unique(tested)),
         test_group_users=() if tested is None else _users_by_group(tested, dataset),
         shared_users=shared_users(dataset),
     )
+
+
+def _rows_kept(owners: Tensor | None, caps: Collection[int]) -> RowsKept | None:
+    if owners is None or not are_shared(owners):
+        return None
+    largest = int(np.unique(ownership(owners)[1], return_counts=True)[1].max(initial=1))
+    tried = {*caps, *(min(most, largest) for most in _CAPS)} if caps else ()
+    return tuple((most, len(rows_of_owners(owners, most))) for most in sorted(tried))
+
+
+_CAPS: Final = (1, 2, 4, 8, 16, 32, 64)
+"""Numbers of rows per user among which a plan recommends one, where rows have several owners."""
 
 
 def _users_by_group(owners: npt.NDArray[np.int64], dataset: Dataset) -> tuple[int, ...]:
@@ -144,14 +171,14 @@ def shared_users(dataset: Dataset) -> int:
     A test set that was split off here shares none.
     """
     train, test = dataset.train.user_ids, dataset.test.user_ids
-    return 0 if train is None or test is None else len(np.intersect1d(train.numpy(), test.numpy()))
+    return 0 if train is None or test is None else len(np.intersect1d(ownership(train)[1], ownership(test)[1]))
 
 
 def rows_per_user(split: Split) -> RowsPerUser:
     """Return how many users have how many rows of ``split``; empty if the data name no users."""
     if split.user_ids is None:
         return ()
-    _, counts = np.unique(split.user_ids.numpy(), return_counts=True)
+    _, counts = np.unique(ownership(split.user_ids)[1], return_counts=True)
     rows, users = np.unique(counts, return_counts=True)
     return tuple(zip(rows.tolist(), users.tolist(), strict=True))
 
@@ -169,15 +196,19 @@ __all__ = [
     "TableProfile",
     "TableTask",
     "Tokens",
+    "are_shared",
     "as_bytes",
     "as_targets",
     "as_tensor",
     "columns_of",
+    "dependent_rows",
     "describe",
     "load_dataset",
     "load_source",
     "make_split",
+    "ownership",
     "profile_table",
+    "rows_of_owners",
     "rows_per_user",
     "shared_users",
     "source_of_arrays",

@@ -18,6 +18,7 @@ from torch import Tensor
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, require_choice
 from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, union
 from dpsweep.workers.data.mapped import ColumnFiles
+from dpsweep.workers.data.owners import first_owners
 from dpsweep.workers.own_code.imports import blamed_on
 from dpsweep.workers.tasks import task_called
 
@@ -86,8 +87,9 @@ class Split:
     in the form of the data set's task (`dpsweep.workers.tasks`); for classification int64 [n], indices into its class
     names. Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by batch. `groups`: int64
     [n], indices into its group names. `example_ids`: int64 [n], positions in the source; unique within the data set,
-    and the same in every run. `user_ids`: int64 [n], the owner of each example if the source names one; all examples of
-    a user stay in the same split, except where candidates train on disjoint parts. `place`: location of memory-mapped
+    and the same in every run. `user_ids`: int64 [n], the owner of each example if the source names one, or [n, k] if it
+    may have up to k (`dpsweep.workers.data.owners`). All examples of a user stay in the same split, except where
+    candidates train on disjoint parts. `place`: location of memory-mapped
     features, and labels if they are mapped too; None if in memory.
     """
 
@@ -107,7 +109,7 @@ class Split:
             )
         columns = {"groups": self.groups, "example_ids": self.example_ids}
         if self.user_ids is not None:
-            columns["user_ids"] = self.user_ids
+            columns["user_ids"] = first_owners(self.user_ids)
         for name, column in columns.items():
             if column.shape != (len(self.features),) or column.dtype != torch.int64:
                 raise InvalidInput(

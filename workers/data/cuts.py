@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 import numpy.typing as npt
+from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, require_finite
 from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.base import Dataset, Indices, Source, Split
+from dpsweep.workers.data.owners import are_shared, ownership
 from dpsweep.workers.spec import DataPart, DataSpec
 
 _TEST, _PUBLIC, _KEEP, _PART = 0, 1, 2, 3
@@ -22,16 +24,19 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     of several disjoint parts, select this part, and hold out the last part.
 
     Examples keep the order of the source. With the same seed, a larger ``keep`` contains a smaller one. Test and public
-    sets that are split off here share no user with the rest.
+    sets that are split off here share no user with the rest. If rows may have several owners, a share of the people is
+    held out. Rows of whom some are held out and others are not belong to neither part, and a note counts them.
 
     Raises: InvalidInput for unknown groups, and for parts that would be empty or larger than the data.
     """
-    train, test = source.train, source.test
+    train, test, notes = source.train, source.test, source.notes
     if test is None:
-        train, test = _split_off(train, spec.test_fraction, (spec.split_seed, _TEST), "test_fraction")
+        train, test, apart = _split_off(train, spec.test_fraction, (spec.split_seed, _TEST), "test_fraction")
+        notes = (*notes, *apart)
     public = None
     if spec.public_fraction > 0.0:
-        train, public = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
+        train, public, apart = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
+        notes = (*notes, *apart)
     train = _keep(train, source.group_names, spec)
     train, held_out = _select_part(train, spec.part, spec.split_seed) if spec.part else (train, None)
     return Dataset(
@@ -42,7 +47,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
         source.group_names,
         source.class_names,
         source.preparation,
-        source.notes,
+        notes,
         held_out,
         source.task,
         source.reasons,
@@ -66,19 +71,21 @@ def _select_part(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]
     return train.select(np.sort(ours)), train.select(np.sort(last))
 
 
-def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split]:
-    """Return the rest, and a random part of round(fraction * n) examples, or fewer, to keep all examples of a user
-    together.
+def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) -> tuple[Split, Split, tuple[str, ...]]:
+    """Return the rest, a random part of round(fraction * n) examples, or fewer, to keep all examples of a user
+    together, and notes on rows in neither.
 
     Without users the part is uniformly random.
     """
+    if split.user_ids is not None and are_shared(split.user_ids):
+        return _hold_out_owners(split, split.user_ids, fraction, seed, name)
     count = round(fraction * len(split))
     if not 0 < count < len(split):
         raise InvalidInput(f"{name} is {fraction}, which takes {count} of {len(split)} examples; leave both parts some")
     generator = np.random.default_rng(seed)
     if split.user_ids is None:
         order = generator.permutation(len(split))
-        return split.select(np.sort(order[count:])), split.select(np.sort(order[:count]))
+        return split.select(np.sort(order[count:])), split.select(np.sort(order[:count])), ()
     _, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
     taken = _choose_users(np.bincount(user_of), count, generator)
     if not taken.any():
@@ -86,7 +93,32 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
             f"{name} is {fraction}, which takes {count} of {len(split)} examples, but each user "
             "has more, and is kept in one part; set it higher, or name no users"
         )
-    return split.select(np.flatnonzero(~taken[user_of])), split.select(np.flatnonzero(taken[user_of]))
+    return split.select(np.flatnonzero(~taken[user_of])), split.select(np.flatnonzero(taken[user_of])), ()
+
+
+def _hold_out_owners(
+    split: Split, owners: Tensor, fraction: float, seed: tuple[int, ...], name: str
+) -> tuple[Split, Split, tuple[str, ...]]:
+    """Return the rows of whose owners none is held out, those of which all are, and a note on the others."""
+    rows, people = ownership(owners)
+    _, person_of = np.unique(people, return_inverse=True)
+    number = int(person_of.max(initial=-1)) + 1
+    is_held_out = np.zeros(number, dtype=bool)
+    is_held_out[np.random.default_rng(seed).permutation(number)[: max(1, round(fraction * number))]] = True
+    held_out = np.bincount(rows, is_held_out[person_of], len(split))
+    of_all = held_out == np.bincount(rows, minlength=len(split))
+    if not of_all.any() or (held_out > 0).all():
+        short = "whose owners are all held out; set it higher" if not of_all.any() else "to train; set it lower"
+        raise InvalidInput(
+            f"{name} is {fraction}, the share of people held out; as rows have several owners, that leaves no row "
+            f"{short}, or give test_path"
+        )
+    apart = int(((held_out > 0) & ~of_all).sum())
+    said = (
+        f"{apart:,} of {len(split):,} rows ({apart / len(split):.1%}) are left out by {name}: some of their owners are "
+        "held out, and others are not"
+    )
+    return split.select(np.flatnonzero(held_out == 0)), split.select(np.flatnonzero(of_all)), (said,) if apart else ()
 
 
 def _choose_users(sizes: Indices, count: int, generator: np.random.Generator) -> npt.NDArray[np.bool_]:

@@ -16,6 +16,7 @@ from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 import torch
 from torch import Tensor
 from torch.utils import data as torch_data
@@ -24,6 +25,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records import parsed_json
 from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split
+from dpsweep.workers.data.owner_columns import owners_in, people_in
 from dpsweep.workers.data.table import table
 
 _COLUMNS: Final = ("features", "labels", "groups", "example_ids", "user_ids")
@@ -65,7 +67,7 @@ def source_of_arrays(
     features: npt.ArrayLike | Tensor,
     labels: npt.ArrayLike | Tensor,
     groups: npt.ArrayLike | None = None,
-    users: npt.ArrayLike | None = None,
+    users: Any = None,
     test: object = None,
     classes: Sequence[Any] | None = None,
     group_names: Sequence[str] | None = None,
@@ -76,7 +78,8 @@ def source_of_arrays(
     features: numbers [n, ...], as the model takes them; whole numbers are tokens, bytes are pixels as they are. labels:
     [n], values of ``classes`` in classification; for another task as it takes them. groups: values of
     ``group_names`` or indices into them, or any values without these; names are then read off the rows, as are classes
-    that are not given. users: the owner of each example, any values. test: further features, labels and groups.
+    that are not given. users: the owner of each example, any values, or a list of its owners.
+    test: further features, labels and groups.
 
     Raises: InvalidInput for columns of different lengths, and values that are not among the given ones.
     """
@@ -111,7 +114,7 @@ def source_of_arrays(
                 isinstance(value, str) for each in grouped if each.dtype.kind not in "biuf" for value in each.tolist()
             ):
                 in_groups = [_places(each, called, "groups", "group_names") for each in grouped]
-    owners = None if users is None else np.unique(_values(users), return_inverse=True)[1].astype(np.int64)
+    owners = None if users is None else _owners(users)
     splits, first = [], 0
     for (examples, _, _), column, group in zip(parts, columns, in_groups, strict=True):
         rows = as_tensor(examples, "features")
@@ -142,6 +145,16 @@ def source_of_frame(frame: Any, **params: Any) -> Source:
         path = Path(folder, "given.parquet")
         frame.to_parquet(path, index=False)
         return table(str(path), **params)
+
+
+def _owners(users: Any) -> npt.NDArray[np.int64]:
+    """Return the owner of each example [n], or its owners [n, k] where ``users`` lists them."""
+    rows = users.tolist() if isinstance(users, Tensor | np.ndarray) else list(users)
+    if not any(isinstance(each, list | tuple) for each in rows):
+        return np.unique(_values(users), return_inverse=True)[1].astype(np.int64)
+    listed = [[str(owner) for owner in (each if isinstance(each, list | tuple) else [each])] for each in rows]
+    column = pa.chunked_array([pa.array(listed, pa.list_(pa.string()))])
+    return owners_in(column, tuple(people_in(column).unique().to_pylist()))
 
 
 def _values(column: Any) -> npt.NDArray[Any]:

@@ -7,13 +7,13 @@ from collections import Counter
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Final, NoReturn
+from typing import Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
-from pydantic import BeforeValidator, FiniteFloat
+from pydantic import FiniteFloat
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
@@ -22,6 +22,7 @@ from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.base import Source, Split, make_split, numbered, repeated
 from dpsweep.workers.data.conventions import Convention, parsed
 from dpsweep.workers.data.label_columns import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
+from dpsweep.workers.data.owner_columns import OwnerColumns, User, owners_in, people_in
 from dpsweep.workers.data.spelling import Value, Values, as_declared, names
 from dpsweep.workers.data.table_files import places_of, read_table, repeated_names
 from dpsweep.workers.data.tabular import (
@@ -32,7 +33,6 @@ from dpsweep.workers.data.tabular import (
     attributes,
     complete_rows,
     encode_table,
-    indices,
     intersected,
     intersected_indices,
     is_numeric,
@@ -93,9 +93,9 @@ class Declared:
         if self.classes is not None and self.task != "classification":
             raise InvalidInput(f"`classes` are of classification, but the task is {self.task}; leave them out")
 
-    def texts(self, labels: Sequence[str], groups: Sequence[str], user: str | None) -> dict[str, list[Value]]:
+    def texts(self, labels: Sequence[str], groups: Sequence[str], users: Sequence[str]) -> dict[str, list[Value]]:
         """Return the columns to read as text even if they hold numbers, each with its declared values."""
-        columns: dict[str, list[Value]] = {} if user is None else {user: []}
+        columns: dict[str, list[Value]] = {user: [] for user in users}
         grouped = ((group, self.groups.get(group)) for group in groups)
         classes = ((label, self.classes) for label in labels if self.task == "classification")
         written = ((name, None) for name in self.numbers)
@@ -145,22 +145,8 @@ class Encoding:
             labels,
             intersected_indices(complete, self.group_values, "group column "),
             example_ids=ids,
-            user_ids=None if user is None else indices(complete[user], user_names, "user column"),
+            user_ids=None if user is None else owners_in(complete[user], user_names),
         )
-
-
-def _one_owner(user: object) -> object:
-    """Return ``user``. Raises: InvalidInput for several columns, whose rows would have several owners."""
-    if isinstance(user, (list, tuple)):
-        raise InvalidInput(
-            "a row has one owner here, so name one column. With several owners of a row, which rows are kept depends "
-            "on who owns which, and no epsilon per person is proven here for that (docs/users.md)"
-        )
-    return user
-
-
-User = Annotated[str | None, BeforeValidator(_one_owner)]
-"""The column that says whose row it is."""
 
 
 def table(
@@ -169,6 +155,7 @@ def table(
     features: Sequence[str] | None = None,
     group: str | Sequence[str] | None = None,
     user: User = None,
+    user_separator: str | None = None,
     test_path: str | None = None,
     ranges: Mapping[str, Range] | None = None,
     categories: Mapping[str, Values] | None = None,
@@ -186,7 +173,8 @@ def table(
     label: the column of classes; for task ``regression``, one or several columns of numbers, scaled if in ``ranges``;
     for ``multi_label``, columns of 0 and 1. group: one column, or several, such as ["sex", "race"], whose intersections
     are the groups; by default the classes are the groups in classification, and other tasks have one group. user: the
-    column that names the owner of each row. features: columns; by default all without another role.
+    column that names the owner of each row; several columns, a column of lists, or a text with ``user_separator``
+    between the names, for rows with several owners. features: columns; by default all without another role.
 
     ranges: {column: [low, high]}, by which numbers are scaled. categories: {column: [values]}; these and all text
     columns become one-hot. classes, groups: declared values; for several group columns, {column: [values]}. Ranges,
@@ -210,19 +198,23 @@ def table(
         task, ranges or {}, categories or {}, classes, declared_groups(by, groups), numbers or {}, unscaled
     )
     no_values: dict[str, list[Value]] = {name: [] for name in ignore_case}
-    texts = no_values | given.texts(labels, by, user)
-    rows = _as_described(read_table(path, texts, encoding), given, ignore_case, path)
+    owners = OwnerColumns.of(user, user_separator)
+    texts = no_values | given.texts(labels, by, owners.names)
+
+    def read(place: str) -> pa.Table:
+        return owned(_as_described(read_table(place, texts, encoding), given, ignore_case, place), owners, place)
+
+    rows = read(path)
     declared, features = _by_place(given, rows.column_names), _expanded(features, places_of(rows.column_names))
     described = (*declared.ranges, *declared.categories, *declared.numbers, *declared.unscaled)
-    roles = _roles(rows.column_names, labels, by, user, features, described)
+    roles = _roles(rows.column_names, labels, by, owners.column, features, described)
     _require_single(rows, roles, features, path)
     tables = [used_columns(rows, roles, texts, path, declared.numbers)]
     if test_path is not None:
         require_other(test_path, path)
-        others = _as_described(read_table(test_path, texts, encoding), given, ignore_case, test_path)
-        tables.append(used_columns(others, roles, texts, test_path, declared.numbers))
+        tables.append(used_columns(read(test_path), roles, texts, test_path, declared.numbers))
     encoded = encoding_of(tables[0], roles, declared)
-    users = user_names(tables, user)
+    users = user_names(tables, owners.column)
     splits = [encoded.split(part, first_id, users) for part, first_id in zip(tables, (0, rows.num_rows), strict=False)]
     return Source(
         Path(path).stem,
@@ -234,6 +226,19 @@ def table(
         notes=(*encoded.notes, *left_out([(part, complete_rows(part)) for part in tables], encoded)),
         reasons=encoded.reasons,
     )
+
+
+def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
+    """Return the rows with one column of owners (`OwnerColumns.joined`).
+
+    Raises: InvalidInput for an unknown column, and where several are called so.
+    """
+    for name in owners.names:
+        if name not in rows.column_names:
+            raise no_column(name, path, rows.column_names)
+        if name in repeated_names(rows):
+            raise InvalidInput(f"the table {path} has more than one column called {name!r}; rename the others")
+    return owners.joined(rows)
 
 
 def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
@@ -267,7 +272,7 @@ def _expanded(named: Sequence[str] | None, places: Mapping[str, Sequence[str]]) 
 def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None, path: str) -> None:
     """Raises: InvalidInput where it is unclear which of several columns of one name is meant."""
     repeat = repeated_names(rows)
-    if both := next((name for name in (*roles.labels, *roles.groups, roles.user) if name in repeat), None):
+    if both := next((name for name in (*roles.labels, *roles.groups) if name in repeat), None):
         raise InvalidInput(f"the table {path} has more than one column called {both!r}; rename the others")
     if repeat and features is None:
         raise InvalidInput(
@@ -321,7 +326,9 @@ def require_other(test_path: str, path: str) -> None:
 
 def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
     """Return the distinct users of all tables."""
-    return () if user is None else distinct(pa.chunked_array([chunk for part in tables for chunk in part[user].chunks]))
+    if user is None:
+        return ()
+    return distinct(pa.chunked_array([chunk for part in tables for chunk in people_in(part[user]).chunks], pa.string()))
 
 
 def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | None) -> Mapping[str, Values]:
@@ -395,8 +402,8 @@ def _roles(
 def used_columns(
     rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str, numbers: Container[str] = ()
 ) -> pa.Table:
-    """Return the columns with a role: numbers unchanged, others as text, spelt like the values declared in
-    ``texts``.
+    """Return the columns with a role: numbers and lists of owners unchanged, others as text, spelt like the values
+    declared in ``texts``.
     """
     for name in roles.used:
         if name not in rows.column_names:
@@ -405,7 +412,8 @@ def used_columns(
     return pa.table(
         {
             name: column
-            if is_numeric(column) and (name not in texts or name in numbers)
+            if (is_numeric(column) and (name not in texts or name in numbers))
+            or (name == roles.user and pa.types.is_list(column.type))
             else as_declared(column, texts.get(name, ()), f"{roles.called(name)} of {path}")
             for name, column in columns.items()
         }

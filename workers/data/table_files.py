@@ -192,13 +192,13 @@ def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArr
 
 
 def _read_parquet(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
-    """Return the table, with a column for each place of lists of equally many numbers."""
+    """Return the table, with a column for each place of lists of equally many numbers, except for columns of texts."""
     refuse_encoding(path, encoding)
     rows = _stored(path)
     given, repeated = different_names(rows.column_names)
     columns: list[tuple[str, pa.ChunkedArray]] = []
     for name, values in zip(given, rows.columns, strict=True):
-        columns += _places(name, values) or [(name, _plain(values))]
+        columns += (name not in texts and _places(name, values)) or [(name, _plain(values))]
     return _table(columns, repeated)
 
 

@@ -24,17 +24,18 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data.base import Source, Split, Tokens
 from dpsweep.workers.data.label_columns import TableTask, label_columns
 from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
+from dpsweep.workers.data.owner_columns import OwnerColumns, User
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values
 from dpsweep.workers.data.table import (
     Declared,
     Encoding,
     Roles,
-    User,
     declared_groups,
     encoding_of,
     left_out,
     no_column,
+    owned,
     refuse_repeated,
     require_different_columns,
     require_other,
@@ -69,6 +70,7 @@ def text(
     task: TableTask = "classification",
     group: str | Sequence[str] | None = None,
     user: User = None,
+    user_separator: str | None = None,
     test_path: str | None = None,
     classes: Values | None = None,
     groups: Values | Mapping[str, Values] | None = None,
@@ -85,10 +87,10 @@ def text(
     ones are filled with ``padding_token``, by default the tokenizer's own. `objective`: ``label`` learns the column
     ``label`` (several columns for ``task`` regression or multi_label, as in tables). ``masked_lm`` predicts a random
     share ``mask_fraction`` of the tokens; ``causal_lm`` predicts each token from those before it. The masked tokens of
-    a row depend only on ``mask_seed`` and the position of the row. group, user, test_path, classes, groups, encoding:
-    as in tables. Rows with a missing value are left out, and notes count them. `cache`: a folder of this node for
-    memory-mapped files of tokens, made once and read batch by batch, for texts that exceed memory. They are as private
-    as the texts.
+    a row depend only on ``mask_seed`` and the position of the row. group, user, user_separator, test_path, classes,
+    groups, encoding: as in tables. Rows with a missing value are left out, and notes count them. `cache`: a folder of
+    this node for memory-mapped files of tokens, made once and read batch by batch, for texts that exceed memory. They
+    are as private as the texts.
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
     """
@@ -97,8 +99,9 @@ def text(
     kind = task if objective == "label" else "language_modelling"
     by = () if group is None and kind != "classification" else attributes("text", labels if group is None else group)
     declared = Declared(kind, {}, {}, classes, declared_groups(by, groups))
-    roles = Roles(labels, by, user, (), frozenset((text,)))
-    files = _read_files(path, test_path, text, roles, declared, encoding)
+    owners = OwnerColumns.of(user, user_separator)
+    roles = Roles(labels, by, owners.column, (), frozenset((text,)))
+    files = _read_files(path, test_path, text, roles, declared, owners, encoding)
     encoded = encoding_of(files[0].columns, roles, declared)
     learner = _Learner(
         encoder,
@@ -107,7 +110,7 @@ def text(
         None if cache is None else Path(cache).expanduser().absolute(),
         json.dumps([max_length, encoder.padding, objective, mask_token, mask_fraction, mask_seed]),
     )
-    splits = learner.splits(files, encoded, user)
+    splits = learner.splits(files, encoded, owners.column)
     return Source(
         Path(path).stem,
         splits[0],
@@ -122,18 +125,24 @@ def text(
 
 
 def _read_files(
-    path: str, test_path: str | None, text: str, roles: Roles, declared: Declared, encoding: str | None
+    path: str,
+    test_path: str | None,
+    text: str,
+    roles: Roles,
+    declared: Declared,
+    owners: OwnerColumns,
+    encoding: str | None,
 ) -> list[_File]:
     """Return the training file, and the test file if there is one. Raises: InvalidInput and DataCorruption as
     `text`.
     """
-    if text in roles.used:
+    if text in (*roles.used, *owners.names):
         raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
-    texts = declared.texts(roles.labels, roles.groups, roles.user)
-    if test_path is None:
-        return [_File.read(path, text, roles, texts, encoding)]
-    require_other(test_path, path)
-    return [_File.read(each, text, roles, texts, encoding) for each in (path, test_path)]
+    texts = declared.texts(roles.labels, roles.groups, owners.names)
+    if test_path is not None:
+        require_other(test_path, path)
+    places = (path,) if test_path is None else (path, test_path)
+    return [_File.read(each, text, roles, texts, owners, encoding) for each in places]
 
 
 def _labels(objective: Objective, label: str | Sequence[str] | None, task: TableTask) -> tuple[str, ...]:
@@ -244,8 +253,17 @@ class _File:
     encoding: str | None
 
     @classmethod
-    def read(cls, path: str, text: str, roles: Roles, texts: Mapping[str, Values], encoding: str | None) -> _File:
-        found, used = require_path(path), (text, *roles.used)
+    def read(
+        cls,
+        path: str,
+        text: str,
+        roles: Roles,
+        texts: Mapping[str, Values],
+        owners: OwnerColumns,
+        encoding: str | None,
+    ) -> _File:
+        found, chosen = require_path(path), tuple(dict.fromkeys((*roles.used, *owners.names)))
+        used = (text, *chosen)
         numeric = [name for name in roles.labels if name not in texts]
         kept, given = [], []
         for rows in _stream(found, used, (text, *texts), numeric, encoding):
@@ -254,13 +272,13 @@ class _File:
                     raise no_column(name, found, rows.schema.names)
             require_different_columns(rows.schema.names, found)
             given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
-            kept.append(rows.select(list(roles.used)))
+            kept.append(rows.select(list(chosen)))
         if not given:
             raise InvalidInput(f"the table {found} has no rows; give a file with at least one")
         has_text = np.concatenate(given)
         columns = _empty(len(has_text))
         if roles.used:
-            columns = used_columns(pa.Table.from_batches(kept), roles, texts, path)
+            columns = used_columns(owned(pa.Table.from_batches(kept), owners, path), roles, texts, path)
         is_complete = np.zeros(len(has_text), dtype=bool)
         is_complete[complete_rows(columns)] = True
         return cls(found, text, columns, has_text, np.flatnonzero(is_complete & has_text), encoding)

@@ -40,8 +40,8 @@ _COLUMNS: Final = {
 class Outcomes:
     """Test examples of one classification trial, each array [n]: id in the source, label, group, and `Predictions`.
 
-    `group_names`, `num_classes`: of the data set. `users`: [n], id of the owner of each example; None if the data name
-    none.
+    `group_names`, `num_classes`: of the data set. `users`: [n], id of the owner of each example, or of those who share
+    examples with its owners (`dpsweep.workers.data.owners.dependent_rows`); None if the data name none.
     """
 
     example_ids: npt.NDArray[np.int64]
@@ -104,7 +104,9 @@ class ScoredOutcomes:
 
 
 def _users(split: Split) -> Users | None:
-    return None if split.user_ids is None else split.user_ids.numpy()
+    from dpsweep.workers.data import dependent_rows  # loads torch, as whoever has a split has done
+
+    return None if split.user_ids is None else dependent_rows(split.user_ids)
 
 
 AnyOutcomes = Outcomes | ScoredOutcomes

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import Dataset, Preparation, Split, as_targets
+from dpsweep.workers.data import Dataset, Preparation, Split, as_targets, dependent_rows
 from dpsweep.workers.evaluation.rates import (
     ConfusionCounts,
     calibration_error,
@@ -263,7 +263,7 @@ def _user_accuracy(correct: npt.NDArray[np.bool_], split: Split, members: npt.ND
     """Return the mean over users of the share of their rows among ``members`` [n] that is right; None without users."""
     if split.user_ids is None:
         return None
-    users = split.user_ids.numpy()[members]
+    users = dependent_rows(split.user_ids)[members]
     return float(np.average(correct[members], weights=shares_of_users(users, np.zeros_like(users))))
 
 

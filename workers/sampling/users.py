@@ -10,6 +10,10 @@ and kept over the whole run. Given the draws of the others, adding or removing a
 one user. Every epsilon holds on average over the draws too, because hockey-stick divergences are jointly convex; the
 guarantee does not need the draw to be secret.
 
+Rows with several owners are covered by ``els`` under the adjacency ``fixed_graph`` alone, in which who owns which row
+is the same in both data sets. Rows are chosen by that (`dpsweep.workers.data.owners.greedily_kept`), so both data sets
+keep the same rows, at most m of each owner.
+
 The number of rows (``els``) or of users (``uls``) that remain is public, as the number of rows is elsewhere.
 """
 
@@ -25,8 +29,8 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.workers.data import Dataset, Split, rows_per_user
-from dpsweep.workers.dataset_description import RowsPerUser
+from dpsweep.workers.data import Dataset, Split, are_shared, rows_of_owners, rows_per_user
+from dpsweep.workers.dataset_description import RowsKept, RowsPerUser
 from dpsweep.workers.sampling.rows_per_user import RELEASE
 from dpsweep.workers.sampling.samplers import RowDraws, Rows, make_row_draws
 from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSampling, UserSpec
@@ -41,10 +45,11 @@ def rows_kept(histogram: RowsPerUser, most: int) -> int:
     return sum(min(rows, most) * users for rows, users in histogram)
 
 
-def population(users: UserSpec | None, rows: int, histogram: RowsPerUser) -> int:
+def population(users: UserSpec | None, rows: int, histogram: RowsPerUser, kept: RowsKept | None = None) -> int:
     """Return the size of the population that is sampled: rows, rows that users keep, or users.
 
-    rows: number of training examples. histogram: of `rows_per_user`. Raises: InvalidInput if the data name no users.
+    rows: number of training examples. histogram: of `rows_per_user`. kept: by the cap, if rows may have several owners.
+    Raises: InvalidInput if the data name no users.
     """
     if users is None:
         return rows
@@ -55,7 +60,7 @@ def population(users: UserSpec | None, rows: int, histogram: RowsPerUser) -> int
         )
     match users.sampling:
         case "els":
-            return rows_kept(histogram, users.max_records)
+            return rows_kept(histogram, users.max_records) if kept is None else dict(kept)[users.max_records]
         case "uls":
             return sum(count for _, count in histogram)
         case _:
@@ -86,19 +91,51 @@ def require_strangers(spec: TrialSpec, shared: int) -> None:
         ) from PrivateDetail(f"{shared} people own rows of both")
 
 
+def require_owners(spec: TrialSpec, is_shared: bool) -> None:
+    """Raise `InvalidInput` if the trial protects users, rows may have several (``is_shared``), and no epsilon of theirs
+    is proven here.
+    """
+    if spec.users is None or not is_shared:
+        return
+    match spec.users.sampling:
+        case "els":
+            pass
+        case "uls":
+            raise InvalidInput(
+                "rows have several owners, so that a user has no gradient of their own, and user_sampling uls is not "
+                "proven; use els"
+            )
+        case _:
+            assert_never(spec.users.sampling)
+    if spec.adjacency != "fixed_graph":
+        raise InvalidInput(
+            "rows have several owners: whoever is added or removed changes which rows others keep, so that no epsilon "
+            "is proven. Set privacy.adjacency: fixed_graph, which takes as known who owns which row and protects what "
+            "the rows hold, or name one owner of each row (docs/users.md)"
+        )
+
+
 def population_of(spec: TrialSpec, dataset: Dataset) -> int:
     """Return `population` of a trial on a data set whose users still have all of their rows."""
-    return population(spec.users, len(dataset.train), rows_per_user(dataset.train) if spec.users else ())
+    if spec.users is None:
+        return len(dataset.train)
+    owners, most, kept = dataset.train.user_ids, spec.users.max_records, None
+    if owners is not None and are_shared(owners):
+        kept = ((most, len(rows_of_owners(owners, most))),)
+    return population(spec.users, len(dataset.train), rows_per_user(dataset.train), kept)
 
 
 def with_rows_of_users(spec: TrialSpec, dataset: Dataset, state: Any = None) -> tuple[Dataset, Any]:
     """Return the data set with at most ``max_records`` random rows of each user, and the state that draws them again.
 
-    state: what an earlier call returned, of a checkpoint; None draws again. As it is, and None, without users.
+    state: what an earlier call returned, of a checkpoint; None draws again. As it is, and None, without users. None
+    also if rows may have several owners, whose rows are the same in every trial.
     """
     ids = dataset.train.user_ids
     if spec.users is None or ids is None:
         return dataset, None
+    if are_shared(ids):
+        return replace(dataset, train=dataset.train.select(rows_of_owners(ids, spec.users.max_records))), None
     draws = make_row_draws(spec.noise_source, spec.seed, "rows of users")
     if state is not None:
         draws.restore(state)
@@ -186,7 +223,8 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
             spec.audit is not None and spec.audit.kind == "rows"
         ),
         "tune with a private selection": spec.selection is not None or spec.data.part is not None,
-        f"adjacency {spec.adjacency} (a user is added or removed)": spec.adjacency not in (None, "add_remove"),
+        f"adjacency {spec.adjacency} (add_remove, or fixed_graph)": spec.adjacency
+        not in (None, "add_remove", "fixed_graph"),
         **_refused_by_way(users.sampling, spec, released),
     }
     found = [what for what, is_so in refused.items() if is_so]
@@ -205,6 +243,7 @@ def _refused_by_way(sampling: UserSampling, spec: TrialSpec, released: str) -> d
         case "uls":
             return {
                 f"{released}, released from rows": bool(released),
+                "adjacency fixed_graph (it takes owners of rows as known; els)": spec.adjacency == "fixed_graph",
                 "augmentation": spec.augmentation is not None,
             }
         case _:

@@ -27,7 +27,7 @@ from dpsweep.accounting.records import (
     write_users,
 )
 from dpsweep.workers.clipping import claims
-from dpsweep.workers.data import Dataset, load_dataset, shared_users
+from dpsweep.workers.data import Dataset, are_shared, load_dataset, ownership, shared_users
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
 from dpsweep.workers.evaluation.held_out import write_wrong
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes
@@ -41,7 +41,7 @@ from dpsweep.workers.models import build_model
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.own_code.own_record import require_same_code, store_code
-from dpsweep.workers.sampling.users import population_of, require_strangers, with_rows_of_users
+from dpsweep.workers.sampling.users import population_of, require_owners, require_strangers, with_rows_of_users
 from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
@@ -195,6 +195,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
+    require_owners(spec, are_shared(dataset.train.user_ids))
     require_strangers(spec, shared_users(dataset))
     mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
     digest = dataset.digest()
@@ -282,10 +283,10 @@ def _train(
 
 
 def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
-    """Store the user of each training example, if the data name users and norms of examples are taken."""
+    """Store the users of each training example, if the data name users and norms of examples are taken."""
     train = dataset.train
     if train.user_ids is not None and spec.users is None:
-        write_users(files.users, train.example_ids.numpy(), train.user_ids.numpy(), spec.norms.rows_per_part)
+        write_users(files.users, train.example_ids.numpy(), *ownership(train.user_ids), spec.norms.rows_per_part)
 
 
 def _train_to_the_end(

@@ -180,7 +180,7 @@ def test_killed_processes_neither_lose_nor_change_anything(tmp_path: Path, clust
 def test_users_survive_killed_processes(job: AccountingJob, cluster: None) -> None:
     """Whatever sorts rows and whatever accounts users is killed, each once; every stored byte is as without."""
     users = np.random.default_rng(3).integers(0, 20, 50)
-    write_users(TrialFiles(job.root).users, np.asarray(snapshot(0, 50).example_ids), users, 8)
+    write_users(TrialFiles(job.root).users, np.asarray(snapshot(0, 50).example_ids), np.arange(50), users, 8)
     asked = replace(job, method="pld", counting=Counting(500.0), folder=f"{job.root}/private/users-alone")
     account_users(asked, account_in_process)
     killed, attempts = Counter[str](), Counter[tuple[str, int]]()

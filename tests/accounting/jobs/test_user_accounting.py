@@ -69,7 +69,7 @@ def ids() -> NDArray[np.int64]:
 
 def job_in(root: str, users: NDArray[np.int64] = USERS) -> AccountingJob:
     write_trial(root)
-    write_users(TrialFiles(root).users, ids(), users, 8)
+    write_users(TrialFiles(root).users, ids(), np.arange(len(ids())), users, 8)
     folder = f"{root}/private/accounts/a/users"
     return replace(job_of(root, DELTA, "pld"), counting=Counting(500.0), folder=folder)
 
@@ -306,6 +306,23 @@ def test_damage_to_sorted_rows_is_named_and_does_not_last(
     assert list_files(rows_of(job)) == ()
 
 
+def test_a_shared_record_counts_for_each_of_its_users(tmp_path: Path) -> None:
+    root = str(tmp_path / "trial")
+    write_trial(root, examples=12, rows_per_part=4)
+    owned = np.repeat(np.arange(12), 1 + np.arange(12) % 3)
+    users = np.arange(len(owned)) % 4
+    write_users(TrialFiles(root).users, np.asarray(snapshot(0, 12).example_ids), owned, users, 4)
+    job = replace(job_of(root, DELTA, "pld"), counting=Counting(500.0), folder=f"{root}/private/accounts/a/users")
+    account_users(job, account_in_process)
+    found = read_epsilons(job.folder)
+    contributions = np.stack([snapshot(step, 12).contributions for step in STEPS], axis=1).astype(np.float32)
+    assert sorted(found.example_ids.tolist()) == list(range(4))
+    for user, upper in zip(found.example_ids.tolist(), found.upper, strict=True):
+        own = contributions[owned[users == user]]
+        assert upper == pytest.approx(epsilon_of_examples(read_trace(f"{root}/trace.arrow"), STEPS, own, DELTA).upper)
+    assert StoredUsers(TrialFiles(root).users).most_records == np.bincount(users).max()
+
+
 @pytest.mark.long
 def test_other_users_are_another_question(job: AccountingJob, tmp_path: Path) -> None:
     """What an interrupted run stored for other users of the same examples is not taken up."""
@@ -314,7 +331,7 @@ def test_other_users_are_another_question(job: AccountingJob, tmp_path: Path) ->
     users = Path(TrialFiles(job.root).users)
     for path in users.iterdir():
         path.unlink()
-    write_users(str(users), ids(), USERS[::-1], 8)
+    write_users(str(users), ids(), np.arange(len(USERS)), USERS[::-1], 8)
     account_users(job, account_in_process)
     other = job_in(str(tmp_path / "other"), USERS[::-1])
     account_users(other, account_in_process)
@@ -345,7 +362,7 @@ def test_inputs_depend_on_all_that_determines_epsilons(job: AccountingJob) -> No
 def test_a_small_data_set_sorts_nothing(tmp_path: Path) -> None:
     root = str(tmp_path / "trial")
     write_trial(root, examples=50, rows_per_part=25)
-    write_users(TrialFiles(root).users, ids(), USERS, 25)
+    write_users(TrialFiles(root).users, ids(), np.arange(len(USERS)), USERS, 25)
     job = replace(job_of(root, DELTA, "pld"), counting=Counting(500.0), folder=f"{root}/private/accounts/a/users")
     stages = Stages()
     account_users(job, stages)
@@ -368,7 +385,7 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
     for changed, rows_per_part in ((ids() + 1, 8), (ids(), 16)):
         for path in users.iterdir():
             path.unlink()
-        write_users(str(users), changed, USERS, rows_per_part)
+        write_users(str(users), changed, np.arange(len(USERS)), USERS, rows_per_part)
         with pytest.raises(DataCorruption, match="is of other examples than the norms"):
             account_users(job, account_in_process)
     summary = users / "users.json"

@@ -110,6 +110,27 @@ def test_runs_with_other_numbers_of_rows_cost_together_what_their_groups_cost() 
         account_together([few, in_rows(many)], DELTA)
 
 
+def test_users_of_a_known_graph_cost_the_same_mixtures_and_say_so(tmp_path: Path) -> None:
+    known = replace(run(3), adjacency="fixed_graph")
+    members = np.arange(4)
+    event = MixtureOfGaussiansDpEvent(2.0, members.tolist(), scipy.stats.binom.pmf(members, 3, 0.05))
+    theirs = PLDAccountant(value_discretization_interval=0.02)
+    theirs.compose(SelfComposedDpEvent(event, 40))
+    ours = account(known, DELTA)
+    assert (ours.unit, ours.kind, ours.adjacency) == ("user", "guarantee", "fixed_graph")
+    assert ours.epsilon == pytest.approx(theirs.get_epsilon(DELTA), rel=0.03)
+    assert ours == replace(account(run(3), DELTA), adjacency="fixed_graph")
+    assert account(known, DELTA, group_size=2).adjacency == privacy_curve(known).adjacency == "fixed_graph"
+    write_trace(str(tmp_path / "trace.arrow"), known)
+    assert read_trace(str(tmp_path / "trace.arrow")) == known
+    together = account_together([known, known], DELTA)
+    assert (together.adjacency, together.epsilon) == ("fixed_graph", account_together([run(3)] * 2, DELTA).epsilon)
+    with pytest.raises(UnsupportedMechanism, match="may own other records in each"):
+        account_together([known, run(3)], DELTA)
+    with pytest.raises(UnsupportedMechanism, match="an adjacency of users, who own records"):
+        in_rows(known)
+
+
 def test_calibration_and_prefixes_hold_for_users() -> None:
     sigma = calibrate_noise_multiplier(lambda s: run(4, s), 3.0, DELTA, "auto")
     assert 2.98 < account(run(4, sigma), DELTA).epsilon <= 3.0

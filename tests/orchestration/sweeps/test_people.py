@@ -5,7 +5,9 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from typer.testing import CliRunner
@@ -13,6 +15,7 @@ from typer.testing import CliRunner
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.commands.user_tables import release_lines, source_of, ways_lines
 from dpsweep.orchestration.comparison.power import design, lines
 from dpsweep.orchestration.sweeps.people import Way, _best, comparisons
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -100,6 +103,12 @@ def test_plan_says_where_the_numbers_come_from_and_releases_them_on_request(tabl
     [
         ({"unit": "example", "user_sampling": None, "max_records_per_user": None}, "unit is example"),
         ({"rows_per_user": {"users": {}}}, "rows_per_user.users"),
+        ({"adjacency": "fixed_graph"}, "fixed_graph takes them as known"),
+        (
+            {"unit": "example", "user_sampling": None, "max_records_per_user": None, "rows_per_user": None}
+            | {"adjacency": "fixed_graph"},
+            "adjacency is fixed_graph, which is of users",
+        ),
         ({"rows_per_user": {"users": {0: 4}}}, "rows_per_user.users"),
         ({"rows_per_user": {"users": COUNTS, "noise_multiplier": 0.5}}, "noise_multiplier"),
     ],
@@ -129,6 +138,35 @@ def test_people_of_the_training_table_in_the_test_table_are_found(table: Path, t
     assert len(said) == 1
     for public in (refused.reason, *said, repr(trial.dataset)):
         assert not re.search(r"\b4\b", public), "how many they are is private"
+
+
+def test_owners_that_are_known_need_no_declaration(tmp_path: Path) -> None:
+    """The plan counts the rows that stay, for every cap, and the baseline trains on rows of several owners, too."""
+    draw = np.random.default_rng(0)
+    people = draw.integers(0, 90, (60, 2))
+    lines = [f"{a:.3f},{a > 0},p{one},p{other}" for a, (one, other) in zip(draw.normal(size=60), people, strict=True)]
+    (tmp_path / "rows.csv").write_text("\n".join(["a,label,one,other", *lines]) + "\n")
+    columns: dict[str, object] = {"label": "label", "user": ["one", "other"]}
+    data = {"name": "csv", "path": str(tmp_path / "rows.csv"), **columns}
+    calibrated: dict[str, Any] = {"max_records_per_user": [1, 2], "noise_multiplier": None, "target_epsilon": 4}
+    content = yaml.safe_load(sweep_of_people(data, adjacency="fixed_graph", **calibrated))
+    sweep = parse_sweep(yaml.safe_dump({**content, "clipping": ["none", "flat"]}))
+    plan = plan_sweep(sweep)
+    assert not plan.refusals
+    private = [trial for trial in plan.trials if trial.spec.is_private]
+    assert (len(private), {trial.trace.adjacency for trial in private}) == (2, {"fixed_graph"})
+    (found,) = comparisons(sweep, plan.trials)
+    kept = dict(private[0].dataset.rows_kept or ())
+    assert [trial.trace.dataset_size for trial in private] == [kept[1], kept[2]]
+    assert [(way.sampling, way.most, way.used) for way in found.ways] == [
+        ("els", most, rows / private[0].dataset.train_size) for most, rows in sorted(kept.items())
+    ]
+    said = " ".join(ways_lines(found, source_of(sweep)))
+    assert re.search(r"els at ε 4 per user.*known under fixed_graph recommended: .* els, max_rec\w+: \d", said)
+    with pytest.raises(InvalidInput, match="takes the rows per user as known"):
+        list(release_lines(sweep, plan, 1.0))
+    unknown = plan_sweep(parse_sweep(sweep_of_people(data, **calibrated)))
+    assert "Set privacy.adjacency: fixed_graph" in unknown.reasons()[0]
 
 
 def test_a_plan_counts_users_where_they_are_known(table: Path) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -12,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import Dataset, Source, load_dataset, make_split
+from dpsweep.workers.data import Dataset, Source, make_split
 from dpsweep.workers.data.cuts import cut
 from dpsweep.workers.spec import DataSpec
 from tests.workers.private_details import assert_private
@@ -218,11 +217,3 @@ def test_training_and_test_ids_of_a_source_differ() -> None:
 def test_a_split_with_columns_of_other_lengths_is_refused() -> None:
     with pytest.raises(InvalidInput, match="labels has shape"):
         make_split(np.zeros((3, 2), dtype=np.float32), [0, 1])
-
-
-def test_several_owners_of_a_row_are_refused_by_name(tmp_path: Path) -> None:
-    path = tmp_path / "owned.csv"
-    path.write_text("x,y,first,second\n1,no,a,b\n2,yes,b,c\n")
-    spec = DataSpec("csv", {"path": str(path), "label": "y", "user": ["first", "second"]})
-    with pytest.raises(InvalidInput, match="a row has one owner here, so name one column"):
-        load_dataset(spec)

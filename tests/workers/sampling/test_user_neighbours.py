@@ -18,6 +18,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.clipping import NORM_ERROR
 from dpsweep.workers.data import Source, load_dataset, make_split
 from dpsweep.workers.models import build_model
+from dpsweep.workers.sampling.users import population_of, with_rows_of_users
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.trials.trial import run_trial
@@ -61,6 +62,14 @@ def population(change: str) -> Source:
     return replace(known, train=split, test=tested)
 
 
+def shared(change: str) -> Source:
+    """The same people, who own every row with the owners of the next but three; `USER` has more than three rows."""
+    alone = population(change)
+    assert alone.train.user_ids is not None
+    owners = torch.stack([alone.train.user_ids, alone.train.user_ids.roll(-3)], 1)
+    return replace(alone, train=replace(alone.train, user_ids=owners))
+
+
 def mixing(feature_shape: tuple[int, ...], num_classes: int, name: str) -> nn.Module:
     steps = {
         **adversarial.MIXING,
@@ -99,7 +108,7 @@ def clipped_sum(spec: TrialSpec, root: Path) -> Tensor:
     dataset = load_dataset(spec.data, code_of(spec))
     assert dataset.train.user_ids is not None
     assert spec.users is not None
-    members = len(dataset.train.user_ids.unique()) if spec.users.sampling == "uls" else len(dataset.train)
+    members = population_of(spec, dataset)
     before = dict(build_model(spec.model, dataset, spec.seed, code_of(spec)).named_parameters())
     after = torch.load(root / "model.pt", weights_only=True)
     return torch.cat([members * (before[name] - after[name]).double().flatten() for name in sorted(before)]).detach()
@@ -118,6 +127,25 @@ def test_no_rows_of_a_user_move_a_training_by_more_than_is_claimed(
     assert moved <= most * (1.0 + NORM_ERROR) + 1e-5
     if change == "huge":
         assert moved > 0.9 * BOUND, "one who is clipped moves it by about the bound"
+
+
+@pytest.mark.parametrize("change", ["huge", "as they are", "equal", "labels"])
+def test_no_content_of_shared_rows_moves_a_training_by_more_than_is_claimed(change: str, tmp_path: Path) -> None:
+    """A row whose gradient is not finite counts for nothing: it is the null record of the claim."""
+    sums = {}
+    for each in (change, "infinite"):
+        spec = replace(
+            trial(UserSpec("els", 3), each),
+            data=DataSpec(f"{__file__}:shared", {"change": each}),
+            adjacency="fixed_graph",
+        )
+        sums[each] = clipped_sum(spec, tmp_path / each)
+        owners = with_rows_of_users(spec, load_dataset(spec.data, code_of(spec)))[0].train.user_ids
+        assert owners is not None
+        assert int((owners == USER).any(1).sum()) == 3
+    moved = float((sums[change] - sums["infinite"]).norm())
+    assert moved <= 3 * BOUND * (1.0 + NORM_ERROR) + 1e-5
+    assert moved > 0.2 * BOUND
 
 
 REFUSALS = (

@@ -17,7 +17,7 @@ from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.units import User
 from dpsweep.workers.clipping import NORM_ERROR, ClippingState
-from dpsweep.workers.data import Dataset, load_dataset, rows_per_user
+from dpsweep.workers.data import Dataset, load_dataset, ownership, rows_per_user
 from dpsweep.workers.machine.checkpoint import load_checkpoint
 from dpsweep.workers.sampling.samplers import KeyedRows, SeededRows, make_row_draws
 from dpsweep.workers.sampling.users import kept_rows, population_of, slots_of, with_rows_of_users
@@ -31,6 +31,7 @@ from tests.workers.trial_specs import small_trial
 from tests.workers.user_modules import code_of
 
 PEOPLE = DataSpec("tests.workers.people:people", test_fraction=0.25)
+DOCUMENTS = DataSpec("tests.workers.documents:documents", test_fraction=0.25)
 BOUND = 0.3
 ELS, ULS = UserSpec("els", 3), UserSpec("uls", 3)
 
@@ -203,6 +204,22 @@ def test_a_trial_states_whom_it_protects(users: UserSpec, tmp_path: Path) -> Non
     assert not Path(files.users).exists()
 
 
+def test_a_trial_of_shared_rows_states_what_is_taken_as_known(tmp_path: Path) -> None:
+    spec = trial(ELS, data=DOCUMENTS, adjacency="fixed_graph")
+    result, trace, files = train(spec, tmp_path)
+    kept = capped(spec).train
+    counts = np.unique(ownership(owners_of(capped(spec)))[1], return_counts=True)[1]
+    assert counts.max() == 3
+    assert (trace.adjacency, trace.unit, trace.dataset_size) == ("fixed_graph", User(3), len(kept))
+    assert trace.segments[0].sampling == PoissonSampling(8 / len(kept))
+    claim = account(trace, 1e-5)
+    assert (claim.adjacency, claim.unit, claim.kind) == ("fixed_graph", "user", "guarantee")
+    others = {seed: capped(replace(spec, seed=seed)).train.example_ids.tolist() for seed in (1, 2)}
+    assert others[1] == others[2] == kept.example_ids.tolist(), "the rows that stay depend on their owners alone"
+    assert any("are left out by test_fraction" in note for note in result.notes)
+    assert not Path(files.users).exists()
+
+
 @pytest.mark.parametrize("users", [ELS, ULS], ids=["els", "uls"])
 def test_a_killed_trial_keeps_its_rows(users: UserSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     spec = trial(users)
@@ -245,10 +262,14 @@ def test_secret_draws_are_the_same_after_a_death(tmp_path: Path, monkeypatch: py
         (ELS, {"adjacency": "replace_one"}, "under 'replace_one'"),
         (ULS, {"preprocessing": Component("dp_pca", {"dimensions": 2})}, "dp_pca.*released from rows"),
         (ULS, {"data": DataSpec("tests.workers.people:strangers")}, "the data name no users"),
+        (ELS, {"data": DOCUMENTS}, "Set privacy.adjacency: fixed_graph"),
+        (ULS, {"data": DOCUMENTS, "adjacency": "fixed_graph"}, "no gradient of their own, and user_sampling uls"),
+        (None, {"adjacency": "fixed_graph"}, "fixed_graph is an adjacency of users"),
+        (ULS, {"adjacency": "fixed_graph"}, "adjacency fixed_graph"),
     ],
 )
 def test_what_is_not_proven_per_user_is_refused_by_name(
-    users: UserSpec, changes: dict[str, Any], named: str, tmp_path: Path
+    users: UserSpec | None, changes: dict[str, Any], named: str, tmp_path: Path
 ) -> None:
     spec = trial(users, **changes)
     with pytest.raises(DpsweepError, match=named):
