@@ -18,7 +18,7 @@ _OF_OS: Final = {
 }
 ELSEWHERE: Final[Mapping[str, str]] = {
     "accounting/records/local_files.py": "the layer itself",
-    "accounting/individual/machine_code.py": "the source of dpsweep",
+    "accounting/machine_code.py": "the source of dpsweep",
     "orchestration/comparison/claims.py": "the source of dpsweep",
     "orchestration/records/remembered.py": "the source of dpsweep",
     "orchestration/tracking/access.py": "the token of the cluster",

@@ -12,7 +12,7 @@ import numpy as np
 from numba import boolean, float64, int32, int64, types
 from numpy.typing import NDArray
 
-from dpsweep.accounting.individual.machine_code import helper, kernel
+from dpsweep.accounting.machine_code import helper, kernel
 
 Array = NDArray[np.float64]
 

@@ -11,7 +11,7 @@ from numba import float64
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.kernels import FOUND_TABLE, GIVEN, PLACES, TABLE, Array
-from dpsweep.accounting.individual.machine_code import helper, kernel
+from dpsweep.accounting.machine_code import helper, kernel
 
 LOOSE = 1e-2
 """Relative gap between the bounds above which they are computed again by a slower method."""

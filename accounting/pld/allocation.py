@@ -30,12 +30,14 @@ from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, me
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
 Places = npt.NDArray[np.int64]
-_POINTS: Final = 1280
+_POINTS: Final = 3584
 """Points of a grid. The width of the bounds falls with its square, the time of a sum grows with it."""
-_WIDTH: Final = 1.0
+_WIDTH: Final = 2.0
 """Distance from the middle up to which a grid is finest, in standard deviations of log M."""
-_FAR: Final = 0.5
+_FAR: Final = 1.0
 """Points that are even in log M, over the others."""
+_GROUPS: Final = 160
+"""Groups of atoms by which a grid is chosen."""
 _ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
 _DECADES: Final = 4
@@ -52,6 +54,16 @@ class _Law:
     values: Array
     masses: Array
     lost: float
+
+    def grouped(self) -> tuple[Array, Array, Array, Array]:
+        """Return the lowest value of neighbouring atoms, their mean, the highest, and the mass; [about `_GROUPS`]."""
+        size = len(self.values)
+        starts = np.unique(np.concatenate(([0, min(1, size - 1)], np.linspace(0, size - 1, _GROUPS, dtype=np.int64))))
+        masses = np.add.reduceat(self.masses, starts)
+        sums = np.add.reduceat(self.masses * self.values, starts)
+        lows, highs = self.values[starts], self.values[np.append(starts[1:], size) - 1]
+        with np.errstate(invalid="ignore"):
+            return lows, np.where(masses > 0.0, sums / masses, lows), highs, masses
 
 
 @functools.lru_cache(maxsize=64)
@@ -91,79 +103,66 @@ def _between(edges: Array) -> Array:
 
 def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, bound: Bound) -> _Law:
     """Return the law of the mean of the two means, weighted by their numbers of terms."""
+    from dpsweep.accounting.pld.allocation_kernels import (
+        place_means,
+        place_sums,  # loads numba and compiled code, which takes half a second
+    )
+
     share = of_one / (of_one + of_other)
+    grid = _grid(one, share, other, tail)
+    masses, sums = np.zeros((2, len(grid) + 1))
     if one is other:  # half of the pairs, twice
-        left, right = np.triu_indices(len(one.values))
-        values = 0.5 * (one.values[left] + one.values[right])
-        masses = one.masses[left] * one.masses[right] * np.where(left == right, 1.0, 2.0)
+        place_means(one.values, one.masses, grid, masses, sums)
     else:
-        values = np.add.outer(share * one.values, (1.0 - share) * other.values).ravel()
-        masses = np.multiply.outer(one.masses, other.masses).ravel()
-    lost = share * one.lost + (1.0 - share) * other.lost
-    grid = _grid(values, masses, tail)
-    places = grid.places(values)
-    size = len(grid.points) + 1
-    placed = _placed(_sums(places, masses, size), _sums(places, masses * values, size), grid.points, bound)
-    return _Law(placed.values, placed.masses, placed.lost + lost)
+        place_sums(share * one.values, one.masses, (1.0 - share) * other.values, other.masses, grid, masses, sums)
+    placed = _placed(masses, sums, grid, bound)
+    return _Law(placed.values, placed.masses, placed.lost + share * one.lost + (1.0 - share) * other.lost)
 
 
-@dataclass(frozen=True)
-class _Grid:
-    """Points of M, ascending: even in a coordinate that is fine where the mass is, and even in log M far away.
+def _grid(one: _Law, share: float, other: _Law, tail: float) -> Array:
+    """Return points of the mean, ascending, that leave about ``tail`` of Q below, and of P above.
 
-    The coordinate of log M is asinh(u) + far u with u = (log M - centre) / scale. start, step: of the coordinate.
+    They are even in a coordinate that is fine where the mass is, and even in log M far away: asinh(u) + far u with
+    u = (log M - centre) / scale.
     """
+    left, right = one.grouped(), other.grouped()
+    lows, means, highs = (
+        np.add.outer(share * ours, (1.0 - share) * theirs).ravel()
+        for ours, theirs in zip(left[:3], right[:3], strict=True)
+    )
+    masses = np.multiply.outer(left[3], right[3]).ravel()
+    low, high = math.log(float(lows[lows > 0.0].min(initial=highs[-1]))), math.log(float(highs[-1]))
+    if high - low < 1e-12:
+        return np.asarray(np.exp(np.array([low - 1e-9, high + 1e-9])), dtype=np.float64)
+    edges = np.linspace(low, high, _POINTS + 1)
 
-    points: Array
-    centre: float
-    scale: float
-    far: float
-    start: float
-    step: float
-
-    def places(self, values: Array) -> Places:
-        """Return the number of points at or below each value, as `numpy.searchsorted` finds."""
-        points, last = self.points, len(self.points) - 1
+    def by_cell(values: Array, weights: Array) -> Array:
         with np.errstate(divide="ignore"):
-            coordinates = _coordinate((np.log(values) - self.centre) / self.scale, self.far)
-        guess = np.clip(np.floor((coordinates - self.start) / self.step), -1, last).astype(np.int64)
-        guess += (guess < last) & (values >= points[np.minimum(guess + 1, last)])
-        guess -= (guess >= 0) & (values < points[np.maximum(guess, 0)])
-        return np.asarray(guess + 1)
+            places = (np.log(values) - low) * (_POINTS / (high - low))
+        return _sums(np.clip(places, 0, _POINTS - 1).astype(np.int64), weights, _POINTS)
+
+    bottom = min(int(np.searchsorted(np.cumsum(by_cell(lows, masses)), tail)), _POINTS - 1)
+    above = np.cumsum(by_cell(highs, masses * highs)[::-1])
+    top = _POINTS - int(np.searchsorted(above, tail))
+    middles, weights = 0.5 * (edges[1:] + edges[:-1]), by_cell(means, masses)
+    centre = float(middles @ weights / weights.sum())
+    spread = math.sqrt(float((middles - centre) ** 2 @ weights / weights.sum())) + edges[1] - edges[0]
+    return _even(float(edges[bottom]), float(edges[max(top, bottom + 1)]), centre, _WIDTH * spread)
 
 
 def _coordinate(u: Array, far: float) -> Array:
     return np.asarray(np.arcsinh(u) + far * u)
 
 
-def _grid(values: Array, masses: Array, tail: float) -> _Grid:
-    """Return a grid that leaves at most ``tail`` of Q below, and of P above."""
-    positive = values[values > 0.0]
-    low, high = math.log(float(positive.min())), math.log(float(positive.max()))
-    if high - low < 1e-12:
-        return _even(low - 1e-9, high + 1e-9, low, 1.0, 1)
-    with np.errstate(divide="ignore"):
-        logs = np.log(values)
-    cells = np.clip(((logs - low) * (_POINTS / (high - low))), 0, _POINTS - 1).astype(np.int64)
-    q, p = _sums(cells, masses, _POINTS), _sums(cells, masses * values, _POINTS)
-    edges = np.linspace(low, high, _POINTS + 1)
-    bottom = min(int(np.searchsorted(np.cumsum(q), tail)), _POINTS - 1)
-    top = _POINTS - int(np.searchsorted(np.cumsum(p[::-1]), tail))
-    middles = 0.5 * (edges[1:] + edges[:-1])
-    centre = float(middles @ q / q.sum())
-    spread = math.sqrt(float((middles - centre) ** 2 @ q / q.sum())) + edges[1] - edges[0]
-    return _even(float(edges[bottom]), float(edges[max(top, bottom + 1)]), centre, _WIDTH * spread, _POINTS)
-
-
-def _even(low: float, high: float, centre: float, scale: float, cells: int) -> _Grid:
-    """Return a grid of log M from ``low`` to ``high`` with so many cells."""
+def _even(low: float, high: float, centre: float, scale: float) -> Array:
+    """Return a grid of log M from ``low`` to ``high``."""
     ends = (np.array([low, high]) - centre) / scale
     far = _FAR * float(np.ptp(np.arcsinh(ends)) / np.ptp(ends))
     start, stop = _coordinate(ends, far)
     first, last = np.arcsinh(ends)
-    fine = np.sinh(np.linspace(first, last, 16 * cells + 1))
-    points = np.exp(centre + scale * np.interp(np.linspace(start, stop, cells + 1), _coordinate(fine, far), fine))
-    return _Grid(np.asarray(points, dtype=np.float64), centre, scale, far, float(start), float(stop - start) / cells)
+    fine = np.sinh(np.linspace(first, last, 16 * _POINTS + 1))
+    points = np.exp(centre + scale * np.interp(np.linspace(start, stop, _POINTS + 1), _coordinate(fine, far), fine))
+    return np.asarray(points, dtype=np.float64)
 
 
 def _sums(places: Places, weights: Array, size: int) -> Array:

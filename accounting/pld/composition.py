@@ -44,6 +44,7 @@ TOLERANCE = 2e-4  # target for the relative gap between upper and lower
 MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows
 _ATTEMPTS = 4  # most compositions of one direction
 _ENOUGH = 1.5  # gap, in tolerances, that is accepted without another composition
+_FINER = 0.4  # share of the tolerance that the lattice may use where random allocation uses the rest
 _COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
 _STEEPEST = 40.0  # largest tilt * spacing: with more, too, lattices cannot improve on the closed-form bound
 _VACUOUS = 1e4  # a lattice that gives an upper epsilon above this and a lower one of 0 is not refined
@@ -329,7 +330,7 @@ def _bracket_epsilon(
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the claim is at least that of the other direction.
     """
-    spacing = spacing_for(rounds.count, saddle, tolerance)
+    spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:
         return _Bracket(upper, lower, None)

@@ -44,7 +44,7 @@ TRACES = {
 MODULE = """
 import numpy as np
 from numba import float64
-from dpsweep.accounting.individual.machine_code import kernel
+from dpsweep.accounting.machine_code import kernel
 
 @kernel(float64[::1], float64[::1])
 def squares(values, found):
