@@ -17,7 +17,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dpsweep.workers.gradients.capture import Capture, Use
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated
 from dpsweep.workers.gradients.layers import Layer
-from dpsweep.workers.gradients.verification import LOSSES, Gradients, Kept, Replaced
+from dpsweep.workers.gradients.verification import LOSSES, Gradients, Kept, OfAll, Replaced
 
 Capturing = Callable[[int], AbstractContextManager[Capture]]
 """Number of rows -> the context in which a forward pass is captured."""
@@ -31,6 +31,7 @@ NUMBERS: Final = "numbers from whole numbers of the input"
 
 _INTO_THE_FIRST: Final = frozenset({Tensor.__setitem__, Tensor.set_})
 """Functions that write into their first argument, and do not return it."""
+_HOLDS_TENSORS: Final = (Tensor, list, tuple, dict)
 
 
 @dataclass(frozen=True)
@@ -149,17 +150,16 @@ class ComparedPasses:
     def _named(self, found: Sequence[Tensor | None]) -> Gradients:
         return {name: None if g is None else g.to_dense() for name, g in zip(self.parameters, found, strict=True)}
 
-    def of_all(self) -> tuple[list[Gradients], list[Kept]]:
-        """Return the engine's gradients of the `singles` in the batch, and weighted sums of the examples that each side
-        keeps.
-        """
+    def of_all(self) -> OfAll:
+        """Pass the batch as it is."""
         losses, found = self._backward(self.x, self.y)
         one = self._ones(1)
         places = [torch.tensor([index], device=self.x.device) for index in self.singles]
         singles: list[Gradients] = [
             {name: found[name].select(at).weighted_sum(one) for name in self._differentiated(found)} for at in places
         ]
-        return singles, [self._kept(losses, found, side.kept, side.weights) for side in self.sides]
+        kept = [self._kept(losses, found, side.kept, side.weights) for side in self.sides]
+        return OfAll(singles, kept, [losses.view(-1, self.multiplicity)[side.sources] for side in self.sides])
 
     def of_side(self, side: Side) -> Replaced:
         """Compare what is kept where the other examples are replaced.
@@ -176,7 +176,8 @@ class ComparedPasses:
         found, sums = capture.backward_with(scored, 1.0 / self.multiplicity, tensors)
         kept = self._kept(losses.detach(), found, side.kept, self._ones(len(side.kept)))
         strange = [name for name, each in found.items() if _is_touched(each.select(side.others), side.of_others)]
-        return Replaced(kept, strange, self._named(sums) if own else None)
+        each = losses.detach().view(-1, self.multiplicity)
+        return Replaced(kept, strange, self._named(sums) if own else None, each)
 
     def of_order(self, order: Tensor) -> list[Kept]:
         """Return what `of_all` does of each side, where example ``order[i]`` stands at place i."""
@@ -266,6 +267,8 @@ class _FromIntegers(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         output = func(*args, **(kwargs or {}))
+        if func not in _INTO_THE_FIRST and (type(output) is torch.Size or not isinstance(output, _HOLDS_TENSORS)):
+            return output  # as most calls do: shapes, modes, gradient edges
         given = [each for each in _tensors((args, kwargs)) if each in self._followed]
         if not given:
             return output
@@ -326,7 +329,7 @@ def _is_touched(others: ExampleGradients, weights: Tensor) -> bool:
 
 @dataclass
 class LaterBatches:
-    """The batches after the first one, which is verified: the 1st, 4th, 16th, ... of them are compared again.
+    """The batches after the first one, which is verified: the 1st, 8th, 64th, ... of them are compared again.
 
     Batches differ in the branches that a model may take. A trial that is resumed begins again. seen: their number so
     far. next: the first one that is to be compared.
@@ -340,5 +343,5 @@ class LaterBatches:
         self.seen += 1
         if self.seen < self.next or examples < 2:
             return False
-        self.next = 4 * self.seen
+        self.next = 8 * self.seen
         return True

@@ -432,4 +432,9 @@ def is_of_a_package(home: str) -> bool:
     if home.partition(".")[0] == "dpsweep":  # which may run from a checkout
         return True
     file = getattr(sys.modules.get(home), "__file__", None)
-    return home != "__main__" if file is None else is_installed(Path(file).resolve(), Path("/"))
+    return home != "__main__" if file is None else _is_installed(file)
+
+
+@cache
+def _is_installed(file: str) -> bool:
+    return is_installed(Path(file).resolve(), Path("/"))  # asked of thousands of modules

@@ -56,12 +56,27 @@ class Replaced:
     """Results of the examples that a side keeps, where the others are replaced.
 
     kept: as without the replacement. touched: names of tensors with a derivative that is not 0 at the places of others.
-    sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters.
+    sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters. losses: of the
+    examples at all places.
     """
 
     kept: Kept
     touched: Sequence[str]
     sums: Gradients | None
+    losses: Tensor
+
+
+@dataclass(frozen=True)
+class OfAll:
+    """Results of a batch as it is.
+
+    singles: the engine's gradients of single examples. kept: of the examples that each side keeps. losses: of the
+    examples that stand at all places once the others of a side are replaced.
+    """
+
+    singles: list[Gradients]
+    kept: list[Kept]
+    losses: list[Tensor]
 
 
 class Passes(Protocol[S]):
@@ -78,7 +93,7 @@ class Passes(Protocol[S]):
     @property
     def repeats(self) -> int: ...
     def of_first(self, count: int) -> None: ...
-    def of_all(self) -> tuple[list[Gradients], list[Kept]]: ...
+    def of_all(self) -> OfAll: ...
     def of_single(self, index: int) -> Gradients: ...
     def of_side(self, side: S) -> Replaced: ...
     def of_order(self, order: Tensor) -> list[Kept]: ...
@@ -102,7 +117,7 @@ def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
     4. Buffers, parameters and other state (`HiddenState`) are the same after passes of different examples, and the
        losses are the same bits after them.
     5. In another order of the examples, loss and gradient of each are the same but for rounding. One example fewer
-       would move all after it.
+       would move all after it. In 2, so are the losses of the copies that stand at the places of others.
 
     If the gradient of some parameter is 0 for all examples, as behind layers initialised at 0, all is also compared at
     perturbed parameters. Random draws are replaced by constants (`ConstantDraws`). A model with draws that cannot be
@@ -125,7 +140,8 @@ def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
 def check(model: nn.Module, loss: object, passes: Passes[S]) -> None:
     """Compare what depends on the batch, for a model of this structure that was verified with batches of these shapes.
 
-    As `verify` does, but at the current parameters only, and draws are replaced by constants only if there are any.
+    As `verify` does, but at the current parameters only, and draws are replaced by constants only if there are any. Of
+    examples that stand elsewhere, losses alone are compared.
     Raises: as `verify`.
     """
     with _comparing(model, loss, passes) as comparison:
@@ -214,7 +230,8 @@ class _Comparison(Generic[S]):
         passes, sides = self.passes, self.passes.sides
         for size in passes.sizes:
             run(partial(passes.of_first, size))
-        ours, kept = run(passes.of_all)
+        whole = run(passes.of_all)
+        ours, kept = whole.singles, whole.kept
         if draws is None and not before.is_current():
             return False, []
         theirs = [run(partial(passes.of_single, index)) for index in passes.singles]
@@ -233,13 +250,15 @@ class _Comparison(Generic[S]):
             ends = []
             for first in firsts:
                 run(first)
-                ends.append((follow(passes.of_all)[1], record.hidden[-1]))
+                ends.append((follow(passes.of_all).kept, record.hidden[-1]))
             _require_overwritten(suspects, ends, alike=1 + len(sides))
         for losses in again:
             for expected, found in zip(kept, losses, strict=True):
                 _require_kept({LOSSES: expected[LOSSES]}, found, [], lambda: None)
         for expected, other in zip(kept, replaced, strict=True):
             _require_kept(expected, other.kept, other.touched, partial(self._where, follow))
+        for standing, other in zip(whole.losses, replaced, strict=True):
+            _require_placed({LOSSES: standing}, {LOSSES: other.losses}, self.tolerance)
         _require_equal([*zip(ours, theirs, strict=True), *sums], self.tolerance)
         for ordered in moved:
             for expected, there in zip(kept, ordered, strict=True):

@@ -302,6 +302,9 @@ PLACED: dict[str, Step] = {
 }
 """Steps that treat a row by its place in the batch: one row fewer moves all rows after it."""
 
+LATER: dict[str, Step] = {name: step for name, step in PLACED.items() if name.startswith("a thousandth")} | MIXING
+"""Steps that are found in later batches, of which three rows are compared: their losses at other places, too."""
+
 KEEPING: dict[str, tuple[Step, str]] = {
     "subtracts the first mean": (_first_mean, r"1\.noted"),
     "notes the first mean": (_first_mean_never_used, r"1\.noted"),

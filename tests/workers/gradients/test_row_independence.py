@@ -15,6 +15,7 @@ from tests.workers.gradients.adversarial import (
     COUPLED,
     HARMLESS,
     KEEPING,
+    LATER,
     MIXING,
     PLACED,
     SEEN,
@@ -120,14 +121,33 @@ def test_a_large_batch_is_refused_for_what_two_digits_would_not_show(share: floa
         GradientEngine(model(step), per_example_loss).norms(*batch(512))
 
 
-def test_a_coupling_that_begins_later_is_found_in_the_batches_that_are_compared() -> None:
+@pytest.mark.thinned(18)
+@pytest.mark.parametrize("name", LATER)
+def test_a_model_that_misbehaves_from_its_second_batch_on_is_refused_then(name: str) -> None:
+    net = model(lambda m, h: h)
+    bias = dict(net.named_parameters())["0.bias"]
+    first = bias.detach().clone()
+
+    def step(m: Between, h: Tensor) -> Tensor:
+        return h if torch.equal(bias.detach(), first) else LATER[name](m, h)
+
+    vars(net[1])["step"] = step
+    engine = GradientEngine(net, per_example_loss)
+    engine.norms(*batch())
+    with torch.no_grad():
+        bias.add_(0.1)
+    with pytest.raises(InvalidInput, match=r"of some examples depend on (others of their|their place in the) batch"):
+        engine.norms(*batch())
+
+
+def test_every_few_batches_some_examples_are_compared_again() -> None:
     net = model(lambda m, h: h)
     engine = GradientEngine(net, per_example_loss)
-    for _ in range(4):
+    for _ in range(8):
         engine.norms(*batch())
     vars(net[1])["step"] = lambda m, h: h + 1e-9 * h.mean(0)
     with pytest.raises(InvalidInput, match="of some examples depend on others of their batch"):
-        engine.norms(*batch())  # the fourth after the first
+        engine.norms(*batch())  # the eighth after the first
 
 
 # -- what looks alike and is harmless ----------------------------------------------------------------------------------
