@@ -38,9 +38,10 @@ class TrainingData:
 
         index_select copies whole rows, indexing single values.
         """
-        at = rows.to(self._features.device)
-        features, labels = self._features.index_select(0, at), self._labels.index_select(0, at)
-        return self._preparation(features.to(self.device)), as_targets(labels.to(self.device))
+        return self._prepared(rows), as_targets(_at(self._labels, rows).to(self.device))
+
+    def _prepared(self, rows: Tensor) -> Tensor:
+        return self._preparation(_at(self._features, rows).to(self.device))
 
     def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
         """Return what a clipping method may know about the examples ``rows``."""
@@ -49,6 +50,10 @@ class TrainingData:
     def ids(self, rows: Tensor) -> Tensor:
         """Return example ids [b], on the CPU."""
         return self._ids[rows.cpu()]
+
+
+def _at(column: Tensor, rows: Tensor) -> Tensor:
+    return column.index_select(0, rows.to(column.device))
 
 
 class UserData(TrainingData):
@@ -63,12 +68,20 @@ class UserData(TrainingData):
         super().__init__(dataset, device, room)
         slots, weights = slots_of(dataset.train, most)
         self._slots, self._weights = torch.from_numpy(slots).to(device), torch.from_numpy(weights).to(device)
+        self._targets: Tensor | None = None
+        """Targets of all users [users, most, 2], where a row has one label: joined once, not at every step."""
+        if self._labels.ndim == 1:
+            labels = as_targets(_at(self._labels, self._slots.flatten()).to(device))
+            self._targets = with_weights(labels, self._weights.flatten()).view(*slots.shape, 2)
         self._groups, self._ids = torch.zeros(len(slots), dtype=torch.int64, device=device), torch.arange(len(slots))
 
     def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """Return prepared features and weighted targets of the users' rows, [b * most, ...]."""
-        features, labels = super().inputs(self._slots.index_select(0, rows.to(self.device)).flatten())
-        return features, with_weights(labels, self._weights.index_select(0, rows.to(self.device)).flatten())
+        slots = _at(self._slots, rows).flatten()
+        if self._targets is not None:
+            return self._prepared(slots), _at(self._targets, rows).flatten(0, 1)
+        features, labels = super().inputs(slots)
+        return features, with_weights(labels, _at(self._weights, rows).flatten())
 
 
 def training_data(dataset: Dataset, users: UserSpec | None, device: torch.device) -> TrainingData:
