@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
 
 import numpy as np
@@ -201,18 +201,14 @@ class _RowSampler:
         self._draws.restore(state)
 
 
-class PoissonSampler(_RowSampler):
-    """Each row joins each batch independently with probability batch_size / dataset_size.
+class _DrawnAhead:
+    """Samplers that draw several batches at once.
 
-    Of small data sets several batches are drawn at once, as one batch from as many copies of the rows: the start of a
-    draw takes longer than the draw. The state holds that of the random choices before the last draw, which `restore`
-    repeats.
+    The state holds that of the random choices before the last draw, which `restore` repeats, and the batches left.
     """
 
-    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
-        super().__init__(dataset_size, batch_size, draws)
-        self._at_once = max(1, min(_MOST_BATCHES, _MOST_ROWS // dataset_size))
-        self._before, self._ahead = draws.state(), deque[Rows]()
+    def __init__(self, draws: RowDraws) -> None:
+        self._draws, self._before, self._ahead = draws, draws.state(), deque[Rows]()
 
     def next_batch(self) -> Rows:
         if not self._ahead:
@@ -221,21 +217,41 @@ class PoissonSampler(_RowSampler):
 
     def _draw(self) -> None:
         self._before = self._draws.state()
+        self._ahead = deque(self._batches())
+
+    def _batches(self) -> Iterable[Rows]:
+        """Draw the next batches."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Any]:
+        return {"draws": self._draws.state(), "before": self._before, "ahead": len(self._ahead)}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._draws.restore(state["before"])
+        self._draw()
+        while len(self._ahead) > state["ahead"]:
+            self._ahead.popleft()
+        self._draws.restore(state["draws"])
+
+
+class PoissonSampler(_DrawnAhead):
+    """Each row joins each batch independently with probability batch_size / dataset_size.
+
+    Of small data sets several batches are drawn at once, as one batch from as many copies of the rows: the start of a
+    draw takes longer than the draw.
+    """
+
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        super().__init__(draws)
+        self._dataset_size, self._batch_size = dataset_size, batch_size
+        self._at_once = max(1, min(_MOST_BATCHES, _MOST_ROWS // dataset_size))
+
+    def _batches(self) -> Iterable[Rows]:
         size, count = self._dataset_size, self._at_once
         rows = self._draws.each(count * size, count * self._batch_size)
         starts = size * np.arange(count)
         parts = np.split(rows, np.searchsorted(rows, starts[1:]))
-        self._ahead = deque(part - start for part, start in zip(parts, starts, strict=True))
-
-    def state(self) -> dict[str, Any]:
-        return {"draws": super().state(), "before": self._before, "ahead": len(self._ahead)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state["before"])
-        self._draw()
-        while len(self._ahead) > state["ahead"]:
-            self._ahead.popleft()
-        super().restore(state["draws"])
+        return (part - start for part, start in zip(parts, starts, strict=True))
 
 
 _MOST_BATCHES: Final = 64
@@ -271,86 +287,52 @@ class ShuffledSampler(_RowSampler):
         self._remaining = np.array(state["remaining"], np.int64)
 
 
-class AllocatedSampler:
-    """Each row joins one of ``steps`` steps, chosen uniformly and independently; after these, all choose again.
-
-    The state holds that of the random choices before the block, which `restore` repeats, and the steps left of it.
-    """
+class AllocatedSampler(_DrawnAhead):
+    """Each row joins one of ``steps`` steps, chosen uniformly and independently; after these, all choose again."""
 
     def __init__(self, dataset_size: int, steps: int, draws: RowDraws) -> None:
-        self._dataset_size, self._steps, self._draws = dataset_size, steps, draws
-        self._before, self._ahead = draws.state(), deque[Rows]()
+        super().__init__(draws)
+        self._dataset_size, self._steps = dataset_size, steps
 
-    def next_batch(self) -> Rows:
-        if not self._ahead:
-            self._draw()
-        return self._ahead.popleft()
-
-    def _draw(self) -> None:
-        self._before = self._draws.state()
+    def _batches(self) -> Iterable[Rows]:
         places = self._draws.places(self._dataset_size, self._steps)
-        rows = np.argsort(places, kind="stable")
-        sizes = np.bincount(places, minlength=self._steps)
-        self._ahead = deque(np.split(rows, np.cumsum(sizes)[:-1]))
-
-    def state(self) -> dict[str, Any]:
-        return {"draws": self._draws.state(), "before": self._before, "ahead": len(self._ahead)}
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._draws.restore(state["before"])
-        self._ahead = deque[Rows]()
-        if state["ahead"]:
-            self._draw()
-        else:
-            self._before = state["before"]
-        while len(self._ahead) > state["ahead"]:
-            self._ahead.popleft()
-        self._draws.restore(state["draws"])
+        return _grouped(np.arange(self._dataset_size), places, self._steps)
 
 
-class CyclicPoissonSampler:
+def _grouped(rows: Rows, groups: Rows, count: int) -> list[Rows]:
+    """Return the rows of each of ``count`` groups. groups: the group of each row."""
+    sizes = np.bincount(groups, minlength=count)
+    return np.split(rows[np.argsort(groups, kind="stable")], np.cumsum(sizes)[:-1])
+
+
+class CyclicPoissonSampler(_DrawnAhead):
     """Groups of rows take turns: a row joins the step of its group with probability ``expected`` / n, independently.
 
     The group of each of the n rows is drawn uniformly and independently of the others, once and for all. A cycle of
     ``groups`` steps is drawn at once, as one Poisson batch of all rows, in time of order ``expected`` for large data.
-    The state holds that of the random choices before the groups and before the cycle, which `restore` repeats.
+    The state also holds that of the random choices before the groups.
     """
 
     def __init__(self, dataset_size: int, groups: int, expected: int, draws: RowDraws) -> None:
         """`expected`: rows of a whole cycle, at most ``dataset_size``."""
-        self._dataset_size, self._groups, self._expected, self._draws = dataset_size, groups, expected, draws
+        self._dataset_size, self._groups, self._expected = dataset_size, groups, expected
         self._first = draws.state()
         self.group_of = draws.places(dataset_size, groups)
         """The group of each row, [n]."""
-        self._before, self._ahead = draws.state(), deque[Rows]()
+        super().__init__(draws)
 
-    def next_batch(self) -> Rows:
-        if not self._ahead:
-            self._draw()
-        return self._ahead.popleft()
-
-    def _draw(self) -> None:
-        self._before = self._draws.state()
+    def _batches(self) -> Iterable[Rows]:
         rows = self._draws.each(self._dataset_size, self._expected)
-        groups = self.group_of[rows]
-        sizes = np.bincount(groups, minlength=self._groups)
-        self._ahead = deque(np.split(rows[np.argsort(groups, kind="stable")], np.cumsum(sizes)[:-1]))
+        return _grouped(rows, self.group_of[rows], self._groups)
 
     def state(self) -> dict[str, Any]:
-        ahead = len(self._ahead)
-        return {"draws": self._draws.state(), "first": self._first, "before": self._before, "ahead": ahead}
+        return {**super().state(), "first": self._first}
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._first = state["first"]
         self._draws.restore(self._first)
         self.group_of = self._draws.places(self._dataset_size, self._groups)
-        self._before, self._ahead = state["before"], deque[Rows]()
-        if state["ahead"]:
-            self._draws.restore(state["before"])
-            self._draw()
-        while len(self._ahead) > state["ahead"]:
-            self._ahead.popleft()
-        self._draws.restore(state["draws"])
+        super().restore(state)
 
 
 class FixedOrderSampler:
