@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import math
-import operator
 from collections.abc import Collection
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal, assert_never
@@ -48,15 +47,6 @@ Delta = Annotated[float, Field(gt=0.0, lt=1.0)]
 NoiseMultiplier = Annotated[float, Field(ge=0.0)]
 NoiseSourceName = Annotated[str, AfterValidator(known_noise_source)]
 MAX_THREADS = 1024
-
-
-def _is_none(value: object) -> bool:
-    return value is None
-
-
-def _is_everything(value: object) -> bool:
-    """Return whether to leave the field out of the JSON, so that trials of versions without it can still be resumed."""
-    return value == "everything"
 
 
 @dataclass(frozen=True)
@@ -99,7 +89,7 @@ class DataSpec:
     test_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.2
     public_fraction: Annotated[float, Field(ge=0.0, lt=1.0)] = 0.0
     split_seed: Annotated[int, Field(ge=0)] = 0
-    part: Annotated[DataPart | None, Field(exclude_if=_is_none)] = None
+    part: DataPart | None = None
     """Part of the data that a candidate trains on, if several candidates share the data; not a key of sweep files."""
 
     def __post_init__(self) -> None:
@@ -125,8 +115,8 @@ class SamplingSpec:
     method: Annotated[str, name_in(SAMPLINGS)]
     batch_size: Annotated[int, Field(ge=1)] | Literal["full"]
     max_batch_size: Annotated[int, Field(ge=1)] | None = None
-    per_epoch: Annotated[int | None, Field(ge=1, exclude_if=_is_none)] = None
-    cycle_length: Annotated[int | None, Field(ge=1, exclude_if=_is_none)] = None
+    per_epoch: Annotated[int, Field(ge=1)] | None = None
+    cycle_length: Annotated[int, Field(ge=1)] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "sampling")
@@ -167,7 +157,7 @@ class BudgetSpec:
     """Budget in zero-concentrated DP."""
     epsilon: Annotated[float, Field(gt=0.0)] | None = None
     """Budget as an epsilon at the sweep's delta."""
-    covers: Annotated[Literal["everything", "training"], Field(exclude_if=_is_everything)] = "everything"
+    covers: Literal["everything", "training"] = "everything"
     """What the budget covers: every release, or only the training steps, without releases made from the whole data
     such as ``dp_pca``. Reported epsilons always count every release."""
 
@@ -244,7 +234,7 @@ class UserSpec:
 
     sampling: UserSampling
     max_records: MaxRecords
-    counted_with: Annotated[float | None, Field(ge=1.0, exclude_if=_is_none)] = None
+    counted_with: Annotated[float, Field(ge=1.0)] | None = None
 
     def __post_init__(self) -> None:
         check_bounds(self, "privacy")
@@ -300,8 +290,8 @@ class AttackSpec:
     """
 
     loss_threshold: bool = False
-    training_scores: Annotated[bool, Field(exclude_if=operator.not_)] = False
-    rmia: Annotated[RmiaSpec | None, Field(exclude_if=_is_none)] = None
+    training_scores: bool = False
+    rmia: RmiaSpec | None = None
 
 
 @dataclass(frozen=True)
@@ -402,11 +392,11 @@ class TrialSpec:
     execution: ExecutionSpec = field(default_factory=ExecutionSpec)
     adjacency: Adjacency | None = None
     """Adjacency of the privacy claim; None: the first one that the sampling supports."""
-    reference: Annotated[bool, Field(exclude_if=operator.not_)] = False
+    reference: bool = False
     """Whether simple models are trained beside it, if it is not private (`dpsweep.workers.evaluation.references`)."""
-    selection: Annotated[Selection | None, Field(exclude_if=_is_none)] = None
+    selection: Selection | None = None
     """How the trial was selected among several candidates, if it was; only the selected one is released."""
-    users: Annotated[UserSpec | None, Field(exclude_if=_is_none)] = None
+    users: UserSpec | None = None
     """How users are protected, if the epsilons are those of users and not of single examples."""
 
     def __post_init__(self) -> None:
@@ -424,7 +414,7 @@ class TrialSpec:
         return self.noise.initial_noise_multiplier > 0.0
 
     def to_json(self) -> str:
-        """Return the spec as JSON; fields that few trials set are left out at their default (`exclude_if`)."""
+        """Return the spec as JSON, every default written out."""
         return _ADAPTER.dump_json(self, indent=2).decode()
 
     def checked(self) -> TrialSpec:

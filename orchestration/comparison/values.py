@@ -255,10 +255,7 @@ def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 def _between_groups(trial: PublishedTrial) -> Mapping[str, float]:
-    """Gaps of a trial; of one group only its own measures, because earlier versions stored its gaps to itself."""
-    if trial.quality is None or len(trial.quality.groups) > 1:
-        return trial.quality.fairness if trial.quality else {}
-    return {name: value for name, value in trial.quality.fairness.items() if name.startswith("worst_group_")}
+    return trial.quality.fairness if trial.quality else {}
 
 
 def of_counts(rate: Rate) -> Value:

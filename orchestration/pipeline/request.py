@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 from collections.abc import Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -69,9 +70,9 @@ class RunRequest:
         """Return where the user's own modules were read, as `UserCode.places`."""
         return self.code.places if self.submitted_from is None else self.submitted_from
 
-    @property
+    @functools.cached_property
     def files(self) -> SweepFiles:
-        """Paths of the files of the sweep."""
+        """Paths of the files of the sweep; its folder is looked at once."""
         return output_files(self.output, self.sweep.name)
 
 

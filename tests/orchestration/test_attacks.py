@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.records.sealed import write_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.metrics import final_metrics, known_of_groups
 from dpsweep.orchestration.execution.completion import Times, complete_trial
@@ -151,16 +149,3 @@ def test_a_trial_whose_attack_was_deleted_is_shown_without(tmp_path: Path) -> No
     Path(trial_in(files.root, "non-private-seed0").attacks).unlink()
     render_again(files.root)
     assert words(files.private_report).count(f"{SHOWN} ±") == 10
-
-
-@pytest.mark.long
-def test_results_of_earlier_versions_know_no_attacks(tmp_path: Path) -> None:
-    files = finished(tmp_path / "sweep", "none")
-    trial = trial_in(files.root, "flat-seed0")
-    content = json.loads(Path(trial.result).read_text())
-    del content["attacks"], content["spec"]["attacks"], content["sha256"]
-    write_sealed(trial.result, json.dumps(content).encode())
-    older = read_result(trial.result)
-    assert isinstance(older, TrialResult)
-    assert older.attacks == AttackResults()
-    render_again(files.root)

@@ -16,9 +16,9 @@ from dpsweep.orchestration.comparison.best import best, best_lines, parse_condit
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, tuned_values, warnings
-from dpsweep.orchestration.comparison.metrics import METRICS, final_metrics, known, of_task
+from dpsweep.orchestration.comparison.metrics import METRICS, known, of_task
 from dpsweep.orchestration.comparison.metrics import metric as metric_called
-from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import has_diverged
 from dpsweep.orchestration.comparison.settings import finished_settings, group_value
 from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
@@ -410,25 +410,6 @@ def test_a_group_without_positives_has_no_interval_of_equalized_odds() -> None:
     one, other = every.settings
     assert every.evidence.difference(one, other, odds.name) is None
     assert as_dict(every)["settings"][0]["intervals"]["demographic_parity_difference"] is not None
-
-
-def test_one_shown_group_has_no_gaps() -> None:
-    """Also where an earlier version stored its gaps to itself."""
-    trials, outcomes_by_key = sweep_of({"none": (0.95, 0.92), "flat": (0.9, 0.8)}, seeds=2)
-    alone = [replace(each, quality=replace(each.quality, groups=each.quality.groups[:1])) for each in trials]  # type: ignore[union-attr, type-var]  # finished trials
-    found = found_in(alone, outcomes_by_key)
-    flat = setting(found, "flat")
-    for metric in RATE_METRICS:
-        if metric.tracked and metric.tracked.startswith("fairness/"):
-            assert flat.over_seeds(metric.value) is None, metric.name
-            assert found.interval(flat, metric.name) is None, metric.name
-    shown = {name for name in final_metrics(flat.trials[0]) if name.startswith("fairness/")}
-    assert shown
-    assert all(name.startswith("fairness/worst_group_") for name in shown)
-    worst, group = found.interval(flat, "worst_group_accuracy"), found.evidence.interval(flat, "accuracy", "many")
-    assert worst == group is not None
-    with pytest.raises(InvalidInput, match="no private setting of this sweep has accuracy_gap"):
-        best(found, "accuracy_gap")
 
 
 def test_a_condition_on_what_is_better_when_low_is_an_upper_bound(

@@ -157,11 +157,6 @@ def test_attacks_are_those_of_every_trial_and_change_no_label() -> None:
     assert not any(point.spec.attacks.loss_threshold for point in plain)
 
 
-def test_a_sweep_without_attacks_is_stored_as_before_there_were_any() -> None:
-    """So a sweep that an earlier version began can be resumed: what is not there counts as None."""
-    assert parse_sweep(SMALL).plain()["attacks"] is None
-
-
 def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() -> None:
     """The bounds are those of `dpsweep.workers.spec`: here they are only read."""
     wrong = {
