@@ -322,7 +322,7 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
     try:
         is_seen = exists(output if "://" in output else str(Path(output).parent))
         grown(open_manifest(files, spec.plain(), text), spec, text, files.root)
-        if code.modules and exists(files.manifest):
+        if exists(files.manifest):
             anew = named_trials(files, retry) if retry else ()
             refuse(begun_with_other_code(files, stored_record(files).points, code, anew), files, ANEW)
     except StorageError as error:

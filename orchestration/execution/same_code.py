@@ -1,4 +1,4 @@
-"""Refuse to go on with results of the user's own code as it was, beside results of the code as it is now."""
+"""Refuse to go on with results of the user's own code or weights as they were, beside results of those of now."""
 
 from __future__ import annotations
 
@@ -14,6 +14,7 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, UserModule
 from dpsweep.workers.own_code.own_record import changed_code, has_changed, own_locations
+from dpsweep.workers.own_code.own_weights import names_weights
 
 
 @dataclass(frozen=True)
@@ -35,13 +36,17 @@ def begun_with_other_code(
     found = []
     for point in points:
         trial = files.trial(point.key)
-        if point.key in anew or not any(map(code.named, own_locations(point.spec))) or not exists(trial.spec):
+        if point.key in anew or not _is_compared(point, code) or not exists(trial.spec):
             continue
         changed = changed_code(trial, point.spec, code)
         if changed:
             has_shown = exists(trial.training) or exists(trial.result) or _has_shown(files, point)
             found.append(OtherCode(point, changed, has_shown))
     return tuple(found)
+
+
+def _is_compared(point: GridPoint, code: UserCode) -> bool:
+    return names_weights(point.spec) or any(map(code.named, own_locations(point.spec)))
 
 
 def _has_shown(files: SweepFiles, point: GridPoint) -> bool:
@@ -73,6 +78,9 @@ def refuse(found: Iterable[OtherCode], files: SweepFiles, anew: str = "") -> Non
     )
 
 
+_LOADS: Final = "their models load by the code that each keeps in its folder code, while "
+
+
 @dataclass(frozen=True)
 class OwnFiles:
     """The user's own files as they are now, beside the code that trials keep.
@@ -88,8 +96,8 @@ class OwnFiles:
     def changes(self) -> tuple[str, ...]:
         """Return one sentence for each file that has changed."""
         return tuple(
-            f"{has_changed([file])} since {len(keys)} trials began; their models load by the code that each keeps in "
-            "its folder code, while run, --retry and model() refuse yours: restore it, or choose another --output"
+            f"{has_changed([file])} since {len(keys)} trials began; {_LOADS if file in self.compared else ''}run, "
+            "--retry and model() refuse it: restore it, or choose another --output"
             for file, keys in self.changed.items()
         )
 

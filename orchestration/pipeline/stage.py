@@ -41,6 +41,7 @@ from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.orchestration.tracking.opening import open_tracker
 from dpsweep.orchestration.tracking.tracker import Tracker
 from dpsweep.workers.own_code.own_record import has_changed
+from dpsweep.workers.own_code.own_weights import names_weights
 
 
 def run_stage(request: RunRequest, display: Display) -> Outcome:
@@ -176,7 +177,7 @@ def _started_anew(
     Raises: InvalidInput, before anything is deleted, for others that began with other code than the request's.
     """
     files, anew = request.files, named_trials(request.files, retry) if retry else ()
-    if request.code.modules:
+    if request.code.modules or any(names_weights(planned.spec) for planned in plan.trials):
         kept = kept_trials(files, request.sweep, manifest).points
         points = (*(planned.point for planned in plan.trials), *kept)
         others = begun_with_other_code(files, points, request.code, anew)

@@ -44,7 +44,7 @@ def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winn
 def _require_tuned_code(request: RunRequest) -> None:
     """Raise `InvalidInput` if the candidates that an earlier run chose among were trained with other code."""
     files = SweepFiles(request.files.tuning)
-    if request.code.modules and exists(files.manifest):
+    if exists(files.manifest):
         refuse(begun_with_other_code(files, stored_record(files).points, request.code), files)
 
 

@@ -1,4 +1,4 @@
-"""The user's own modules: how they are imported, stored and told apart by content.
+"""The user's own modules and weights: how they are imported, stored and told apart by content.
 
 Other packages import only the modules in `__all__`.
 """
@@ -8,4 +8,5 @@ __all__ = [
     "own_modules",
     "own_record",
     "own_sources",
+    "own_weights",
 ]

@@ -1,8 +1,8 @@
-"""The record of the user's code that a trial was trained with, in the trial's folder ``code``.
+"""The record of the user's code and weights that a trial was trained with, in the trial's folder ``code``.
 
-It holds the sources themselves, not only their digests. So a reader sees the difference, a model loads where its module
-was edited or lost, and edits that change nothing that runs are recognised. It is no part of the trial's key: under
-another key an edited file would silently be trained again, which costs privacy again.
+It holds the sources themselves, not only their digests; of weights, the digests. So a reader sees the difference, a
+model loads where its module was edited or lost, and edits that change nothing that runs are recognised. It is no part
+of the trial's key: under another key an edited file would silently be trained again, which costs privacy again.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from dpsweep.accounting.records import TrialFiles, delete_folder, exists, list_f
 from dpsweep.workers.own_code.imports import UserCode, UserModule, is_import_path
 from dpsweep.workers.own_code.own_modules import SourceFile
 from dpsweep.workers.own_code.own_sources import digests_of, folder_of
+from dpsweep.workers.own_code.own_weights import PLACE, weight_digests
 from dpsweep.workers.spec import TrialSpec
 
 
@@ -27,7 +28,8 @@ def own_locations(spec: TrialSpec) -> tuple[str, ...]:
 
 
 def own_code(spec: TrialSpec, code: UserCode) -> Mapping[str, bytes]:
-    """Return the sources that a trial runs of ``code``, by their place below `TrialFiles.code`.
+    """Return the sources that a trial runs of ``code``, and the digests of the weights that it reads, by their place
+    below `TrialFiles.code`.
 
     Raises: InvalidInput if its components import different modules by one name, as a process has only one of them.
     """
@@ -40,30 +42,32 @@ def own_code(spec: TrialSpec, code: UserCode) -> Mapping[str, bytes]:
                 f"the trial's own components import two modules as {file.name!r}, {same.path} and {file.path}; rename "
                 "one of them"
             )
-    return {file.place: file.content for file in found.values()}
+    return {**{file.place: file.content for file in found.values()}, **weight_digests(spec)}
 
 
 def store_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> None:
     """Store the sources that the trial is about to run, in place of an earlier start's."""
-    if own_locations(spec):
+    found = own_code(spec, code)
+    if own_locations(spec) or found:
         delete_folder(files.code)
-    for place, content in own_code(spec, code).items():
+    for place, content in found.items():
         write_bytes_atomically(f"{files.code}/{place}", content)
 
 
 def changed_code(files: TrialFiles, spec: TrialSpec, code: UserCode) -> tuple[str, ...]:
     """Return the files of ``code`` that are not as they were when the trial began, by their place below
-    `TrialFiles.code`.
+    `TrialFiles.code`, and the paths of weights that are not.
 
-    Only modules that are in ``code`` are compared. Comments, layout and texts that nothing reads do not count. A file
-    that is gone counts if all modules that the trial names are in ``code``.
+    Only modules that are in ``code``, and weights that are on this machine, are compared. Comments, layout and texts
+    that nothing reads do not count. A file that is gone counts if all modules that the trial names are in ``code``.
     """
     now = own_code(spec, code)
     changed = [name for place in now for name in _changed(place, _stored(files, place), now[place])]
     modules = [code.named(location) for location in own_locations(spec)]
     is_whole = bool(now) and all(module is not None and module.sources() for module in modules)
-    gone = (place for place in list_files(files.code) if place not in now) if is_whole and not changed else ()
-    return (*changed, *gone)
+    if changed or not is_whole:
+        return tuple(changed)
+    return tuple(name for name in list_files(files.code) if name not in now and not name.startswith(PLACE))
 
 
 def require_same_code(files: TrialFiles, spec: TrialSpec, code: UserCode, next_step: str = START_ANEW) -> None:
@@ -71,8 +75,8 @@ def require_same_code(files: TrialFiles, spec: TrialSpec, code: UserCode, next_s
     changed = changed_code(files, spec, code)
     if changed:
         raise InvalidInput(
-            f"{has_changed(changed)} since the trial in {files.root} began; restore what is kept in {files.code}, or "
-            f"{next_step}"
+            f"{has_changed(changed)} since the trial in {files.root} began; restore what is kept in {files.code} (of "
+            f"weights, their sha256), or {next_step}"
         )
 
 
@@ -110,12 +114,15 @@ def _stored(files: TrialFiles, place: str) -> bytes | None:
 
 
 def _changed(place: str, before: bytes | None, now: bytes) -> tuple[str, ...]:
-    """Return the files at a place that differ: itself, or files of an installed package that its digests name."""
+    """Return the files at a place that differ: itself, or weights or files of an installed package that its digests
+    name.
+    """
     if before == now:
         return ()
     if not place.endswith(".py"):
         lines = {*(before or b"").decode().splitlines()} ^ {*now.decode().splitlines()}
-        return tuple(sorted({f"{line.rpartition(' ')[2]} (installed)" for line in lines}))
+        kind = "" if place.startswith(PLACE) else " (installed)"
+        return tuple(sorted({f"{line.partition('  ')[2]}{kind}" for line in lines}))
     return () if before is not None and _meaning(before) == _meaning(now) else (place,)
 
 
