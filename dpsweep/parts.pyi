@@ -331,6 +331,7 @@ class _Model:
         trainable: Each[Literal["all", "head", "bias"]] = "all",
         dtype: Each[Literal["float32", "bfloat16"]] = "float32",
         padding: Each[int | None] = None,
+        checkpointing: Each[bool] = False,
     ) -> Part:
         """Return a pretrained model for token ids [b, t], without dropout."""
     def language_model(
@@ -382,6 +383,8 @@ class _Preprocessing:
     ) -> Part: ...
     def standardised(self, *, columns: Each[int | None] = None, noise_multiplier: Each[float] = 8.0) -> Part:
         """Numbers that declared ranges scale to [0, 1], centred, and divided by their common deviation."""
+    def text_features(self, *, path: Each[str], cache: Each[str | None] = None) -> Part:
+        """The mean of the last hidden states of a pretrained model of transformers, scaled to length 1."""
 
 Preprocessing: Final[_Preprocessing]
 

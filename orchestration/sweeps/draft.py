@@ -509,11 +509,13 @@ def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
     elif subject.text.pretrained is None:
         yield "model: transformer    # small; or a function of your own"
     else:
-        yield "model:"
-        yield "  name: hugging_face"
-        yield f"  path: {_text(str(subject.text.pretrained.resolve()))}    # CONFIRM: trained on other texts than these"
-        yield "  head: linear    # a layer on the mean of the last hidden states"
-        yield "  trainable: head    # or, in its place, adapter: {method: lora, targets: [query, value]}"
+        path = _text(str(subject.text.pretrained.resolve()))
+        lora = "head: linear, adapter: {method: lora, targets: [query, value]}"
+        yield "preprocessing:    # reads each text once; no epsilon is spent"
+        yield "  name: text_features"
+        yield f"  path: {path}    # CONFIRM: trained on other texts than these"
+        yield f"model: logistic    # {_MODELS[subject.task]}, the head of a frozen model; or, without preprocessing,"
+        yield f"# model: {{name: hugging_face, path: {path}, {lora}}}    # an hour in place of a minute"
 
 
 def _preparation(scale: _Scale) -> Iterator[str]:

@@ -39,6 +39,7 @@ from dpsweep.workers.data.given import (
 from dpsweep.workers.data.idx import fashion_mnist, mnist
 from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.label_columns import TableTask
+from dpsweep.workers.data.mapped import Form, once_on_node
 from dpsweep.workers.data.masks import image_masks
 from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
 from dpsweep.workers.data.table import table
@@ -189,6 +190,7 @@ __all__ = [
     "SOURCES",
     "ColumnProfile",
     "Dataset",
+    "Form",
     "Preparation",
     "Scaling",
     "Source",
@@ -206,6 +208,7 @@ __all__ = [
     "load_dataset",
     "load_source",
     "make_split",
+    "once_on_node",
     "ownership",
     "profile_table",
     "rows_of_owners",

@@ -18,7 +18,7 @@ from dpsweep.workers.data import Dataset, Preparation, Tokens
 from dpsweep.workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from dpsweep.workers.models.dense import cancer_net, logistic, mlp, pca_mlp
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
-from dpsweep.workers.models.hugging_face import hugging_face
+from dpsweep.workers.models.hugging_face import hugging_face, mean_state, text_trunk
 from dpsweep.workers.models.pretrained import load_weights
 from dpsweep.workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from dpsweep.workers.models.transformer import language_model, transformer
@@ -125,5 +125,7 @@ __all__ = [
     "build_for_shape",
     "build_model",
     "load_weights",
+    "mean_state",
     "offered",
+    "text_trunk",
 ]

@@ -5,28 +5,28 @@ The fitted state is a dictionary of tensors. The checkpoint stores it, so that a
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import hashlib
 import math
-import os
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput, keep_whole, require_finite
+from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Release
 from dpsweep.accounting.registry import build, lookup
-from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Scaling, Split
-from dpsweep.workers.machine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Split
+from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.models import load_weights
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
+from dpsweep.workers.training.kept_features import in_blocks, kept_in, require_folder, with_features
 from dpsweep.workers.training.robust_ranges import private_ranges, scaled_by
+from dpsweep.workers.training.text_features import TextFeatures
 
 _LEAST_DEVIATION: Final = 0.02
 
@@ -68,7 +68,6 @@ def standardised_by(state: dict[str, Tensor], rows: Tensor) -> Tensor:
 
 
 State = dict[str, Tensor]
-_CACHE: Final = "cache of frozen_features:"
 _ROWS: Final = 512
 _PIXELS: Final = 512 * 64 * 64
 """Rows, and pixels of pictures, processed at once; they bound memory."""
@@ -150,8 +149,8 @@ class DPPCA:
     def transform(self, dataset: Dataset, state: State) -> Dataset:
         projection = state["projection"]
         note = f"features projected on {self.dimensions} private principal components"
-        project = _in_blocks(_ROWS, lambda features: dataset.prepare(features).flatten(1).float() @ projection)
-        return _with_features(dataset, project, note)
+        project = in_blocks(_ROWS, lambda features: dataset.prepare(features).flatten(1).float() @ projection)
+        return with_features(dataset, project, note)
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         self.output_shape(dataset.feature_shape)
@@ -219,8 +218,8 @@ class RobustRanges:
         return private_ranges(lambda: _leading(dataset, width), width, noise, self.noise_multiplier, self.outside)
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        change = _in_blocks(_ROWS, lambda features: scaled_by(state, dataset.prepare(features).clone()))
-        return _with_features(dataset, change, "numbers on a private scale, logarithmic beyond most rows")
+        change = in_blocks(_ROWS, lambda features: scaled_by(state, dataset.prepare(features).clone()))
+        return with_features(dataset, change, "numbers on a private scale, logarithmic beyond most rows")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         self.output_shape(dataset.feature_shape)
@@ -260,8 +259,8 @@ class Standardised:
         return private_moments(lambda: _leading(dataset, width), width, rows, noise, self.noise_multiplier)
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        change = _in_blocks(_ROWS, lambda features: standardised_by(state, dataset.prepare(features).clone()))
-        return _with_features(dataset, change, "numbers centred and scaled by private moments")
+        change = in_blocks(_ROWS, lambda features: standardised_by(state, dataset.prepare(features).clone()))
+        return with_features(dataset, change, "numbers centred and scaled by private moments")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         self.output_shape(dataset.feature_shape)
@@ -378,11 +377,11 @@ class FrozenFeatures:
             return extracted.cpu()
 
         rows = _PIXELS // math.prod(self._sides(dataset.feature_shape))
-        features_of = _in_blocks(min(max(rows, 1), _ROWS), extract)
+        features_of = in_blocks(min(max(rows, 1), _ROWS), extract)
         if self.cache is not None:
-            features_of = _kept_in(self.cache, fingerprint(self.network, self.size, _digest(weights)), features_of)
+            features_of = kept_in(self.cache, fingerprint(self.network, self.size, _digest(weights)), features_of)
         note = f"features of a frozen {self.network}, weights {Path(self.weights).name}"
-        return _with_features(dataset, features_of, note)
+        return with_features(dataset, features_of, note)
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         """Return random features of the network's output shape. Weights from a file are loaded, to check that they
@@ -390,10 +389,10 @@ class FrozenFeatures:
         """
         self._require_pictures(dataset)
         if self.cache is not None:
-            _require_folder(self.cache)
+            require_folder(self.cache)
         if self.weights != "imagenet":
             self._load_trunk(Path(self.weights))
-        return _with_features(
+        return with_features(
             dataset, lambda features: torch.randn(len(features), TRUNKS[self.network].width), "rehearsed"
         )
 
@@ -444,72 +443,12 @@ def _digest(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-Change = Callable[[Tensor], Tensor]
-"""Transformation of a split: stored features [n, ...] -> new features [n, ...]."""
-
-
-def _in_blocks(rows: int, change: Change) -> Change:
-    """``change``, applied to ``rows`` rows at a time."""
-    return lambda features: torch.cat([change(block) for block in torch.split(features, rows)])
-
-
-def _kept_in(folder: str, owner: str, change: Change) -> Change:
-    """``change`` with results cached in private files of ``folder``, each named by a hash of all its inputs.
-
-    A damaged file is written again.
-    """
-
-    def kept(features: Tensor) -> Tensor:
-        pictures = hashlib.sha256(features.contiguous().numpy().tobytes()).hexdigest()
-        key = fingerprint(owner, tuple(features.shape), pictures)
-        uri = f"{folder if '://' in folder else os.path.realpath(folder)}/{key}.features"
-        stored = None
-        with contextlib.suppress(DataCorruption):
-            stored = load_checkpoint(uri, key)
-        if stored is None:
-            stored = {"features": change(features)}
-            try:
-                save_checkpoint(uri, key, stored)
-            except FileNotFoundError as error:
-                raise InvalidInput(f"{_CACHE} {folder!r} cannot be made ({error}); name another folder") from error
-        found: Tensor = stored["features"]
-        return found
-
-    return kept
-
-
-def _require_folder(cache: str) -> None:
-    """Refuse a local folder that can be neither written nor created. Other URIs are checked on first use only."""
-    if "://" in cache:
-        return
-    folder = Path(cache).absolute()
-    there = next(level for level in (folder, *folder.parents) if level.exists())
-    if not there.is_dir() or not os.access(there, os.W_OK | os.X_OK):
-        raise InvalidInput(f"{_CACHE} {cache!r} is no folder that can be written: see {there}, or name another folder")
-
-
-def _with_features(dataset: Dataset, change: Change, note: str) -> Dataset:
-    """``dataset`` with ``change`` applied to the stored features of every split."""
-
-    def changed(split: Split) -> Split:
-        return replace(split, features=change(split.features))
-
-    return replace(
-        dataset,
-        train=changed(dataset.train),
-        test=changed(dataset.test),
-        public=None if dataset.public is None else changed(dataset.public),
-        preparation=Scaling(),
-        notes=(*dataset.notes, note),
-        held_out=None if dataset.held_out is None else changed(dataset.held_out),
-    )
-
-
 PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
     "dp_pca": DPPCA,
     "frozen_features": FrozenFeatures,
     "robust_ranges": RobustRanges,
     "standardised": Standardised,
+    "text_features": TextFeatures,
 }
 
 

@@ -187,7 +187,9 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     assert dpsweep("init", path, *named).returncode == 0
     plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))
     assert plan.refusals == ()
-    assert plan.trials[0].spec.model.params["path"] == str(model)
+    frozen = plan.trials[0].spec.preprocessing
+    assert frozen is not None
+    assert frozen.params["path"] == str(model)
 
 
 def test_a_row_in_place_of_the_names_is_not_quoted(tmp_path: Path) -> None:

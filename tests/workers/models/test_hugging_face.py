@@ -10,8 +10,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from torch.nn.functional import cross_entropy
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients import GradientEngine
 from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.spec import Component, DataSpec
 from tests.workers.data_folders import make_texts, make_tokenizer
@@ -122,6 +124,29 @@ def test_a_folder_or_a_setting_that_does_not_fit_is_one_line(folders: Mapping[st
 def test_features_must_be_tokens(folders: Mapping[str, str]) -> None:
     with pytest.raises(InvalidInput, match=r"reads token ids, not features of shape \[3, 8\]"):
         build_for_shape(Component("hugging_face", {"path": folders["bert"]}), (3, 8), 2, 0)
+
+
+@pytest.mark.parametrize("params", [{"adapter": LORA}, {"trainable": "all"}], ids=["an adapter", "all"])
+def test_layers_that_are_computed_again_give_the_same_gradients(
+    folders: Mapping[str, str], params: dict[str, Any]
+) -> None:
+    texts, labels = torch.randint(1, VOCABULARY, (4, LENGTH)), torch.tensor([0, 1, 2, 0])
+
+    def found(checkpointing: bool) -> tuple[list[float], dict[str, list[Any]]]:
+        model = model_of(folders["bert"], head="linear", checkpointing=checkpointing, **params)
+        calls = [0]
+        for name, part in model.named_modules():
+            if name.endswith("attention.self"):
+                part.register_forward_pre_hook(lambda *_: calls.__setitem__(0, calls[0] + 1))
+        cross_entropy(model(texts), labels).backward()
+        assert calls == [2 if checkpointing else 1]
+        model.zero_grad()
+        engine = GradientEngine(model, lambda outputs, y: cross_entropy(outputs, y, reduction="none"))
+        summed = engine.weighted_sum(texts, labels, lambda norms: 1.0 / norms.norms)
+        assert engine.per_example == {}
+        return summed.norms.norms.tolist(), {name: each.tolist() for name, each in summed.gradients.items()}
+
+    assert found(checkpointing=True) == found(checkpointing=False)
 
 
 def test_a_trial_fine_tunes_an_adapter(folders: Mapping[str, str], tmp_path: Path) -> None:

@@ -178,7 +178,7 @@ class TestCost:
             make_preprocessing(Component("frozen_features")).output_shape((40,))
 
     def test_every_preprocessing_states_its_releases(self) -> None:
-        assert set(PREPROCESSING) == {"dp_pca", "frozen_features", "robust_ranges", "standardised"}
+        assert set(PREPROCESSING) == {"dp_pca", "frozen_features", "robust_ranges", "standardised", "text_features"}
 
     @pytest.mark.parametrize(
         ("params", "message"),
@@ -350,7 +350,7 @@ class TestFrozenFeatures:
             with pytest.raises(InvalidInput, match=r"is no folder that can be written: see .*file, or name another"):
                 frozen.rehearse(load_own(data))
         component = Component("frozen_features", {"network": "resnet18", "cache": "/proc/absent"})
-        with pytest.raises(InvalidInput, match="cache of frozen_features: '/proc/absent' cannot be made"):
+        with pytest.raises(InvalidInput, match="cache '/proc/absent' cannot be made"):
             preprocess(component, load_own(data), noise())
 
 
