@@ -177,14 +177,16 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
 
     Where examples are drawn rarely, losses far above epsilon decide at which tilt the lattice is precise, although they
     hardly add to delta, and the saddle point misjudges delta. So while the bounds are apart there, rounds may lose more
-    of these losses to infinity.
+    of these losses to infinity. That ends where it does not help.
     """
     upper, lower = ceiling, 0.0
     for share in _LOST:
         tail = tail_of(rounds, delta, share)
         above, below = _epsilon_losing(rounds, delta, tolerance, upper, tail)
+        helped = above < upper or below > lower
         upper, lower = min(upper, above), max(lower, below)
-        if upper <= lower * (1 + 2 * _ENOUGH * tolerance) or not _misjudges(rounds, upper, delta, tail):
+        enough = upper <= lower * (1 + 2 * _ENOUGH * tolerance)
+        if enough or not helped or not _misjudges(rounds, upper, delta, tail):
             break
     return upper, lower
 

@@ -40,6 +40,7 @@ Bound = Literal["upper", "lower"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
 BOUNDS: tuple[Bound, Bound] = ("upper", "lower")
 
+_POOR = 64  # most cells at the start that are merged
 MAX_POINTS = 1 << 21  # most points of a table or a transform: 16 MiB per column
 MAX_ATOMS = 2048  # most sensitivities in a table; with more, neighbours are merged
 
@@ -280,8 +281,8 @@ def merge(cells: Cells, spacing: float) -> LatticeLoss:
     The pooled barycentre is the node; pooling is post-processing. If a neighbour has too little mass, the cell drops
     mass (barycentre above) or is rounded down one node (below); both only lower the loss.
     """
-    numerator = np.maximum(cells.numerator, 0.0)
-    excess = numerator - np.exp(spacing / 2) * cells.denominator
+    numerator, denominator = _without_poor_start(np.maximum(cells.numerator, 0.0), cells.denominator, spacing)
+    excess = numerator - np.exp(spacing / 2) * denominator
     up, down = np.maximum(excess, 0.0) / np.expm1(spacing), np.maximum(-excess, 0.0) / -np.expm1(-spacing)
     pools_up, pools_down = np.ones(len(up), dtype=bool), np.ones(len(up), dtype=bool)
     pools_up[0] = pools_down[-1] = False
@@ -305,6 +306,25 @@ def merge(cells: Cells, spacing: float) -> LatticeLoss:
     masses = np.maximum(masses, 0.0)
     masses[-1] += cells.above
     return LatticeLoss(spacing, cells.start + 0.5, masses, 0.0, cells.rounding)
+
+
+def _without_poor_start(numerator: Array, denominator: Array, spacing: float) -> tuple[Array, Array]:
+    """Merge the first cells into later ones while their barycentre is above their node, with too little mass below.
+
+    There `merge` would drop mass in every round. What is merged is below its node, and is pooled with mass from above
+    if there is enough.
+    """
+    numerator, denominator = numerator.copy(), denominator.copy()
+    for first in range(min(_POOR, len(numerator) - 2)):
+        excess = numerator[first] - np.exp(spacing / 2) * denominator[first]
+        mass = numerator[first] + numerator[first + 1]
+        scaled = np.exp(spacing) * denominator[first] + denominator[first + 1]
+        missing = max(0.0, np.exp(spacing / 2) * scaled - mass) / -np.expm1(-spacing)
+        if excess < 0.0 or 2.0 * missing > numerator[first + 2]:
+            break
+        numerator[first : first + 2] = 0.0, mass
+        denominator[first : first + 2] = 0.0, scaled
+    return numerator, denominator
 
 
 def _atoms_of(mixture: SensitivityMixture) -> tuple[Array, Array]:
