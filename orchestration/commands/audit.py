@@ -37,6 +37,9 @@ def audit(
     ] = None,
     confidence: Annotated[float, typer.Option(help="Probability with which all bounds hold together.")] = 0.95,
     seed: Annotated[int, typer.Option(min=0, help="Tells copies of one trial apart.")] = 0,
+    address: Annotated[
+        str, typer.Option(help="Where copies train: 'in-process', 'local', 'auto' or HOST:PORT, as for `dpsweep run`.")
+    ] = IN_PROCESS,
     allow_code: AllowCode = None,
     tracking_uri: TrackingUri = None,
     as_json: AsJson = False,
@@ -47,7 +50,7 @@ def audit(
     report shows them beside the claim, and under `release: raw` also report, results.json and MLflow.
     """
     spec = AuditSpec(canaries, confidence, kind, transcript or ("iterates" if kind == "gradient" else "last_model"))
-    prepare_environment(IN_PROCESS)
+    prepare_environment(address)
     from dpsweep.orchestration.comparison.stored import owned_record
     from dpsweep.orchestration.execution.audit_copies import AuditRequest, audit_again
     from dpsweep.orchestration.pipeline import show_accounts
@@ -57,13 +60,17 @@ def audit(
     record, request = owned_record(files), AuditRequest(tuple(only or ()), spec, seed)
     code = allowed_again(record.sweep, allow_code or ())
     found = []
-    for audited, uri in audit_again(files, record, request, code, _EpochPrinter()):
+    for audited, uri in audit_again(files, record, request, code, address, _EpochPrinter(), _warn):
         found.append({**asdict(audited), "sensitive": "private like the training examples"})
         for line in _lines(audited, uri):
             typer.echo(for_terminal(line), err=as_json)
     show_accounts(folder, tracking_uri)
     if as_json:
         typer.echo(json.dumps({"audits": found}, allow_nan=False))
+
+
+def _warn(sentence: str) -> None:
+    typer.echo(f"warning: {for_terminal(sentence)}", err=True)
 
 
 def _lines(record: AuditRecord, uri: str) -> tuple[str, ...]:

@@ -3,28 +3,32 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import Release
-from dpsweep.accounting.records import TrialFiles, closed_to_strangers, delete_folder, read_trace
+from dpsweep.accounting.records import TrialFiles, closed_to_strangers, read_trace
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch
+from dpsweep.orchestration.execution.backend import Backend, Warn
+from dpsweep.orchestration.execution.backends import opening
+from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.records.audits import AuditRecord, record_of, write_audit
 from dpsweep.orchestration.records.integrity import require_unaltered
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.records.turn import FIRST_COME
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.workers.clipping import make_clipping
-from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.own_code.own_record import require_same_code
 from dpsweep.workers.spec import AttackSpec, AuditSpec, NormSpec, TrialSpec
-from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.trial_mechanism import mechanism_of
-from dpsweep.workers.trials.trial import run_trial
 
 
 @dataclass(frozen=True)
@@ -36,13 +40,16 @@ class AuditRequest:
     seed: int
 
 
-OnEpoch = Callable[[str, Progress], None]
-
-
 def audit_again(
-    files: SweepFiles, record: SweepRecord, request: AuditRequest, code: UserCode, on_epoch: OnEpoch
+    files: SweepFiles,
+    record: SweepRecord,
+    request: AuditRequest,
+    code: UserCode,
+    address: str,
+    on_epoch: OnEpoch,
+    warn: Warn,
 ) -> Iterator[tuple[AuditRecord, str]]:
-    """Audit trials of a record, one after the other in this process; yield what each audit found and its private file.
+    """Audit trials of a record, one after the other at ``address``; yield what each audit found and its private file.
 
     A copy has the settings of its trial, with another seed. It trains on the same examples in a folder of its own,
     which is deleted: of it remains what the audit has found, which is private. Trials are only read.
@@ -52,10 +59,21 @@ def audit_again(
     asked = _asked(files, record, request)
     for result in asked:
         require_same_code(files.trial(result.key), result.spec, code, "audit it with the code that it was trained with")
-    with closed_to_strangers(), exclusive(files.local_folder, files.root), claimed(files.claim):
+    with (
+        closed_to_strangers(),
+        exclusive(files.local_folder, files.root),
+        claimed(files.claim),
+        opening(address)(address, _one_by_one(record.sweep, address), files, code, warn, FIRST_COME) as execution,
+    ):
         for result in asked:
-            found = _audited(files, result, request, code, on_epoch)
+            found = _audited(files, result, request, code, execution, on_epoch)
             yield found, write_audit(files, found)
+
+
+def _one_by_one(sweep: SweepSpec, address: str) -> SweepSpec:
+    """Return the sweep without its scheduler; this process has no resources to reserve."""
+    resources = () if address == IN_PROCESS else sweep.resources
+    return sweep.model_copy(update={"resources": resources, "scheduler": SchedulerSettings()})
 
 
 def _asked(files: SweepFiles, record: SweepRecord, request: AuditRequest) -> list[TrialResult]:
@@ -76,22 +94,20 @@ def _asked(files: SweepFiles, record: SweepRecord, request: AuditRequest) -> lis
 
 
 def _audited(
-    files: SweepFiles, result: TrialResult, request: AuditRequest, code: UserCode, on_epoch: OnEpoch
+    files: SweepFiles,
+    result: TrialResult,
+    request: AuditRequest,
+    code: UserCode,
+    execution: Backend,
+    on_epoch: OnEpoch,
 ) -> AuditRecord:
-    trial, there = files.trial(result.key), TrialFiles(files.audited_copy)
+    trial = files.trial(result.key)
     require_unaltered(trial, result, trial.trace)
     begun = time.monotonic()
-    copy = _copy(result.spec, request, code)
-    given = _given_releases(trial, copy, code)
-    delete_folder(there.root)  # what an interrupted audit left
-    try:
-        run_trial(copy, there.root, code=code, releases=given, on_progress=lambda now: on_epoch(result.key, now))
-        found = read_attacks(there.attacks).audit
-    finally:
-        delete_folder(there.root)
-    assert found is not None, "the copy asks for an audit"
+    spec = _copy(result.spec, request, code)
+    found = execution.audit(AuditedCopy(result.key, spec, _given_releases(trial, spec, code)), on_epoch)
     seconds = time.monotonic() - begun
-    return record_of(result.key, found, request.audit.canaries, copy.seed, result.worst_case.epsilon, seconds)
+    return record_of(result.key, found, request.audit.canaries, spec.seed, result.worst_case.epsilon, seconds)
 
 
 def _copy(spec: TrialSpec, request: AuditRequest, code: UserCode) -> TrialSpec:

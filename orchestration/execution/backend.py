@@ -10,6 +10,7 @@ from typing import Protocol
 from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result
 from dpsweep.accounting.records import KeyCheck, new_key_check, require_key
+from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch
 from dpsweep.orchestration.execution.shared_storage import Probe
 from dpsweep.orchestration.records.failures import record_failure
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -18,6 +19,7 @@ from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, Sweep
 from dpsweep.orchestration.records.turn import Turn
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.less_memory import LackOfMemory, in_smaller_pieces
@@ -105,6 +107,12 @@ class Backend(Protocol):
         """Store norms and trace of a trial that was stopped after ``step`` steps, yielding until that is done.
 
         Raises: as `dpsweep.workers.trials.stopping.close_trial`.
+        """
+
+    def audit(self, copy: AuditedCopy, on_epoch: OnEpoch) -> AuditResult:
+        """Train the copy of a trial, delete it, and return what its audit found. Where it can, it calls ``on_epoch``.
+
+        Raises: as `dpsweep.workers.trials.trial.run_trial`, or DpsweepError with the text that may be shown.
         """
 
     def give_up(self) -> None:

@@ -9,6 +9,7 @@ from typing import final
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result, account_in_process
+from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, audit_here
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.stopped_trials import close_here
@@ -18,6 +19,7 @@ from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.machine.devices import missing_gpu
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.training.less_memory import LackOfMemory
@@ -75,6 +77,9 @@ class InProcess:
     def close(self, planned: PlannedTrial, step: int) -> tuple[()]:
         close_here(planned, step, self._context, self._context.code)
         return ()
+
+    def audit(self, copy: AuditedCopy, on_epoch: OnEpoch) -> AuditResult:
+        return audit_here(copy, self._context.files, self._context.code, on_epoch)
 
     def give_up(self) -> None:
         return  # a part ends in its own thread

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Mapping, Sequence
-from typing import Final, final
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, Final, final
 
 import ray
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result
 from dpsweep.accounting.jobs.parallel import AccountingQueue
+from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, audit_here
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn
 from dpsweep.orchestration.execution.cluster import (
     check_keys,
@@ -26,6 +27,7 @@ from dpsweep.orchestration.execution.ray_tune import train
 from dpsweep.orchestration.execution.shared_storage import OnSharedStorage, Probe
 from dpsweep.orchestration.execution.stopped_trials import close_here
 from dpsweep.orchestration.execution.turns import Turns
+from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.records.turn import FIRST_COME, Turn
@@ -35,13 +37,13 @@ from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import AccountingSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
+from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.own_code.imports import UserCode
+from dpsweep.workers.training.history import Progress
 
 _RETRIES: Final = 8
 """Most repetitions of a task whose process or node was lost."""
-
-
-_LOOK = 0.5
+_LOOK: Final = 0.5
 """Seconds from one look at a task to the next."""
 
 
@@ -53,22 +55,41 @@ def close_on_node(
     Left early, the task ends with the driver; closing can be repeated. reserved: of the trial; one of its ranks
     suffices. Raises: StorageError or DpsweepError, with the text that may be shown.
     """
+    closing = _task(_close, reserved).remote(planned, step, context, reserved.processes)
+    while not ray.wait([closing], timeout=_LOOK)[0]:
+        yield
+    failure = _found(closing)
+    if failure is not None:
+        raise failure
+
+
+def audit_on_node(copy: AuditedCopy, context: TrialContext, reserved: ResourceSettings) -> AuditResult:
+    """Train the copy of a trial on a node that fits it, and return what its audit found.
+
+    reserved: of the trial; one of its ranks suffices. Raises: DpsweepError, with the text that may be shown.
+    """
+    found = _found(_task(_audit, reserved).remote(copy, context))
+    if isinstance(found, DpsweepError):
+        raise found
+    assert isinstance(found, AuditResult), "the task returns one of both"
+    return found
+
+
+def _task(function: Callable[..., Any], reserved: ResourceSettings) -> Any:
     bundle = reserved.bundle
-    task = ray.remote(_close).options(
+    return ray.remote(function).options(
         num_cpus=bundle.get("CPU", 0.0),
         num_gpus=bundle.get("GPU", 0.0),
         max_retries=_RETRIES,
         **({"label_selector": dict(reserved.labels)} if reserved.labels else {}),
     )
-    closing = task.remote(planned, step, context, reserved.processes)
+
+
+def _found(task: Any) -> Any:
     try:
-        while not ray.wait([closing], timeout=_LOOK)[0]:
-            yield
-        failure = ray.get(closing)
+        return ray.get(task)
     except ray.exceptions.RayError as error:
         raise DpsweepError(f"its process was lost too often ({type(error).__name__})") from error
-    if failure is not None:
-        raise failure
 
 
 def _close(planned: PlannedTrial, step: int, context: TrialContext, ranks: int) -> DpsweepError | None:
@@ -79,6 +100,19 @@ def _close(planned: PlannedTrial, step: int, context: TrialContext, ranks: int) 
     except BaseException as error:  # user code may raise anything, and Ray would store its text
         return context.shown(planned.key, error)
     return None
+
+
+def _audit(copy: AuditedCopy, context: TrialContext) -> AuditResult | DpsweepError:
+    """Audit the copy in this process; errors are returned as by `_close`."""
+    try:
+        context.require_node()
+        return audit_here(copy, context.files, unpacked(context.code), _shows_no_epoch)
+    except BaseException as error:  # as in `_close`
+        return DpsweepError(shown(error, context.disclosure))
+
+
+def _shows_no_epoch(key: str, now: Progress) -> None:
+    return
 
 
 _JOIN_TIMEOUT = 10.0
@@ -125,6 +159,9 @@ class OnRay:
 
     def close(self, planned: PlannedTrial, step: int) -> Iterator[None]:
         return close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
+
+    def audit(self, copy: AuditedCopy, on_epoch: OnEpoch) -> AuditResult:
+        return audit_on_node(copy, self._context, self._sweep.reserved(copy.spec))
 
     def give_up(self) -> None:
         self._queue.close()

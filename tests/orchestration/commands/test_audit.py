@@ -83,3 +83,14 @@ def test_raw_shows_it_in_report_results_and_metrics(tmp_path: Path) -> None:
     trial = next(each for each in record.data().trials if each.key == key)
     assert final_metrics(trial)[f"audit/{NAME}/lower_bound"] == rows[key]["audits"][0]["lower_bound"]
     assert final_metrics(trial)[f"audit/{NAME}/confidence"] == 0.95
+
+
+@pytest.mark.long
+def test_a_cluster_trains_the_copy(files: SweepFiles) -> None:
+    """On Ray it finds what this process finds, and leaves nothing behind."""
+    here = json.loads(audited(files, "--json").stdout)["audits"][0]
+    there = audited(files, "--json", "--address", "local")
+    assert there.exit_code == 0, there.output
+    found = json.loads(there.stdout)["audits"][0]
+    assert {**found, "seconds": 0.0} == {**here, "seconds": 0.0}
+    assert not Path(files.audited_copy).exists()
