@@ -20,8 +20,10 @@ from typing import Any, Final
 import numpy as np
 
 import dpsweep
+from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import TrialResult
 from dpsweep.workers.data.digits import digits
+from dpsweep.workers.evaluation.attack_results import read_attacks
 
 EPSILONS: Final = (1, 2, 4, 8)
 TRANSCRIPTS: Final = ("iterates", "last_model")
@@ -106,11 +108,14 @@ def measured(data: str, kind: str, seeds: list[int], audit: dict[str, object] | 
         bounds, accuracies = dict[tuple[float, int], float](), list[float]()
         for trial in done.trials.values():
             assert isinstance(trial.result, TrialResult), f"{trial.key}: {trial.error}"
-            shown, claim = trial.result.attacks.audit, trial.result.worst_case.epsilon
+            stored = read_attacks(SweepFiles(done.folder).trial(trial.key).attacks)  # users have no release: raw
+            claim = trial.result.worst_case.epsilon
             assert claim is not None
             accuracy = trial.result.training.evaluation.accuracy
             assert accuracy is not None
-            bounds[round(claim), trial.spec.seed] = 0.0 if shown is None else shown.everyone.epsilon / claim
+            bounds[round(claim), trial.spec.seed] = (
+                0.0 if stored.audit is None else stored.audit.everyone.epsilon / claim
+            )
             accuracies.append(accuracy)
     return Measured(bounds, float(np.mean(accuracies)), time.monotonic() - begun)
 

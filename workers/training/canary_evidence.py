@@ -261,22 +261,26 @@ class TurnEvidence:
 
     @property
     def total(self) -> Array:
-        exponents = self._length * (self._products - self._length * self._squares / 2.0)
-        rate = self._batches.rate
-        coins = np.logaddexp(special.xlog1py(1.0, -rate), math.log(rate) + exponents)
-        return self._ended + np.where(self._length > 0.0, coins, 0.0)
+        return self._ended + self._of_turn(np.arange(self._batches.count))
 
     def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
-        turns, cycle = self._batches.turns, self._batches.cycle
-        white, age = self._whitening.next(seen / std), (self._step - turns) % cycle
-        starts = age == 0
-        self._ended = np.where(starts, self.total, self._ended)
-        self._length = np.where(starts, length / std, self._length)
-        band = self._bands[age]
-        precision = 1.0 / _measured(white[self._batches.count :]) ** 2
-        self._products = np.where(starts, 0.0, self._products) + band * white[: self._batches.count] * precision
-        self._squares = np.where(starts, 0.0, self._squares) + band**2 * precision
+        cycle, count = self._batches.cycle, self._batches.count
+        white, age = self._whitening.next(seen / std), (self._step - self._batches.turns) % cycle
+        starts = np.flatnonzero(age == 0)
+        self._ended[starts] += self._of_turn(starts)
+        self._length[starts] = length / std
+        self._products[starts] = self._squares[starts] = 0.0
+        band, precision = self._bands[age], 1.0 / _measured(white[count:]) ** 2
+        self._products += band * white[:count] * precision
+        self._squares += band**2 * precision
         self._step += 1
+
+    def _of_turn(self, canaries: NDArray[np.int64]) -> Array:
+        """Return what the last turn of each of the ``canaries`` has shown so far; 0 before the first one."""
+        length, rate = self._length[canaries], self._batches.rate
+        exponents = length * (self._products[canaries] - length * self._squares[canaries] / 2.0)
+        coins = np.logaddexp(special.xlog1py(1.0, -rate), math.log(rate) + exponents)
+        return np.where(length > 0.0, coins, 0.0)
 
     def state(self) -> dict[str, Any]:
         arrays = {name: getattr(self, f"_{name}") for name in ("ended", "length", "products", "squares")}

@@ -3,8 +3,9 @@
 The canaries are no examples. Each has a direction, and all directions are orthogonal. A secret fair coin for each
 decides whether it takes part. One that does joins batches by the sampling of the trial, drawn on its own, and then adds
 its direction times the longest gradient that the clipping rule of the step lets through, as often as rows of it join if
-it is a user with several. That is a record of the adjacency of the claim, so the claim covers every coin. In fixed
-batches it displaces nobody, and so shows at most half of what an example that joins and displaces another may show.
+it is a user with several. Where an example that joins displaces another, as in fixed batches, or is replaced by
+another, a canary stands for both, whose contributions may be opposite: it adds twice that. So each coin is the pair of
+distributions that the claim is computed from, and the claim covers it.
 
 The guarantee of every real example is unchanged: what is added to the sum does not depend on the data, and its noise
 stays as it was. The canaries do change the model. Right guesses from the transcript ``iterates`` read the noise of the
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.filters import StepPrices
-from dpsweep.accounting.mechanism.noise_strategies import NoiseStrategy
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.sampling.samplers import make_row_draws
@@ -103,9 +104,9 @@ class GradientCanaries:
         size: int,
         method: ClippingMethod,
         facts: PublicFacts,
-        strategy: NoiseStrategy,
+        trace: Trace,
     ) -> None:
-        """`size`: of the population that is sampled. `strategy`: of the noise.
+        """`size`: of the population that is sampled. `trace`: planned.
 
         Raises: InvalidInput for more canaries than parameters.
         """
@@ -123,8 +124,8 @@ class GradientCanaries:
         self._batches = CanaryBatches(spec, count, size, draws)
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
-        self._length = 0.0
-        self._evidence = make_evidence(self._batches, strategy)
+        self._length, self._times = 0.0, 1 + _displaced(trace)
+        self._evidence = make_evidence(self._batches, trace.strategy)
         self.steps = self.full_steps = 0
         """Steps so far to which canaries could contribute at all, and in full."""
 
@@ -148,9 +149,10 @@ class GradientCanaries:
         if self._clipping is not None:
             rule = self._method.decide(self._clipping, NO_ANSWER, self._facts)
         self._drawn = self._batches.next()
-        self._length = longest(rule, groups)
-        self.steps += self._length > 0.0
-        self.full_steps += self._length > 0.99 * rule.sensitivity
+        length = longest(rule, groups)
+        self._length = self._times * length
+        self.steps += length > 0.0
+        self.full_steps += length > 0.99 * rule.sensitivity
         weights = np.zeros(self.directions.count)
         weights[: self._count] = self._drawn * self._length * self.included
         added = self.directions.combined(weights, gradients)
@@ -223,6 +225,15 @@ def _without(moved: Mapping[str, Tensor], spanned: Sequence[Mapping[str, Tensor]
 
 def _joined(values: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
     return torch.cat([values[name].detach().flatten().double().cpu() for name in names])
+
+
+def _displaced(trace: Trace) -> int:
+    """Return how many others change with a canary that joins. Of users with several rows, whose joint law in fixed
+    batches is not that of independent rows, none.
+    """
+    if trace.adjacency == "replace_one":
+        return 1
+    return trace.segments[0].sampling.displaced if trace.unit.rows == 1 else 0
 
 
 def longest(rule: ClipRule, groups: int) -> float:

@@ -135,8 +135,8 @@ class Trainer:
         spec = self._spec
         if spec.audit is None or spec.audit.kind != "gradient":
             return None
-        facts, strategy = self.local.facts, mechanism.strategy
-        return GradientCanaries(spec, spec.audit, self._parameters, facts.dataset_size, self._method, facts, strategy)
+        facts, trace = self.local.facts, mechanism.trace(spec.epochs)
+        return GradientCanaries(spec, spec.audit, self._parameters, facts.dataset_size, self._method, facts, trace)
 
     def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
