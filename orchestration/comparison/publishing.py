@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict
 
 from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.records.published import (
@@ -14,7 +13,6 @@ from dpsweep.orchestration.records.published import (
     PublishedDepartures,
     PublishedEpoch,
     PublishedGroup,
-    PublishedMembership,
     PublishedPrivacy,
     PublishedQuality,
     PublishedTrial,
@@ -51,7 +49,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
             PublishedAttack(group.name, group.examples, group.success_rate, group.standard_error)
             for group in result.attacks.loss_threshold
         ),
-        memberships=tuple(PublishedMembership(**asdict(group)) for group in result.attacks.rmia),
+        memberships=result.attacks.rmia,
         departures=tuple(
             PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
             for group in result.departures

@@ -2,9 +2,10 @@
 
 No type here can hold a value of a single training example. Only `IndividualStatistics` holds statistics of the training
 examples' epsilons, and says whether they were released with differential privacy or are exact; None means that they are
-withheld. `PublishedAccount`, `PublishedAttack`, `PublishedAudit` and `PublishedCourse` are exact, and present only
-where exact statistics are shown. Everything else is public by construction: configuration, the mechanism's own noise,
-clipping bounds post-processed from noisy values, worst-case guarantees, and evaluations on held-out test data.
+withheld. `PublishedAccount`, `PublishedAttack`, `MembershipAttack`, `PublishedAudit` and `PublishedCourse` are exact,
+and present only where exact statistics are shown. Everything else is public by construction: configuration, the
+mechanism's own noise, clipping bounds post-processed from noisy values, worst-case guarantees, and evaluations on held-
+out test data.
 
 Epsilons are plain floats: ``math.inf`` means not private, None means not computed.
 """
@@ -23,6 +24,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.evaluation.attack_results import MembershipAttack
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 from dpsweep.workers.machine.device_use import DeviceUse
 from dpsweep.workers.tasks import main_score
@@ -269,23 +271,6 @@ class PublishedAttack:
 
 
 @dataclass(frozen=True)
-class PublishedMembership:
-    """Membership inference by likelihood ratios on one group: exact, so any page or run that shows it is sensitive.
-
-    `auc`, `lower`, `upper`: area under the ROC curve with its 95% interval; random guesses have 0.5. `loss_auc`,
-    `gradient_auc`: areas under the curves of the loss and of the norm of the gradient alone.
-    """
-
-    name: str
-    examples: int
-    auc: float
-    lower: float
-    upper: float
-    loss_auc: float
-    gradient_auc: float
-
-
-@dataclass(frozen=True)
 class PublishedDepartures:
     """Training examples of one group that left training: exact, so any page or run that shows it is sensitive.
 
@@ -388,7 +373,7 @@ class PublishedTrial:
     quality: PublishedQuality | None = None
     individuals: IndividualStatistics | None = None
     attacks: tuple[PublishedAttack, ...] = ()
-    memberships: tuple[PublishedMembership, ...] = ()
+    memberships: tuple[MembershipAttack, ...] = ()
     departures: tuple[PublishedDepartures, ...] = ()
     audit: PublishedAudit | None = None
     audits: tuple[PublishedAudit, ...] = ()

@@ -23,11 +23,11 @@ from dpsweep.orchestration.records.published import (
     EstimateQuality,
     PublishedAccount,
     PublishedGroup,
-    PublishedMembership,
     PublishedTrial,
 )
 from dpsweep.orchestration.report.html import Cell, named, section, table
 from dpsweep.orchestration.report.style import Style
+from dpsweep.workers.evaluation.attack_results import MembershipAttack
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
@@ -221,7 +221,7 @@ def _allowed(trial: PublishedTrial, name: str) -> float | None:
     return None if mean is None or trial.privacy is None else area_limit(max(mean, 0.0), trial.privacy.delta)
 
 
-def _area(found: PublishedMembership | None, allowed: float | None) -> str:
+def _area(found: MembershipAttack | None, allowed: float | None) -> str:
     if found is None:
         return MISSING
     interval = f"{found.lower:.3f} to {found.upper:.3f}"

@@ -71,9 +71,9 @@ OUTERMOST: Final = "model"
 """Name of the outermost module as a layer."""
 
 REWRITES: Mapping[type[nn.Module], Rewrite] = {
-    nn.GRU: recurrent.gru,
+    nn.GRU: recurrent.gru_or_rnn,
     nn.LSTM: recurrent.lstm,
-    nn.RNN: recurrent.rnn,
+    nn.RNN: recurrent.gru_or_rnn,
     nn.MultiheadAttention: attention.self_attention,
 }
 

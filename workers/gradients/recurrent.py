@@ -41,7 +41,9 @@ def lstm(
     return _packed_like(input, sequences, output), cast("tuple[Tensor, Tensor]", states)
 
 
-def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
+def gru_or_rnn(
+    module: nn.GRU | nn.RNN, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None
+) -> Any:
     """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not
     covered.
     """
@@ -49,19 +51,8 @@ def gru(module: nn.GRU, record: Recorder, input: Tensor | PackedSequence, hx: Te
         return None
     sequences = _Sequences.of(input)
     starts = _zero_states(module, sequences.values, 1) if hx is None else (hx,)
-    output, (state,) = _stacked(module, record, sequences, starts, _gru_layer)
-    return _packed_like(input, sequences, output), state
-
-
-def rnn(module: nn.RNN, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None) -> Any:
-    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not
-    covered.
-    """
-    if not _covered(input):
-        return None
-    sequences = _Sequences.of(input)
-    starts = _zero_states(module, sequences.values, 1) if hx is None else (hx,)
-    output, (state,) = _stacked(module, record, sequences, starts, _rnn_layer)
+    layer = _gru_layer if isinstance(module, nn.GRU) else _rnn_layer
+    output, (state,) = _stacked(module, record, sequences, starts, layer)
     return _packed_like(input, sequences, output), state
 
 

@@ -10,7 +10,7 @@ from plotly.graph_objects import Figure
 
 from dpsweep.orchestration.comparison.metrics import main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.records.published import PublishedAudit, PublishedMembership
+from dpsweep.orchestration.records.published import PublishedAudit
 from dpsweep.orchestration.report.exact_results import (
     accounts_section,
     attacks_section,
@@ -25,6 +25,7 @@ from dpsweep.orchestration.report.exact_results import (
 from dpsweep.orchestration.report.figures import Scene
 from dpsweep.orchestration.report.private_figures import risks
 from dpsweep.orchestration.report.style import style_of
+from dpsweep.workers.evaluation.attack_results import MembershipAttack
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
 
 
@@ -73,7 +74,7 @@ def test_what_is_not_known_is_no_section() -> None:
 def test_bound_attacks_and_audits_are_in_one_picture() -> None:
     trial = next(each for each in TRIALS if each.privacy is not None and each.privacy.is_private)
     names = [group.name for group in trial.quality.groups] if trial.quality else []
-    attacks = tuple(PublishedMembership(name, 100, 0.6, 0.5, 0.69, 0.55, 1.0) for name in names)
+    attacks = tuple(MembershipAttack(name, 100, 0.6, 0.5, 0.69, 0.55, 1.0) for name in names)
     audit = PublishedAudit(0.95, 0.9, 0, 0, {names[0]: 0.4}, {"ranks": 0.9}, "gradient", "iterates", 2000, "copy")
     shown = replace(trial, memberships=attacks, audits=(audit,))
     (drawn,) = risks(Scene(finished_settings([shown]), STYLE, names)).values()
