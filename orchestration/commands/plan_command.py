@@ -8,12 +8,15 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import typer
+from rich.console import Console
+from rich.text import Text
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.orchestration.commands import panels
 from dpsweep.orchestration.commands.arguments import AllowCode, AsJson, SweepFile
 from dpsweep.orchestration.commands.running import print_json
+from dpsweep.orchestration.comparison.fitting import print_line
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 
@@ -114,14 +117,14 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
 
     for each in compared:
         heading, *lines = ways_lines(each, source_of(spec))
-        stdout().print(heading, soft_wrap=True)
+        print_line(stdout(), Text(heading))
         show(ways_table(each))
         for line in lines:
-            stdout().print(line, soft_wrap=True)
+            print_line(stdout(), Text(line))
     for line in dict.fromkeys(map(noise_line, compared)):
-        stdout().print(line, soft_wrap=True)
+        print_line(stdout(), Text(line))
     if protects_users(spec.privacy.unit) and spec.privacy.rows_per_user is None and not compared:
-        stdout().print(UNDECLARED, soft_wrap=True)
+        print_line(stdout(), Text(UNDECLARED))
 
 
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
@@ -143,10 +146,10 @@ def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json:
         hours = None if spent is None else power.hours_by_seeds(spec, len(planned.trials), spent)
         lines = power.lines(design, seeds, hours) if design else []
         for line in [*plan_lines(planned), *([] if predicted is None else prediction_lines(predicted)), *lines]:
-            stdout().print(line, soft_wrap=True)
+            print_line(stdout(), Text(line))
         _show_users(spec, compared)
     limits = power.warnings(design, seeds, spec.compare.detect)
     for warning in (*planned.warnings, *limits):
-        print(for_terminal(f"warning: {warning}"), file=sys.stderr)
+        print_line(Console(stderr=True), Text(for_terminal(f"warning: {warning}")))
     for reason in planned.reasons():
         print(for_terminal(f"refused: {reason}"), file=sys.stderr)

@@ -18,6 +18,7 @@ from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, kept_byte
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
+from dpsweep.orchestration.comparison.fitting import print_line
 from dpsweep.orchestration.comparison.formats import clock, listed, number, per_unit
 from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
 from dpsweep.orchestration.comparison.ledger import composed
@@ -25,11 +26,11 @@ from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.plain_text import for_terminal, masked
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.record import rows
-from dpsweep.orchestration.comparison.settings import finished_settings, label_phrases
-from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
+from dpsweep.orchestration.comparison.settings import label_phrases
 from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.report.first_screen import decision
 from dpsweep.orchestration.report.prose import together
 from dpsweep.orchestration.tracking.opening import ways_to_look
 
@@ -175,20 +176,20 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
 
 
 def print_outcome(outcome: Outcome) -> None:
-    """Print the table of trials, their errors, and the commands that open the report and MLflow."""
+    """Print the table of trials, their errors, the decision, and the commands that open the report and MLflow."""
     console = stdout()
-    is_one_line = not console.is_terminal  # a terminal breaks at words, and commands to copy nowhere
     show(_outcome_table(outcome))
     for row in rows(outcome.record):
         if row["error"]:
             text = for_terminal(f"{row['key']} {row['status']}: {row['error']}")
-            console.print(Text(text, TrialState(row["status"]).style), soft_wrap=is_one_line)
+            print_line(console, Text(text, TrialState(row["status"]).style))
     if failed := sum(row["status"] == TrialState.FAILED.word for row in rows(outcome.record)):
-        console.print(Text(_after_failures(failed, outcome.files.root)), soft_wrap=True)
+        print_line(console, Text(_after_failures(failed, outcome.files.root)))
     trials = outcome.record.data().trials
-    unknown = unknown_of_one_seed(finished_settings(trials))
-    for sentence in (*unknown, *told(trials), *together(trials), *hidden_groups_note(trials)):
-        console.print(Text(for_terminal(sentence)), soft_wrap=is_one_line)
+    for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
+        print_line(console, Text(for_terminal(sentence)))
+    for sentence in decision(outcome.found, outcome.record.data().delta) if outcome.found and trials else ():
+        print_line(console, Text(for_terminal(sentence), "bold"))
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     report = outcome.files.report
     if "://" in report:  # no browser reads an object store

@@ -17,6 +17,7 @@ from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.commands.output_files import write_file
 from dpsweep.orchestration.commands.running import print_json
+from dpsweep.orchestration.comparison.fitting import print_line
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
@@ -135,7 +136,7 @@ def best(
         print_json({**found.as_dict(), "model": trial.model, **({"registered": registered} if registered else {})})
         return
     for line in (*best_lines(found, trial.model, show_all), *([f"registered: {registered}"] if registered else [])):
-        stdout().print(Text(for_terminal(line)), soft_wrap=True)
+        print_line(stdout(), Text(for_terminal(line)))
 
 
 def _print(found: Comparison) -> None:
@@ -147,7 +148,7 @@ def _print(found: Comparison) -> None:
         show("")
     show(_table(heads(found), rows_of(found)))
     for sentence in (*found.differences, *together(found.trials)):
-        stdout().print(Text(for_terminal(sentence)), soft_wrap=True)
+        print_line(stdout(), Text(for_terminal(sentence)))
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:

@@ -1,4 +1,4 @@
-"""A table for terminals that are narrower than it."""
+"""Tables and lines for terminals that are narrower than they are."""
 
 from __future__ import annotations
 
@@ -16,6 +16,12 @@ from dpsweep.orchestration.comparison.formats import MISSING
 
 UNBOUNDED = 100_000
 """A width, in characters, that no output reaches."""
+
+
+def print_line(console: Console, text: Text) -> None:
+    """Print one line; on a terminal it is broken between words, unless that would break a long path."""
+    is_long = any(len(word) > console.width for word in text.plain.split())
+    console.print(text, soft_wrap=is_long or not console.is_terminal)
 
 
 @dataclass(frozen=True)

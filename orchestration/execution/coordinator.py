@@ -18,6 +18,7 @@ from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import delete_folder, exists, modified, read_trace
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.claims import unfounded
+from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.comparison.stored import candidate_attempts, kept_trials
 from dpsweep.orchestration.execution.completion import (
@@ -216,7 +217,7 @@ class Coordinator:
         if self._status.recording is not None:
             self._status.recording = recording
 
-    def finish(self) -> SweepRecord:
+    def finish(self) -> tuple[SweepRecord, Findings]:
         """Wait until all trials are accounted, write the reports, and record all trials compared with their baselines.
 
         An unavailable tracker raises nothing: `SweepStatus.recording` says what is not recorded.
@@ -233,7 +234,7 @@ class Coordinator:
         ended = [trial.key for trial in data.trials if trial.state.has_ended]
         self._tracker.compare_by(found)
         self._recorder.finish(ended, publication(record, data, page, found))
-        return record
+        return record, found
 
     def _change(self, key: str, **changes: object) -> None:
         self._status.change(key, **changes)

@@ -13,7 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.orchestration.comparison.fitting import Fitting
+from dpsweep.orchestration.comparison.fitting import Fitting, print_line
 from dpsweep.orchestration.comparison.formats import clock, measured, number, seconds
 from dpsweep.orchestration.comparison.plain_text import for_terminal
 from dpsweep.orchestration.records.states import TrialState
@@ -39,10 +39,10 @@ class ConsoleDisplay:
         return for_terminal(recording.missing()) if recording else ""
 
     def warn(self, message: str) -> None:
-        self._console.print(Text(for_terminal(f"warning: {message}"), style="yellow"), soft_wrap=True)
+        print_line(self._console, Text(for_terminal(f"warning: {message}"), style="yellow"))
 
     def ended(self, trial: TrialStatus) -> None:
-        self._console.print(_line(trial), soft_wrap=True)
+        print_line(self._console, _line(trial))
 
     @contextlib.contextmanager
     def watching(self, status: SweepStatus) -> Iterator[None]:

@@ -51,5 +51,5 @@ def render_again(folder: str) -> Outcome:
     wrong = damaged_files(files, record)
     if wrong:
         raise DataCorruption("\n".join(wrong))
-    write_reports(files, record)
-    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0)
+    _, found = write_reports(files, record)
+    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0, found=found)

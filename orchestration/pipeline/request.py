@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.records.layout import SweepFiles, output_files
@@ -25,7 +26,7 @@ class Outcome:
     """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
 
     `seconds`: duration of the run. `stopped`: the limit that ended the run early, else None. `recording`: in MLflow,
-    which may be incomplete; None without MLflow.
+    which may be incomplete; None without MLflow. `found`: how its settings compare, as its report says.
     """
 
     record: SweepRecord
@@ -34,6 +35,7 @@ class Outcome:
     seconds: float
     stopped: str | None = None
     recording: Recording | None = None
+    found: Findings | None = None
 
 
 @dataclass(frozen=True)

@@ -91,10 +91,10 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
             if is_continued:
                 display.warn(_continuation_warning(status, files, coordinator.no_longer_asked))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
-            record = coordinator.finish()
+            record, found = coordinator.finish()
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
-    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording)
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, found)
 
 
 def _tracking_uri(request: RunRequest) -> str:

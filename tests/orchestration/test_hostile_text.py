@@ -145,6 +145,18 @@ def test_the_display_shows_it_so_too() -> None:
     assert console.export_text().count(r"bad [/bold] \x1b]0;title\x07") == 2
 
 
+def test_a_terminal_breaks_lines_between_words_and_keeps_paths_and_keys_whole() -> None:
+    key, path = "individual-exponential-epsilon8-seed1000000-ec7523857b", "/" + 60 * "folder/"
+    console = Console(record=True, width=80, force_terminal=True)
+    display = ConsoleDisplay(console)
+    display.ended(TrialStatus(key, 1, TrialState.FINISHED, epsilon_so_far=8.0, started=0.0, ended=7.0))
+    display.warn(f"the sweep lies in {path}")
+    *lines, last = console.export_text().splitlines()
+    assert last.endswith(path)
+    assert key in lines[0]
+    assert [line.rstrip() for line in lines[1:]] == ["epsilon 8.00, 7.0 s"]
+
+
 def test_notes_in_mlflow_show_text_and_fetch_nothing(tmp_path: Path) -> None:
     tracker = MlflowTracker(embedded_tracking_uri(tmp_path))
     tracker.open_sweep(TrackedSweep("id", "name", "text", str(tmp_path)))

@@ -116,7 +116,7 @@ class Bench:
     def run(self, scatter: Scatter = account_in_process) -> SweepRecord:
         with self.coordinator(scatter) as coordinator:
             self.execution.train(coordinator.pending(), coordinator, "name")
-            return coordinator.finish()
+            return coordinator.finish()[0]
 
 
 @pytest.fixture(scope="module")
@@ -165,7 +165,7 @@ def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
     Path(files.result).unlink()
     with bench.coordinator() as coordinator:
         assert coordinator.pending() == []
-        record = coordinator.finish()
+        record, _ = coordinator.finish()
     after = read_result(files.result)
     assert isinstance(before, TrialResult)
     assert isinstance(after, TrialResult)
@@ -247,7 +247,7 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
     write_manifest(bench.files, bench.manifest)
     with bench.coordinator() as coordinator:
         stop_first(bench, plan, coordinator)
-        record = coordinator.finish()
+        record, _ = coordinator.finish()
     stopped = record.status(FIRST).result
     assert isinstance(stopped, StoppedTrial)
     assert stopped.epoch == 1
@@ -287,7 +287,7 @@ def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_ne
 
     with bench.coordinator(lost) as coordinator:
         stop_first(bench, plan, coordinator)
-        record = coordinator.finish()
+        record, _ = coordinator.finish()
     assert record.status(FIRST).state is TrialState.STOPPED
     (warning,) = bench.warned
     assert f"the examples of {FIRST}, which the scheduler stopped, were not accounted" in warning
@@ -298,7 +298,7 @@ def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_ne
     assert not exists(bench.files.trial(FIRST).checkpoint)
     with bench.coordinator() as coordinator:
         assert FIRST not in {planned.key for planned in coordinator.pending()}
-        again = coordinator.finish().status(FIRST)
+        again = coordinator.finish()[0].status(FIRST)
     assert isinstance(again.result, StoppedTrial)
     assert again.result.is_accounted
     assert replace(again.result, digests={}, individuals=None, group_names=()) == stopped
@@ -326,7 +326,7 @@ def test_an_interrupt_does_not_wait_for_a_stopped_trial_to_be_closed(bench: Benc
         interrupted()
     assert exists(bench.files.trial(FIRST).checkpoint)
     with bench.coordinator() as coordinator:
-        result = coordinator.finish().status(FIRST).result
+        result = coordinator.finish()[0].status(FIRST).result
     assert isinstance(result, StoppedTrial)
     assert result.is_accounted
     assert not exists(bench.files.trial(FIRST).checkpoint)
