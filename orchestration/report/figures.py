@@ -172,7 +172,7 @@ def who_pays(scene: Scene) -> Plot:
             name=setting.name,
             meta=meta_of(setting),
         )
-    ticks = ".0%" if scene.main.format in SHARES else ".3~g"
+    ticks = ".3~p" if scene.main.format in SHARES else ".3~g"
     figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks)
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_cost_range(settings))
     figure.data = [trace for trace in figure.data if trace["x"]]

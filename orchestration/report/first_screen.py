@@ -5,10 +5,12 @@ The three questions are those that people bring: how private is it, for whom, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from dpsweep.accounting.mechanism.samplings import Adjacency
+from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number, per_unit
@@ -20,7 +22,7 @@ from dpsweep.orchestration.comparison.sanity import best_constant, constant_scor
 from dpsweep.orchestration.comparison.settings import Setting, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
-from dpsweep.orchestration.records.published import PublishedSweep
+from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep
 from dpsweep.orchestration.report.decisions import nothing_to_take
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import Plot
@@ -38,6 +40,12 @@ _GAPS: Final = (
     ("equal_opportunity_difference", "false_negative_rate"),
 )
 """Gaps between groups of the first screen, by metric, and the rate of a group behind each."""
+
+_CHANGES: Final[Mapping[Adjacency, str]] = {
+    "add_remove": "added or removed",
+    "zero_out": "blanked",
+    "replace_one": "replaced",
+}
 
 
 @dataclass(frozen=True)
@@ -105,7 +113,8 @@ def _compared(found: Findings, best: Setting) -> str:
     if change is None:
         return "what privacy costs is unknown"
     size = f"{abs(100 * change):.1f} points" if found.main.format in SHARES else f"{abs(change):.3g}"
-    return f"{size} {'below' if change <= 0 else 'above'} no privacy{within}"
+    chance = ", which may be chance" * _may_be_chance(interval)
+    return f"{size} {'below' if change <= 0 else 'above'} no privacy{within}{chance}"
 
 
 def _bracketed(
@@ -127,6 +136,10 @@ def _against_baseline(
         return interval.value, interval
     own, other = (each.over_seeds(metric(of).value) for each in (setting, found.baselines[0]))
     return (own.mean - other.mean if own and other else None), None
+
+
+def _may_be_chance(interval: ConfidenceInterval | None) -> bool:
+    return interval is not None and interval.low <= 0.0 <= interval.high
 
 
 def _served_worst(found: Findings, best: Setting) -> str:
@@ -157,14 +170,39 @@ def _called(group: str) -> str:
 
 
 def _alike(found: Findings, best: Setting) -> list[str]:
-    """Return a sentence on the methods that cannot be told from the best one, nearest first; none if there are none."""
+    """Return sentences on the methods that cannot be told from the best one: the cheapest, if it costs less, and the
+    others, nearest first.
+    """
     others = [found.difference(best, each, found.main.name) for each in found.methods if each is not best]
     alike = [each for each in others if each.verdict == "not distinguishable"]
     if not alike:
         return []
+    word = spoken(group_metric(found.main.name))
+    cheapest = min((_named(found, each.other) for each in alike), key=lambda each: (_cost(each), -_mean(each, found)))
+    is_cheaper = _cost(cheapest) < _cost(best)
     near = sorted(alike, key=lambda each: abs(each.interval.value) if each.interval else 0.0)
-    names = first_few([each.other for each in near])
-    return [f"{names} cannot be told from it in {spoken(group_metric(found.main.name))}."]
+    names = [each.other for each in near if not is_cheaper or each.other != cheapest.name]
+    sentences = []
+    if is_cheaper:
+        reached = found.main.format.one(_mean(cheapest, found))
+        sentences.append(
+            f"More private, and cannot be told from it in {word}: {cheapest.name}, {reached} "
+            f"at ε = {number(_cost(cheapest))}."
+        )
+    if names:
+        also = " either" * is_cheaper
+        sentences.append(f"{first_few(names)} cannot be told from it{also or f' in {word}'}.")
+    return sentences
+
+
+def _named(found: Findings, name: str) -> Setting:
+    return next(setting for setting in found.settings if setting.name == name)
+
+
+def _cost(setting: Setting) -> float:
+    """Return the epsilon of a setting as it is shown, so that rounding makes none cheaper."""
+    cost = setting.over_seeds(epsilon)
+    return float(f"{cost.high:.2g}") if cost else float("inf")
 
 
 def _by_level(found: Findings) -> str:
@@ -203,8 +241,8 @@ def _how_private(data: PublishedSweep, found: Findings, setting: Setting) -> Til
     if privacy:
         claim = "a guarantee" if privacy.kind == "guarantee" else "an estimate, no guarantee"
         words.append(
-            f"Worst case{per_unit(privacy.unit)} of one model at δ = {privacy.delta:g}, {privacy.holds_for}, "
-            f"by {privacy.accountant}: {claim}."
+            f"Worst case{per_unit(privacy.unit)} of one model at δ = {privacy.delta:g}, for "
+            f"{_neighbours(privacy)}, by {privacy.accountant}: {claim}."
         )
     if whole and whole.epsilon is not None and whole.trials > 1:
         words.append(
@@ -213,6 +251,13 @@ def _how_private(data: PublishedSweep, found: Findings, setting: Setting) -> Til
     big = f"ε = {number(cost.high)}" if cost else "unknown"
     finite = [(name, value) for name, value in rows if value < float("inf")]
     return Tile("first-privacy", "How private?", big, tuple(words), _bars(finite), "ε by what somebody sees")
+
+
+def _neighbours(privacy: PublishedPrivacy) -> str:
+    """Return in words which data sets cannot be told apart, and the noise strategy unless noise is independent."""
+    one = "one record" if privacy.unit == EXAMPLE.name else f"the records of one {privacy.unit}"
+    correlated = "" if privacy.noise_strategy == "independent" else f", noise {privacy.noise_strategy}"
+    return f"{one} {_CHANGES[privacy.adjacency]}{correlated}"
 
 
 def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:
@@ -343,7 +388,7 @@ def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
                 interval = found.evidence.interval(each, of.name, name)
                 points.append((row, name, mean.mean, interval))
         _dots(figure, each, style, points, of.format)
-    figure.update_xaxes(tickformat=".0%" if of.format in SHARES else ".3~g")
+    figure.update_xaxes(tickformat=".3~p" if of.format in SHARES else ".3~g")
     return figure
 
 
@@ -370,6 +415,7 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         words.append(
             f"{word.capitalize()} against the best training without privacy{ends}: "
             f"{of.format.one(own.mean if own else None)} for {of.format.one(other.mean if other else None)}."
+            f"{' The difference may be chance.' * _may_be_chance(interval)}"
         )
     if best is not None:
         words += _seeds_words(found, best)
@@ -421,7 +467,7 @@ def _by_method(found: Findings, style: Style) -> Plot | None:
             x=1, xref="paper", xanchor="right", y=0, yref="paper", yanchor="top", yshift=-16,
             text=f"{left_out} more below", font={"size": 11, "color": MUTED},
         )  # fmt: skip
-    figure.update_xaxes(tickformat=".0%" if of.format in SHARES else ".3~g")
+    figure.update_xaxes(tickformat=".3~p" if of.format in SHARES else ".3~g")
     return figure
 
 

@@ -100,6 +100,37 @@ def test_methods_that_cannot_be_told_apart_are_said_to_be_so_and_each_level_has_
     assert re.search(r"The best at ε = 1\.00: 8\d\.\d% and ε = 8\.00: (89|90)\.\d%\.", said)
 
 
+def test_a_more_private_setting_that_may_be_as_good_is_named() -> None:
+    trials, found = [], {}
+    for seed in range(3):
+        for clipping, cost, shares in (
+            ("none", 1.0, (0.95, 0.95)),
+            ("flat", 1.0, (0.92, 0.9)),
+            ("flat", 8.0, (0.91, 0.935)),
+            ("naive", 8.0, (0.905, 0.94)),
+        ):
+            own = outcomes(shares, seed)
+            made = trial(own, clipping, seed, cost)
+            trials.append(replace(made, key=f"{made.key}-{cost}", labels={**made.labels, "epsilon": cost}))
+            found[trials[-1].key] = own
+    data, known, _ = in_sweep(trials, found)
+    taken, cheaper, others, _ = decision(known, data.delta)
+    assert taken.startswith("Take flat · constant · epsilon 8: ")
+    assert re.fullmatch(
+        r"More private, and cannot be told from it in accuracy: flat · constant · epsilon 1, \d+\.\d% at ε = 1\.00\.",
+        cheaper,
+    )
+    assert others == "naive · constant · epsilon 8 cannot be told from it either."
+
+
+def test_a_cost_whose_interval_holds_no_cost_may_be_chance() -> None:
+    for accuracy, is_chance in ((0.9, True), (0.8, False)):
+        data, found, _ = in_sweep(*sweep_of({"none": (0.9, 0.9), "flat": (accuracy, accuracy)}))
+        said, words = decision(found, data.delta)[0], answered(data, found)["At what cost?"].words[0]
+        assert ("], which may be chance; worst served" in said) is is_chance
+        assert ("The difference may be chance." in words) is is_chance
+
+
 def test_one_seed_decides_for_now_only() -> None:
     data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.9), "naive": (0.85, 0.8)}, seeds=1))
     assert "is unknown (one seed)" in decision(found, data.delta)[-1]
@@ -160,7 +191,7 @@ QUESTIONS = {
     "How private is one model?": (".tile:nth-child(1) .big", r"^ε = 3\.00$"),
     "Is that a guarantee, at which δ, for which neighbours?": (
         ".tile:nth-child(1) li:nth-child(1)",
-        r"at δ = 1e-05, add_remove, by pld: a guarantee\.",
+        r"at δ = 1e-05, for one record added or removed, by pld: a guarantee\.",
     ),
     "How private is all that this page shows?": (
         ".tile:nth-child(1) li:nth-child(2)",
