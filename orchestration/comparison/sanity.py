@@ -26,6 +26,8 @@ almost nothing. R² is this share by its definition."""
 
 _ENOUGH_SEEDS: Final = 3
 """With fewer seeds, Student's t makes the interval over seeds so wide that no setting would be told from constant."""
+_FREQUENT: Final = 0.9
+"""Share of a class from which on a model that predicts nothing else is seldom beaten by its accuracy."""
 
 
 def has_diverged(setting: Setting) -> bool:
@@ -147,10 +149,11 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
         return ""
     why = why_useless(best, evidence, main)
     if why or reached - constant <= _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
+        rare = main.name == "accuracy" and constant >= _FREQUENT
+        others = "balance the classes of the table" if rare else "other inputs, such as narrower ranges"
         return (
             f"No use as a reference: {unknown} {best.name} reaches {shown(reached)}, and always predicting "
-            f"{best_constant(main)} {shown(constant)}: train it longer, with another rate, or other inputs, such as "
-            "narrower ranges."
+            f"{best_constant(main)} {shown(constant)}: train it longer, with another rate, or {others}."
         )
     return ""
 

@@ -546,7 +546,7 @@ def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[s
     yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"
     why = "a tenth of the rows: noise costs large batches less"
     yield f"sampling: {{method: poisson, batch_size: {_batch(rows)}}}    # {why}"
-    yield "epochs: 30    # 300 steps; too few, and the baseline learns little, too many, and each step has more noise"
+    yield "epochs: 30    # about 300 steps: fewer learn less, and more have more noise each"
     yield ""
     yield "clipping:"
     yield "  - none    # the non-private baseline"
