@@ -7,6 +7,7 @@ results of 300 trials takes several seconds.
 from __future__ import annotations
 
 import math
+import re
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,15 +16,16 @@ from string import Template
 from typing import Any, Final
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records import exists, parsed_json, read_bytes
 from dpsweep.orchestration.comparison.claims import checked_record
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import number
 from dpsweep.orchestration.comparison.importance import importance
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
-from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial
@@ -53,6 +55,8 @@ class _Known:
     growing: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
+_SEED: Final = re.compile(r"-(?:split-?)?seed\d+-")
+"""Part of a key from which on trials of a setting differ."""
 _NOTHING_READ: Final = {"best": "", "settings": [], "parallel": [], "importance": []}
 
 
@@ -146,7 +150,7 @@ def _read(folder: str, known: _Known, ended: int) -> None:
     finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
     known.task, known.problem, known.curves = data.task, "", _curves(data)
     known.shown = {
-        "best": _best(finished, data.task),
+        "best": _best(data, _said_useless(SweepFiles(folder))),
         "settings": _points(finished),
         "parallel": _parallel(finished),
         "importance": importance(_candidates(SweepFiles(folder))) or importance(data.trials),
@@ -167,20 +171,38 @@ def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
         return ()
 
 
-def _best(trials: Sequence[PublishedTrial], task: str) -> str:
-    """Return the private setting with the best mean of the main score; a single trial would be the luckiest seed."""
+def _said_useless(files: SweepFiles) -> dict[str, str]:
+    """Return the settings that have learnt nothing by the intervals of the report, and why; () before it is written."""
+    if not exists(files.comparison):
+        return {}
+    try:
+        settings = parsed_json(read_bytes(files.comparison))["settings"]
+        return {str(each["name"]): str(each["useless"]) for each in settings if each["useless"]}
+    except (DpsweepError, ValueError, TypeError, KeyError):
+        return {}
+
+
+def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
+    """Return the private setting with the best mean of the main score, of those that have learnt something.
+
+    A single trial would be the luckiest seed. Intervals are not computed here, while trials run; those of the report
+    are respected.
+    """
+    found = findings(data, NO_EVIDENCE)
+    useless = {**found.useless, **said_useless}
     means = [
         (mean.mean, setting, mean.count)
-        for setting in finished_settings(trials)
-        if not setting.is_baseline and (mean := setting.over_seeds(main))
+        for setting in found.private
+        if setting.name not in useless and (mean := setting.over_seeds(main))
     ]
     if not means:
-        return ""
+        first = found.private[0].name if found.private else ""
+        return f"none of use: {first} {useless[first].partition(' (')[0]}" if first else ""
     score, setting, count = max(means, key=lambda each: each[0])
     cost = setting.over_seeds(epsilon)
     seeds = f"mean of {count} seeds" if count > 1 else "one seed"
-    of = task_called(task).main.replace("_", " ")
-    shown = group_metric(task_called(task).main).format.one(score)
+    of = task_called(data.task).main.replace("_", " ")
+    shown = group_metric(task_called(data.task).main).format.one(score)
     return f"{setting.name}: {of} {shown} ({seeds}) at ε = {number(cost.high if cost else None)}"
 
 
@@ -197,7 +219,7 @@ def _curves(data: PublishedSweep) -> list[dict[str, Any]]:
 
 def _curve(key: str, points: Sequence[tuple[int, float]], is_baseline: bool, is_over: bool) -> dict[str, Any]:
     x, y = zip(*points, strict=True)
-    return {"key": key, "x": x, "y": y, "baseline": is_baseline, "over": is_over}
+    return {"key": key, "setting": _SEED.split(key)[0], "x": x, "y": y, "baseline": is_baseline, "over": is_over}
 
 
 def _points(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
@@ -237,8 +259,9 @@ def _axis(name: str, values: Sequence[Label | None]) -> dict[str, Any]:
     """Return an axis of numbers as they are, of texts by their places among all texts."""
     if all(isinstance(value, int | float) for value in values):
         return {"label": name, "values": list(values)}
-    texts = sorted({str(value) for value in values})
-    return {"label": name, "values": [texts.index(str(value)) for value in values], "texts": texts}
+    named = ["–" if value is None else str(value) for value in values]
+    texts = sorted({*named})
+    return {"label": name, "values": [texts.index(text) for text in named], "texts": texts}
 
 
 def board_page(state: Mapping[str, Any], period: float) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 import subprocess
@@ -77,9 +78,29 @@ def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
     over, running = state["sweeps"]
     assert (over["name"], over["state"], over["ended"]) == ("small", "unknown", over["trials"])
     assert (running["state"], running["ended"], running["trials"], running["left"]) == ("running", 1, 2, 65.0)
-    assert running["curves"][-1] == {"key": "b", "x": [3], "y": [0.5], "baseline": False, "over": False}
+    assert running["curves"][-1] == {
+        "key": "b",
+        "setting": "b",
+        "x": [3],
+        "y": [0.5],
+        "baseline": False,
+        "over": False,
+    }
     assert re.match(r"flat.*: accuracy \d+\.\d% \((one seed|mean of)", over["best"])
     assert {point["epsilon"] is None for point in over["settings"]} == {True, False}
+
+
+def test_no_setting_is_the_best_that_has_learnt_nothing(folder: Path) -> None:
+    over = stored_sample(folder / "over")
+    board = read(folder)
+    assert re.match(r"flat.*: accuracy", board.state()["sweeps"][0]["best"])
+    name = board.state()["sweeps"][0]["best"].partition(":")[0]
+    Path(over.comparison).write_text(
+        json.dumps({"settings": [{"name": name, "useless": "predicted one class (it reaches 50%)"}]})
+    )
+    assert read(folder).state()["sweeps"][0]["best"] == f"none of use: {name} predicted one class"
+    Path(over.comparison).write_text("[]")
+    assert re.match(r"flat.*: accuracy", read(folder).state()["sweeps"][0]["best"])
 
 
 def test_progress_is_shown_before_results_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
