@@ -2,8 +2,9 @@
 
 ``els``, example sampling: Poisson batches of rows, each row clipped. A user is a group of at most m rows.
 
-``uls``, user sampling: Poisson batches of users. The gradient of a user is the mean over their kept rows. It is clipped
-once, so that any change of all rows of one user moves the sum of a batch by at most the sensitivity.
+``uls``, user sampling: Poisson batches of users, or their random allocation. The gradient of a user is the mean over
+their kept rows. It is clipped once, so that any change of all rows of one user moves the sum of a batch by at most the
+sensitivity.
 
 Which m rows of a user are kept is a uniformly random draw of the trial, made for each user independently of all others
 and kept over the whole run. Given the draws of the others, adding or removing a user adds or removes at most m rows, or
@@ -29,6 +30,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.mechanism.samplings import RANDOM_ALLOCATION
 from dpsweep.workers.data import Dataset, Split, are_shared, rows_of_owners, rows_per_user
 from dpsweep.workers.dataset_description import RowsKept, RowsPerUser
 from dpsweep.workers.sampling.rows_per_user import RELEASE
@@ -210,8 +212,8 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
         return
     released = ", ".join(name for name in releases if name != RELEASE)
     refused = {
-        f"sampling.method {spec.sampling.method} ({sampled(users.sampling)} are drawn by poisson)": spec.sampling.method
-        != "poisson",
+        f"sampling.method {spec.sampling.method} ({' or '.join(_methods(users))})": spec.sampling.method
+        not in _methods(users),
         "sampling.max_batch_size": spec.sampling.max_batch_size is not None,
         f"clipping {spec.clipping.name} (one of {', '.join(PER_USER)})": spec.clipping.name not in PER_USER,
         f"norms.refreshes_per_epoch {spec.norms.refreshes_per_epoch} (epsilons of single examples; auto or off)": (
@@ -233,6 +235,11 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
             f"privacy.unit is user with user_sampling {users.sampling}, which does not cover {'; '.join(found)}; "
             "leave it out, or choose unit: example"
         )
+
+
+def _methods(users: UserSpec) -> tuple[str, ...]:
+    """Return the samplings that are proven per user: random allocation if a user is one member of what is sampled."""
+    return ("poisson", RANDOM_ALLOCATION) if users.members == 1 else ("poisson",)
 
 
 def _refused_by_way(sampling: UserSampling, spec: TrialSpec, released: str) -> dict[str, bool]:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
-from dpsweep.accounting.mechanism.units import User
+from dpsweep.accounting.mechanism.units import EXAMPLE, User
 from dpsweep.workers.clipping import NORM_ERROR, ClippingState
 from dpsweep.workers.data import Dataset, load_dataset, ownership, rows_per_user
 from dpsweep.workers.machine.checkpoint import load_checkpoint
@@ -204,6 +204,14 @@ def test_a_trial_states_whom_it_protects(users: UserSpec, tmp_path: Path) -> Non
     assert not Path(files.users).exists()
 
 
+def test_users_are_allocated_at_the_cost_of_one_member(tmp_path: Path) -> None:
+    spec = trial(ULS, sampling=SamplingSpec("random_allocation", 8))
+    _, trace, _ = train(spec, tmp_path)
+    assert (trace.unit, trace.dataset_size) == (User(1), 30)
+    claim, rows = account(trace, 1e-5), account(replace(trace, unit=EXAMPLE), 1e-5)
+    assert (claim.unit, claim.kind, claim.epsilon) == ("user", "guarantee", rows.epsilon)
+
+
 def test_a_trial_of_shared_rows_states_what_is_taken_as_known(tmp_path: Path) -> None:
     spec = trial(ELS, data=DOCUMENTS, adjacency="fixed_graph")
     result, trace, files = train(spec, tmp_path)
@@ -253,6 +261,7 @@ def test_secret_draws_are_the_same_after_a_death(tmp_path: Path, monkeypatch: py
     [
         (ELS, {"sampling": SamplingSpec("shuffle", 8)}, "shuffled epochs"),
         (ULS, {"sampling": SamplingSpec("fixed", 8)}, "fixed batches"),
+        (ELS, {"sampling": SamplingSpec("random_allocation", 8)}, "randomly allocated batches"),
         (ELS, {"sampling": SamplingSpec("poisson", 8, 20)}, "truncated Poisson batches"),
         (ELS, {"clipping": Component("individual")}, "clipping individual"),
         (ULS, {"clipping": Component("dpsgd_f")}, "clipping dpsgd_f"),
