@@ -33,7 +33,17 @@ MIXED = Trace(
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(
-    "only", ["poisson, example", "fixed, group", "shuffled, rows", "replace-one", "truncated", "users", "allocated"]
+    "only",
+    [
+        "poisson, example",
+        "fixed, group",
+        "correlated",
+        "replace-one",
+        "truncated",
+        "users",
+        "allocated",
+        "shuffled, rows",
+    ],
 )
 def test_random_traces_are_not_understated(only: str, capsys: pytest.CaptureFixture[str]) -> None:
     """The gate's share of `python -m tests.fuzz`: claims are not below the exact epsilon, and answered in time."""

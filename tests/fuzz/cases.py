@@ -12,9 +12,18 @@ from typing import Literal
 
 import numpy as np
 
+from dpsweep.accounting.mechanism.noise_strategies import (
+    BandedNoise,
+    BufferedNoise,
+    InverseRootNoise,
+    LambdaNoise,
+    NoiseStrategy,
+)
 from dpsweep.accounting.mechanism.samplings import (
     Adjacency,
+    CyclicPoissonSampling,
     FixedBatchSampling,
+    FixedOrderSampling,
     PoissonSampling,
     RandomAllocationSampling,
     Sampling,
@@ -189,6 +198,26 @@ def _allocated(rng: np.random.Generator) -> tuple[Trace, float]:
     return Trace(1000, (segment,), (), adjacency), _delta(rng)
 
 
+def _correlated(rng: np.random.Generator) -> tuple[Trace, float]:
+    steps, sigma = _whole(rng, 1, 300), _log_uniform(rng, 0.5, 8.0)
+    if rng.random() < 0.5:
+        cycle = _whole(rng, 1, 16)
+        turns = CyclicPoissonSampling(cycle, _log_uniform(rng, 1e-3, 1.0))
+        banded = BandedNoise(int(rng.integers(1, min(cycle, steps) + 1)), steps)
+        adjacency: Adjacency = "add_remove" if rng.random() < 0.5 else "zero_out"
+        return Trace(1000, (Segment(0, steps, turns, sigma),), (), adjacency, strategy=banded), _delta(rng)
+    apart, bands = _whole(rng, 1, 60), _whole(rng, 1, 24)
+    strategies: Sequence[Callable[[], NoiseStrategy]] = (
+        lambda: BandedNoise(bands, steps),
+        lambda: InverseRootNoise(bands, steps),
+        lambda: LambdaNoise(float(rng.random()), steps),
+        lambda: BufferedNoise(int(rng.integers(1, 4)), steps, min(apart, steps)),
+    )
+    strategy = strategies[int(rng.integers(4))]()
+    segment = Segment(0, steps, FixedOrderSampling(apart), sigma * math.sqrt(1.0 + steps / apart))
+    return Trace(1000, (segment,), (), "zero_out", strategy=strategy), _delta(rng)
+
+
 def _extreme(rng: np.random.Generator) -> tuple[Trace, float]:
     segments: list[Segment] = []
     size = _whole(rng, 10, 10**9)
@@ -212,6 +241,7 @@ _KINDS: Mapping[str, Callable[[np.random.Generator], tuple[Trace, float]]] = {
     "extreme": _extreme,
     "users": _users,
     "allocated": _allocated,
+    "correlated": _correlated,
 }
-_OWN: Mapping[str, Unit] = {"truncated": "example", "users": "user", "allocated": "example"}
+_OWN: Mapping[str, Unit] = {"truncated": "example", "users": "user", "allocated": "example", "correlated": "example"}
 """Kinds of which one question alone is asked."""

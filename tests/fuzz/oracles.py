@@ -10,8 +10,13 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling, TruncatedPoissonSampling
-from tests.fuzz import closed_forms, lattice
+from dpsweep.accounting.mechanism.samplings import (
+    CyclicPoissonSampling,
+    FixedOrderSampling,
+    RandomAllocationSampling,
+    TruncatedPoissonSampling,
+)
+from tests.fuzz import closed_forms, correlated, lattice
 from tests.fuzz.cases import Case
 from tests.fuzz.lattice import Bracket
 from tests.fuzz.rounds import Members, Rounds, rounds_of
@@ -29,7 +34,10 @@ def exact(case: Case, members: Members) -> Bracket:
         return Bracket(attack_on_cut_batches(case), math.inf)
     if isinstance(case.trace.segments[0].sampling, RandomAllocationSampling):
         return _of_allocated(case)
-    rounds = rounds_of(case.trace, members)
+    if isinstance(case.trace.segments[0].sampling, FixedOrderSampling):
+        return correlated.of_fixed_order(case.trace, case.delta, _SLACK)
+    in_turns = isinstance(case.trace.segments[0].sampling, CyclicPoissonSampling)
+    rounds = correlated.rounds_in_turns(case.trace) if in_turns else rounds_of(case.trace, members)
     if rounds.only_gaussian:
         epsilon = closed_forms.gaussian(rounds.gaussian, case.delta)
         return Bracket(epsilon * (1.0 - _SLACK), epsilon * (1.0 + _SLACK))
