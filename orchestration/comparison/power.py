@@ -138,9 +138,10 @@ def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None)
 
     planned: seeds of the sweep. hours: CPU-hours by number of seeds, if known.
     """
+    groups = f"{of.groups} group{'s' * (of.groups > 1)}"
     found = [
-        f"what {of.settings} private settings can show, on {of.examples:,} test {of.unit} (the smallest of {of.groups} "
-        f"groups: {of.smallest:,}): differences in accuracy, worst group, gap, found in 4 of 5 sweeps"
+        f"what {of.settings} private settings can show, on {of.examples:,} test {of.unit} (the smallest of {groups}: "
+        f"{of.smallest:,}): differences in accuracy, worst group, gap, found in 4 of 5 sweeps"
     ]
     for seeds in sorted({*SEEDS, planned} - {1}):
         each = detectable(of, seeds)

@@ -315,10 +315,12 @@ def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
         return "whose whole numbers only count the rows, as those of an identifier do"
     if column.ways:
         return f"which writes numbers in several ways, such as {' and '.join(map(_text, column.ways[:3]))}; use one"
+    if column.has_dates:
+        return "which holds dates; as numbers, such as days since one of them, they can be features"
     if column.has_lists:
         return "whose texts are lists of numbers; as lists of a .parquet file they can be features"
     if column.span is None and column.values is None:
-        return f"which has more than {MOST_VALUES} different texts or dates; declare its categories to use it"
+        return f"which has more than {MOST_VALUES} different texts; declare its categories to use it"
     if column.span is not None and not math.isfinite(_outward(*column.span)[1] - _outward(*column.span)[0]):
         return "whose numbers are too large for a range"
     return None

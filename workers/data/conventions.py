@@ -27,10 +27,14 @@ _MARKERS: Final = frozenset(
     (*(each.casefold() for each in MISSING_SPELLINGS), "?", "-", "--", "–", "—", ".", "*", "none", "missing", "unknown")
 )
 """What stands for a missing value among numbers, in lower case."""
-_CURRENCY: Final = r"(?:[$€£¥₹₽₩₺]|USD|EUR|GBP|CHF|JPY|INR|DKK|SEK|NOK|PLN|CZK|kr\.?|Rs\.?)"
+_CODES: Final = (
+    "USD EUR GBP CHF JPY INR DKK SEK NOK PLN CZK HUF RON BGN TRY RUB UAH CNY KRW HKD SGD THB IDR MYR PHP VND ILS AED "
+    "SAR ZAR NGN EGP BRL MXN ARS CLP COP CAD AUD NZD"
+)
+_CURRENCY: Final = rf"(?:[A-Za-z]{{0,3}}[$€£¥₹₽₩₺₪₫₱₴₦฿]|{_CODES.replace(' ', '|')}|kr\.?|Rs\.?|zł|Kč|Ft)"
 _NUMBER: Final = re.compile(
-    rf"^\s*(?P<owed>\()?\s*(?P<sign>[-+−–]?)\s*(?:{_CURRENCY})?\s*(?P<again>[-+−–]?)(?P<digits>\d[\d.,'’_\s]*|[.,]\d+)"
-    rf"(?P<power>[eE][-+]?\d+)?(?P<after>-)?\s*(?P<unit>%|{_CURRENCY}|[A-Za-zµμ°²³/]{{1,6}}\d?)?\s*(?(owed)\))\s*$"
+    rf"^\s*(?P<owed>\()?\s*(?P<sign>[-+−–]?)\s*(?P<money>{_CURRENCY})?\s*(?P<again>[-+−–]?)(?P<digits>\d[\d.,'’_\s]*|[.,]\d+)"
+    rf"(?P<power>[eE][-+]?\d+)?(?P<after>[-–—])?\s*(?P<unit>%|{_CURRENCY}|(?:[^\W\d_]|[µμ°²³/]){{1,6}}\d?)?\s*(?(owed)\))\s*$"
 )
 _GROUPED: Final = {
     "point": re.compile(r"^[1-9]\d{0,2}(?:([,'’_\s])\d{3})(?:\1\d{3})*$|^[1-9]\d?(?:,\d{2})+,\d{3}$"),
@@ -58,6 +62,8 @@ def number_of(text: str, convention: Convention) -> float | None:
     (1234.5, 1234.5, -12.0)
     >>> [number_of(text, "point") for text in ("1,23", "0,254")]
     [None, None]
+    >>> number_of("R$ 1.234,56", "comma"), number_of("CHF 1'234.-", "point"), number_of("12-", "point")
+    (1234.56, 1234.0, -12.0)
     """
     match = _NUMBER.match(text)
     if match is None:
@@ -68,7 +74,8 @@ def number_of(text: str, convention: Convention) -> float | None:
     digits = re.sub(r"\D", "", whole)
     if not digits and not fraction:
         return None
-    negative = bool(match["owed"] or match["after"]) or (match["sign"] or match["again"]) in ("-", "−", "–")
+    is_owed = match["after"] and not match["digits"].endswith((".", ","))  # in 12.- the sign stands for no cents
+    negative = bool(match["owed"] or is_owed) or (match["sign"] or match["again"]) in ("-", "−", "–")
     return float(f"{'-' if negative else ''}{digits or '0'}{'.' if sign else ''}{fraction}{match['power'] or ''}")
 
 
@@ -84,6 +91,8 @@ class Written:
 
 _MOST_UNREAD: Final = 0.05
 """Largest share of the rows whose text is no number and no known marker, in a column that is taken for numbers."""
+_MARKS: Final = 3
+"""So many different texts may stand for missing numbers in any share of the rows, such as "refused"."""
 _FEWEST_NUMBERS: Final = 10
 """Least number of different numbers beside such texts: fewer may be categories, such as 1, 2 and "several"."""
 
@@ -107,7 +116,7 @@ def written_numbers(counts: Mapping[str, int]) -> Written | None:
         if strange and (
             len(read) < _FEWEST_NUMBERS
             or any(re.search(r"\d", text) for text in strange)
-            or sum(known[text] for text in strange) > _MOST_UNREAD * sum(known.values())
+            or (len(strange) > _MARKS and sum(map(known.__getitem__, strange)) > _MOST_UNREAD * sum(known.values()))
         ):
             continue
         unread = tuple(sorted({*strange, *(text for text in counts if text not in known)} - set(MISSING_SPELLINGS)))
@@ -146,9 +155,19 @@ def is_list(text: str) -> bool:
     )
 
 
+def is_date(text: str) -> bool:
+    """Return whether the text spells a date, with or without a time.
+
+    >>> [is_date(text) for text in ("2020-01-31", "31.1.20 12:05", "1/31/2020", "1.234,5")]
+    [True, True, True, False]
+    """
+    date = r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2(?:\d{2}|\d{4})"
+    return re.match(rf"^\s*(?:{date})(?:[T ]\s*\d{{1,2}}:\d{{2}}.*)?\s*$", text) is not None
+
+
 def _unit(text: str) -> str | None:
     match = _NUMBER.match(text)
-    return match and (match["unit"] or "").casefold()
+    return match and (match["money"] or match["unit"] or "").casefold()
 
 
 def _is_code(text: str) -> bool:

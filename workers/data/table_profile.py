@@ -18,6 +18,7 @@ from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.conventions import (
     MISSING_SPELLINGS,
     Written,
+    is_date,
     is_list,
     number_of,
     parsed,
@@ -43,6 +44,7 @@ class ColumnProfile:
     rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: of the listed values, those of fewer
     than `FEW_ROWS` rows. `apart`: a number that many rows share, far from all others. `ways`: texts that write numbers
     in several ways. `has_lists`: whether texts spell lists of numbers.
+    `has_dates`: whether they spell dates.
     """
 
     name: str
@@ -62,6 +64,7 @@ class ColumnProfile:
     apart: float | None = None
     ways: tuple[str, ...] = ()
     has_lists: bool = False
+    has_dates: bool = False
 
 
 @dataclass(frozen=True)
@@ -241,8 +244,8 @@ def _column(
     if present.size == 0:
         texts = [] if found is not None else compute.unique(known).slice(0, _LOOKED_AT).to_pylist()
         ways, lists = written_in_several_ways(texts), bool(texts) and all(map(is_list, texts))
-        rare = _rare(known, found)
-        return ColumnProfile(name, None, False, found, count, missing, rare=rare, ways=ways, has_lists=lists)
+        column = ColumnProfile(name, None, False, found, count, missing, rare=_rare(known, found), ways=ways)
+        return replace(column, has_lists=lists, has_dates=bool(texts) and all(map(is_date, texts)))
     whole, span = bool((present == present.round()).all()), (float(present.min()), float(present.max()))
     different = count == len(values)
     is_order = whole and different and _counts_rows(present)

@@ -41,9 +41,15 @@ def test_a_table_without_names_is_asked_about_and_years_are_names(tmp_path: Path
         ([f"{row}.5 {'kg' if row % 5 else 'g'}" for row in ROWS], 'in several ways, such as "0.5 g" and "1.5 kg"; use'),
         ([f'"{row},25"' if row % 2 else f"{row}.25" for row in ROWS], 'several ways, such as "0.25" and "1,25"'),
         ([f'"[{row}.5, -1e-3, {row}]"' for row in ROWS], "are lists of numbers; as lists of a .parquet file they can"),
-        ([f"word{row}" for row in ROWS], "which has more than 50 different texts or dates"),
+        ([f"word{row}" for row in ROWS], "which has more than 50 different texts; declare"),
+        (
+            [f"{1 + row % 28}.{1 + row % 12}.{1900 + row}" for row in ROWS],
+            "which holds dates; as numbers, such as days",
+        ),
+        ([f"{1900 + row}-01-02T12:05" for row in ROWS], "which holds dates; as numbers, such as days"),
+        ([f"{'€' if row % 5 else '$'}{row}" for row in ROWS], 'in several ways, such as "$0" and "€1"; use'),
     ],
-    ids=["units", "signs", "lists", "words"],
+    ids=["units", "signs", "lists", "words", "dates", "times", "currencies"],
 )
 def test_a_column_that_is_left_out_is_left_out_by_cause(tmp_path: Path, written: list[str], said: str) -> None:
     alone = table(tmp_path, "odd,sex,y", written, SEXES, LABELS)
@@ -92,3 +98,12 @@ def test_an_encoding_beyond_cp1252_is_proposed(tmp_path: Path) -> None:
     sweep = parse_sweep(draft_sweep(path, ["y"], "town"))
     assert sweep.data[0].params["groups"] == ["x", town]
     assert plan_sweep(sweep).refusals == ()
+
+
+def test_a_text_among_numbers_stands_for_a_missing_one(tmp_path: Path) -> None:
+    scores = ["k.A." if row % 5 == 0 else score for row, score in enumerate(SCORES)]
+    text = draft_sweep(table(tmp_path, "score,sex,y", scores, SEXES, LABELS), ["y"], "sex")
+    assert 'missing in 20.0% of the rows, which are left out ("k.A." too)' in text
+    words = [f"word{row}" if row % 5 == 0 else score for row, score in enumerate(SCORES)]
+    with pytest.raises(InvalidInput, match="which has more than 50 different texts"):
+        draft_sweep(table(tmp_path, "score,sex,y", words, SEXES, LABELS), ["y"], "sex")
