@@ -44,6 +44,7 @@ _GAPS: Final = (
 _CHANGES: Final[Mapping[Adjacency, str]] = {
     "add_remove": "added or removed",
     "zero_out": "blanked",
+    "fixed_graph": "blanked, own and shared, while who owns which is taken as known",
     "replace_one": "replaced",
 }
 

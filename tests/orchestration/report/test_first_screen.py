@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
+from typing import get_args
 
 import numpy as np
 import pytest
 
-from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import Adjacency, PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, findings
@@ -20,7 +21,7 @@ from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
-from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
+from dpsweep.orchestration.report.first_screen import Tile, _neighbours, decision, tiles
 from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.style import style_of
@@ -182,6 +183,16 @@ def test_nothing_of_use_is_taken_by_nobody() -> None:
     assert decision(findings(PublishedSweep("none yet", (), 1e-5), found.evidence), 1e-5) == [
         "No private trial has finished, so there is no trade-off to show yet."
     ]
+
+
+@pytest.mark.parametrize("adjacency", get_args(Adjacency))
+def test_every_adjacency_has_words(adjacency: Adjacency) -> None:
+    """Which data sets a claim is about is never left open, whatever the claim."""
+    private = trial(of_predictions(LABELS), "flat").privacy
+    assert private is not None
+    said = _neighbours(replace(private, adjacency=adjacency, unit="user"))
+    assert re.match(r"the records of one user \w+", said)
+    assert ("who owns which is taken as known" in said) == (adjacency == "fixed_graph")
 
 
 QUESTIONS = {
