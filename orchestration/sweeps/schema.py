@@ -318,7 +318,9 @@ class SweepSpec(SweepSection):
             "accounting.group_sizes (a user is a group already; 1)": self.accounting.group_sizes != (1,),
             "tune": self.tune is not None,
             "attacks": self.attacks is not None,
-            "audit": self.audit is not None,
+            "audit of rows (they are single examples; give kind: gradient)": (
+                self.audit is not None and self.audit.kind == "rows"
+            ),
         }
         found = [what for what, is_so in refused.items() if is_so]
         if found:

@@ -318,6 +318,20 @@ def test_what_has_no_proof_is_refused_by_the_plan(changes: dict[str, object], re
     assert f"audit.kind is gradient, but {reason}" in plan.reasons()[0]
 
 
+def test_of_users_a_sweep_audits_gradients_and_no_rows() -> None:
+    settings = {
+        "clipping": "flat",
+        "noise": "constant",
+        "privacy": {"target_epsilon": 5, "delta": 1e-5, "unit": "user", "user_sampling": "uls"}
+        | {"max_records_per_user": 2},
+    }
+    gradients = parse_sweep(small(**settings, audit={"canaries": 200, "kind": "gradient"})).audit
+    assert gradients is not None
+    assert gradients.kind == "gradient"
+    with pytest.raises(InvalidInput, match=r"which does not cover audit of rows \(.*give kind: gradient"):
+        parse_sweep(small(**settings, audit={"canaries": 200}))
+
+
 def test_rows_are_not_scored_by_the_iterates() -> None:
     with pytest.raises(InvalidInput, match=r"audit\.transcript is iterates, but audit\.kind is rows"):
         AuditSpec(200, transcript="iterates")
