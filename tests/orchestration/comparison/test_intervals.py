@@ -246,6 +246,15 @@ def test_no_rule_covers_a_spread_of_few_seeds_that_goes_unnoticed_at_the_width_o
     assert least > price * stats.norm.isf(0.025)
 
 
+def test_a_spread_that_a_larger_one_hides_is_not_pooled() -> None:
+    """As of private regressions: some fit alike with every seed, one badly, and one diverges."""
+    alike = [of_seeds(0.146, 0.148 + each, 0.149) for each in (0.0, 0.001, -0.001, 0.002, -0.002)]
+    pool = pooled([*alike, of_seeds(-0.9, -2.4, -1.3), of_seeds(-36.5, -47.2, -35.5)])
+    assert pool is not None
+    assert pool.settings == len(alike)
+    assert pool.own[0, 0] < 1e-5
+
+
 def test_one_setting_and_one_seed_pool_nothing() -> None:
     assert pooled([of_seeds(0.5, 0.6)]) is None
     assert pooled([of_seeds(0.5), of_seeds(0.6)]) is None
