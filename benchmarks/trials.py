@@ -14,6 +14,8 @@ data are read before.
                  checkpoints, norm shards, the stored model
     refreshed    the same with norms.refreshes_per_epoch: 1
     off          the same with norms: off, so that no epsilons of single examples can be computed
+    norms        of `dpsweep`, the passes for norms of all examples alone: a forward and backward pass over all data at
+                 the start, and those of examples that were not sampled for long
 
 All use the allocator settings that a trial of a sweep is started with (`dpsweep.workers.machine.memory`).
 Printed are ratios to the plain loop, of the least of three runs each; methods take turns, and no turn begins after ten
@@ -81,6 +83,9 @@ SHARES: Mapping[str, tuple[Any, str]] = {
     "shards": (NormRecorder, "write"),
 }
 """Functions whose share of a trial's CPU time is measured; none of them calls another."""
+
+NORM_PASSES = ("norm passes", "old norms")
+"""The shares that are the price of epsilons of single examples."""
 
 TURNS, ENOUGH = 3, 10.0
 """Largest number of runs of each method, and seconds after which no further turn begins."""
@@ -285,11 +290,12 @@ def measure(case: Case, device: torch.device, enough: float = ENOUGH) -> dict[st
         "epochs": case.epochs,
         "plain_s": round(seconds["plain"], 2),
         **{name: round(value / seconds["plain"], 2) for name, value in seconds.items() if name != "plain"},
+        "norms": round(sum(spent[name] for name in NORM_PASSES) / whole * seconds["dpsweep"] / seconds["plain"], 2),
         "shares": {name: round(spent[name] / whole, 3) for name in SHARES},
     }
 
 
-COLUMNS = ("dataloader", "opacus", "dpsweep", "refreshed", "off")
+COLUMNS = ("dataloader", "opacus", "dpsweep", "refreshed", "off", "norms")
 
 
 def as_row(result: Mapping[str, Any]) -> str:
