@@ -9,18 +9,14 @@ import pytest
 
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.metrics import final_metrics, known_of_groups
-from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result
-from dpsweep.orchestration.sweeps.plan import plan_sweep
-from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import group_table
 from dpsweep.workers.evaluation.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
 from dpsweep.workers.machine.digests import note_written
 from dpsweep.workers.training.counters import read_counters
-from dpsweep.workers.trials.trial import run_trial
+from tests.orchestration.planted_trials import finished_with
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import small, trial_in
 
@@ -54,15 +50,7 @@ def finished(folder: Path, release: str) -> SweepFiles:
         attacks={"loss_threshold": True, "training_scores": True},
         release=release,
     )
-    sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, open_manifest(files, sweep.plain(), text))
-    for planned in plan_sweep(sweep).trials:
-        trial = files.trial(planned.key)
-        run_trial(planned.spec, trial.root, releases=planned.releases)
-        with_canary(trial)
-        complete_trial(planned, trial, sweep, Times(0.0, 1.0))
-    render_again(files.root)
-    return files
+    return finished_with(with_canary, text, folder)
 
 
 @pytest.mark.thinned(2)

@@ -12,16 +12,15 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.metrics import final_metrics
-from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import group_table
 from dpsweep.workers.evaluation.attack_results import read_attacks, write_attacks
 from dpsweep.workers.machine.digests import note_written
 from dpsweep.workers.trials.trial import run_trial
+from tests.orchestration.planted_trials import finished_with
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import keys_of, small
 
@@ -43,16 +42,7 @@ def with_canary(files: TrialFiles) -> None:
 
 
 def finished(folder: Path, release: str) -> SweepFiles:
-    text = audited(release=release)
-    sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, open_manifest(files, sweep.plain(), text))
-    for planned in plan_sweep(sweep).trials:
-        trial = files.trial(planned.key)
-        run_trial(planned.spec, trial.root, releases=planned.releases)
-        with_canary(trial)
-        complete_trial(planned, trial, sweep, Times(0.0, 1.0))
-    render_again(files.root)
-    return files
+    return finished_with(with_canary, audited(release=release), folder)
 
 
 @pytest.mark.thinned(2)
