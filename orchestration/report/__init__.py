@@ -7,6 +7,7 @@ __all__ = [
     "board",
     "catalogue",
     "compared",
+    "first_screen",
     "live_report",
     "owner",
     "prose",
