@@ -19,7 +19,7 @@ from dpsweep.workers.data.images import colours
 from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
 from dpsweep.workers.data.source_files import UNREADABLE, locate, reading
 
-_CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
+CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 
@@ -59,8 +59,8 @@ def _source(train: _Part, test: _Part, *notes: str) -> Source:
         "cifar10",
         train.split(),
         test.split(first_id=len(train.labels)),
-        _CLASSES,
-        _CLASSES,
+        CLASSES,
+        CLASSES,
         preparation,
         (*notes, f"pixels scaled by the published means {_MEAN} and standard deviations {_STD}"),
     )
