@@ -177,6 +177,7 @@ def drive() -> None:
     from dpsweep.orchestration.sweeps.schema import parse_sweep
 
     prepare_environment("auto")
+    from dpsweep.orchestration.execution.early_start import ray_ahead
     from dpsweep.orchestration.execution.job_package import read_job
     from dpsweep.orchestration.tracking.access import opened
 
@@ -201,7 +202,8 @@ def drive() -> None:
         name=asked.name,
         submitted_from=asked.submitted_from,
     )
-    run_to_the_end(request, as_json=False)
+    with ray_ahead(spec, job.output, "auto", job.code):
+        run_to_the_end(request, as_json=False)
 
 
 def tell_failed(message: str) -> None:

@@ -337,6 +337,18 @@ def _amounts() -> list[dict[str, float]]:
     return [*map(amounts_of, alive_nodes())]
 
 
+def wake_nodes() -> None:
+    """Let every node start a process that imports this module, and so answers the checks below at once. Returns without
+    waiting.
+    """
+    for node in alive_nodes():
+        Question("whether they are awake", _awake).sent_to(node)
+
+
+def _awake() -> None:
+    return
+
+
 def check_versions(warn: Warn) -> None:
     """Require this process's versions on every node. Raises: InvalidInput with a line for each node with others."""
     here, question = versions_here(), Question("their versions", versions_here)

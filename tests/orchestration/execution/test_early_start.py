@@ -1,4 +1,4 @@
-"""An embedded Ray starts beside other work."""
+"""Ray starts beside other work."""
 
 from __future__ import annotations
 
@@ -67,9 +67,8 @@ def test_an_embedded_ray_starts_a_worker_when_one_is_asked_for(tmp_path: Path) -
     assert done.stdout == "0 asked 1\n"
 
 
-@pytest.mark.parametrize("address", [IN_PROCESS, "auto"])
-def test_nothing_starts_for_another_address(tmp_path: Path, address: str) -> None:
-    with ray_ahead(parse_sweep(SWEEP), str(tmp_path / "out"), address, NO_CODE), kept(connections([])) as found:
+def test_nothing_starts_for_a_sweep_in_this_process(tmp_path: Path) -> None:
+    with ray_ahead(parse_sweep(SWEEP), str(tmp_path / "out"), IN_PROCESS, NO_CODE), kept(connections([])) as found:
         assert found == 0, "what is opened is what was asked for"
 
 
