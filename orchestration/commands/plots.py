@@ -7,8 +7,6 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import UnsupportedMechanism
@@ -34,6 +32,9 @@ def write_epsilon_plot(
     `compared`: comparisons by group size, drawn as further lines; infinite values are left out.
     Raises: InvalidInput if ``path`` cannot be written.
     """
+    import plotly.graph_objects as go  # late: no other command needs it
+    from plotly.subplots import make_subplots
+
     by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)
     by_size = epsilon_over_group_sizes(trace, delta, accountant, group_sizes)
     panels = (

@@ -30,7 +30,6 @@ from dpsweep.orchestration.comparison.settings import label_phrases
 from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.first_screen import decision
 from dpsweep.orchestration.report.prose import together
 from dpsweep.orchestration.tracking.opening import ways_to_look
 
@@ -188,7 +187,7 @@ def print_outcome(outcome: Outcome) -> None:
     trials = outcome.record.data().trials
     for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
         print_line(console, Text(for_terminal(sentence)))
-    for sentence in decision(outcome.found, outcome.record.data().delta) if outcome.found and trials else ():
+    for sentence in outcome.decision:
         print_line(console, Text(for_terminal(sentence), "bold"))
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     report = outcome.files.report

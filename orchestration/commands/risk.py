@@ -5,17 +5,18 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import plotly.graph_objects as go
-from plotly.subplots import make_subplots
 from rich.table import Table
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, CertifiedInterval, PrivacyCurve, attack_risk
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.orchestration.commands.output_files import write_file
 from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
 
 RISK = (
     "no attack that sees every step and knows all other data exceeds these rates; in brackets, what some attack on the "
@@ -57,6 +58,9 @@ def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -
 
     Raises: InvalidInput if ``path`` cannot be written.
     """
+    import plotly.graph_objects as go  # late: no other command needs it
+    from plotly.subplots import make_subplots
+
     titles = ("delta(epsilon)", "attacks (1 - trade-off function)", "the same at low false positive rates")
     figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
     scales = (np.linspace(0.0, 1.0, _POINTS), np.geomspace(1e-4, 1.0, _POINTS))
@@ -92,6 +96,8 @@ def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -
 def _lines(
     figure: go.Figure, column: int, name: str, colour: str, x: np.ndarray, upper: np.ndarray, lower: np.ndarray | None
 ) -> None:
+    import plotly.graph_objects as go
+
     for values, dash, label in ((upper, "solid", name), (lower, "dash", f"{name}, at least")):
         if values is None:
             continue

@@ -44,6 +44,7 @@ _MANY_TRIALS: Final = 100
 _CELLS_AT_ONCE: Final = 2**24
 _FEW_CELLS: Final = 64
 """Up to this number, a product of matrices sums them faster than sorting does."""
+Single = npt.NDArray[np.float32]
 Name = tuple[str, str]
 """Name of a group, or "" for all test examples, and name of a metric."""
 Run = tuple[object, ...]
@@ -76,7 +77,7 @@ class _Numbers:
     examples.
     """
 
-    values: Mapping[Name, Array]
+    values: Mapping[Name, Single]
     units: Mapping[Name, float]
     groups: tuple[str, ...]
     test_set: str
@@ -323,7 +324,8 @@ class Evidence:
         found = [self._numbers[trial.key] for trial in trials]
         if any(name not in each.values for each in found for name in names):
             return None
-        values = np.stack([np.stack([each.values[name] for name in names], axis=-1) for each in found])
+        stored = np.stack([np.stack([each.values[name] for name in names], axis=-1) for each in found])
+        values = stored.astype(np.float64)
         sets = {test_set: place for place, test_set in enumerate(dict.fromkeys(each.test_set for each in found))}
         return RunValues(
             values[:, 0],
@@ -390,7 +392,7 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
     first = members[0].outcomes
     of_group = first.num_classes**2 if isinstance(first, Outcomes) else first.kept.shape[1]
     cells = len(first.group_names) * of_group
-    found: dict[str, list[dict[Name, Array]]] = {each.trial.key: [] for each in members}
+    found: dict[str, list[dict[Name, Single]]] = {each.trial.key: [] for each in members}
     users = next((each.outcomes.users for each in members if each.outcomes.users is not None), None)
     owners = np.arange(len(first.groups)) if users is None else np.unique(users, return_inverse=True)[1]
     for weights in _weights(test_set, owners, resamples, max(1, _CELLS_AT_ONCE // cells)):
@@ -519,7 +521,7 @@ def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], 
     return found
 
 
-def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[Name, Array]]:
+def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[Name, Single]]:
     for one in METRICS:
         values = one.measure(tested) if one.measure else None
         if values is not None:
@@ -531,12 +533,12 @@ def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[Name, Array]
                 yield (group, of_group.name), _stored(values[..., place])
 
 
-def _stored(values: Array) -> Array:
+def _stored(values: Array) -> Single:
     """Return the values rounded to single precision, so that comparing with 0 or 1 does not depend on rounding
     errors.
     """
     with np.errstate(over="ignore"):  # a model that diverged
-        return values.astype(np.float32).astype(np.float64)
+        return values.astype(np.float32)
 
 
 NO_EVIDENCE: Final = Evidence({})

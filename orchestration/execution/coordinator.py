@@ -18,7 +18,6 @@ from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import delete_folder, exists, modified, read_trace
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.claims import unfounded
-from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.comparison.stored import candidate_attempts, kept_trials
 from dpsweep.orchestration.execution.completion import (
@@ -28,7 +27,7 @@ from dpsweep.orchestration.execution.completion import (
     epsilon_so_far,
     shown_trace,
 )
-from dpsweep.orchestration.execution.publication import publication
+from dpsweep.orchestration.execution.publication import Publish, Published, published, steps
 from dpsweep.orchestration.execution.stopped_trials import Close, account_stopped, is_left_to_account
 from dpsweep.orchestration.execution.storage_retries import PAUSES, patiently
 from dpsweep.orchestration.records.accounts import read_accounts
@@ -43,7 +42,6 @@ from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, R
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result_of
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus, status_of
-from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
@@ -63,7 +61,7 @@ class Coordinator:
     sweep can be resumed. `scatter`: accounts the parts of a trial. `close`: stores the last norms of a stopped one.
     `trials_at_once`: number of trials accounted at the same time. `anew`: keys of trials that are trained from nothing
     although they have run before. `warn`: called with one sentence that the user should read. `give_up`: ends the wait
-    for parts; see `Backend.give_up`.
+    for parts; see `Backend.give_up`. `publish`: writes the reports.
     """
 
     def __init__(
@@ -80,8 +78,9 @@ class Coordinator:
         anew: Sequence[str] = (),
         warn: Callable[[str], None] = lambda message: None,
         give_up: Callable[[], None] = lambda: None,
+        publish: Publish = published,
     ) -> None:
-        self._give_up = give_up
+        self._give_up, self._publish = give_up, publish
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
         self._status, self._scatter, self._close, self._anew, self._warn = status, scatter, close, anew, warn
@@ -217,7 +216,7 @@ class Coordinator:
         if self._status.recording is not None:
             self._status.recording = recording
 
-    def finish(self) -> tuple[SweepRecord, Findings]:
+    def finish(self) -> tuple[SweepRecord, Published]:
         """Wait until all trials are accounted, write the reports, and record all trials compared with their baselines.
 
         An unavailable tracker raises nothing: `SweepStatus.recording` says what is not recorded.
@@ -228,13 +227,12 @@ class Coordinator:
             if not trial.state.has_ended:  # a limit of this run has stopped its training
                 self._change(trial.key, state=TrialState.PENDING)
         record = self._record()
-        page, found = write_reports(self._files, record)
-
+        shown = self._publish(self._files, record)
         data = record.data()
         ended = [trial.key for trial in data.trials if trial.state.has_ended]
-        self._tracker.compare_by(found)
-        self._recorder.finish(ended, publication(record, data, page, found))
-        return record, found
+        self._tracker.compare_by(shown.compared)
+        self._recorder.finish(ended, steps(record, data, shown))
+        return record, shown
 
     def _change(self, key: str, **changes: object) -> None:
         self._status.change(key, **changes)

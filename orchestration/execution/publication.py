@@ -1,31 +1,96 @@
-"""The parts of a sweep that MLflow gets besides its trials: report, data, groups, comparison, and how it ended."""
+"""The reports of a sweep, and the parts of it that MLflow gets besides its trials, such as comparison and figures.
+
+Drawing takes more memory than all else that a driver does when trials have ended, and drivers share the head of a
+running cluster. A driver there lets another process draw, which takes the memory with it when it ends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 
-from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.accounting.records import exists, read_bytes
+from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import stored_evidence
+from dpsweep.orchestration.execution.apart import run_apart
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedSweep
-from dpsweep.orchestration.report.catalogue import figures_for_mlflow
-from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.tracking.compared import Compared, comparison
 from dpsweep.orchestration.tracking.tracker import RunStatus, Tracker
 
 
-def publication(
-    record: SweepRecord, data: PublishedSweep, page: str, found: Findings
-) -> Sequence[Callable[[Tracker], None]]:
+@dataclass(frozen=True)
+class Published:
+    """A sweep as it is published. `page`: the report under its release mode, as stored; empty if there is none yet.
+    `figures`: pages with one figure, by name. `sentences`: the headline.
+    `decision`: its first sentences, on what to take.
+    """
+
+    page: bytes
+    figures: Mapping[str, str]
+    sentences: Sequence[str]
+    decision: tuple[str, ...]
+    compared: Compared
+
+
+Publish = Callable[[SweepFiles, SweepRecord], Published]
+
+
+def publisher(address: str) -> Publish:
+    """Return the function that writes the reports of a sweep that runs at ``address``; see `published`."""
+    return published if address in (IN_PROCESS, EMBEDDED) else _published_apart
+
+
+def published(files: SweepFiles, record: SweepRecord) -> Published:
+    """Write the reports of a sweep, as `dpsweep.orchestration.report.writing.write_reports`, and return them.
+
+    Raises: DataCorruption for damaged statistics or outcomes, StorageError.
+    """
+    from dpsweep.orchestration.report.writing import write_reports  # late: it imports plotly
+
+    page, found = write_reports(files, record)
+    return _published(record.data(), page.encode(), found)
+
+
+def stored_publication(files: SweepFiles, data: PublishedSweep) -> Published:
+    """Return a stored sweep with the report that it has.
+
+    Raises: as `published`.
+    """
+    page = read_bytes(files.report) if exists(files.report) else b""
+    return _published(data, page, findings(data, stored_evidence(files, data)))
+
+
+def decided_on(data: PublishedSweep, found: Findings) -> tuple[str, ...]:
+    """Return the sentences on what to take; none for a sweep without trials."""
+    from dpsweep.orchestration.report.first_screen import decision
+
+    return tuple(decision(found, data.delta)) if data.trials else ()
+
+
+def steps(record: SweepRecord, data: PublishedSweep, shown: Published) -> Sequence[Callable[[Tracker], None]]:
     """Return the steps that publish a sweep whose trials are recorded; each can be repeated, and the last one closes
     its runs.
-
-    `page`: the report under the sweep's release mode; "" if there is none yet.
     """
-    figures, sentences = figures_for_mlflow(data, found.useless), headline(data, found)
     return (
-        lambda tracker: tracker.log_report(page, data, figures),
-        lambda tracker: tracker.log_comparison(found, sentences),
+        lambda tracker: tracker.log_report(shown.page.decode(), data, shown.figures),
+        lambda tracker: tracker.log_comparison(shown.compared, shown.sentences),
         lambda tracker: tracker.close(_status(record, data)),
     )
+
+
+def _published_apart(files: SweepFiles, record: SweepRecord) -> Published:
+    return run_apart("wrote the report", published, files, record)
+
+
+def _published(data: PublishedSweep, page: bytes, found: Findings) -> Published:
+    from dpsweep.orchestration.report.catalogue import figures_for_mlflow
+    from dpsweep.orchestration.report.prose import headline
+
+    figures = figures_for_mlflow(data, found.useless)
+    return Published(page, figures, headline(data, found), decided_on(data, found), comparison(found))
 
 
 def _status(record: SweepRecord, data: PublishedSweep) -> RunStatus:

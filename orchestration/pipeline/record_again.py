@@ -10,12 +10,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
-from dpsweep.accounting.records import exists, read_bytes
+from dpsweep.accounting.records import exists
 from dpsweep.orchestration.comparison.claims import checked_record
-from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.plain_text import masked
-from dpsweep.orchestration.comparison.stored import stored_evidence
-from dpsweep.orchestration.execution.publication import publication
+from dpsweep.orchestration.execution.publication import steps, stored_publication
 from dpsweep.orchestration.pipeline.stage import recording_in
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.ownership import claimed, exclusive
@@ -76,9 +74,7 @@ def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
     record = checked_record(files)
     data = record.data()
     trials = {trial.key: trial for trial in data.trials}
-    page = read_bytes(files.report).decode() if exists(files.report) else ""
-    found = findings(data, stored_evidence(files, data))
-    steps = publication(record, data, page, found)
+    shown = stored_publication(files, data)
     ended = [key for key, trial in trials.items() if trial.state.has_ended]
     experiment = given_experiment(uri, read_snapshot(files.status), files)
     tracker = open_tracker(uri, files, experiment)
@@ -89,8 +85,8 @@ def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
     recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, told)
     try:
         tracker.open_sweep(tracked(record, files))
-        tracker.compare_by(found)
-        recorder.finish(ended, steps)
+        tracker.compare_by(shown.compared)
+        recorder.finish(ended, steps(record, data, shown))
     except BaseException:
         recorder.abandon()
         raise

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.stored import owned_record
-from dpsweep.orchestration.execution.publication import publication
+from dpsweep.orchestration.execution.publication import decided_on, published, steps
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline.request import Outcome
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
@@ -26,7 +26,7 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     """
     files = SweepFiles(absolute(folder))
     record = checked_record(files)
-    page, found = write_reports(files, record)
+    shown = published(files, record)
     if not release_mode(record.disclosure).is_sensitive:
         return
     uri, data = tracking_uri or embedded_tracking_uri(files.local_folder), record.data()
@@ -34,7 +34,7 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     tracker.open_sweep(tracked(record, files))
     for trial in data.trials:
         tracker.log_trial(trial)
-    for step in publication(record, data, page, found):
+    for step in steps(record, data, shown):
         step(tracker)
 
 
@@ -52,4 +52,5 @@ def render_again(folder: str) -> Outcome:
     if wrong:
         raise DataCorruption("\n".join(wrong))
     _, found = write_reports(files, record)
-    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0, found=found)
+    decided = decided_on(record.data(), found)
+    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0, decision=decided)

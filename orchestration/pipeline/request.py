@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.records.layout import SweepFiles, output_files
@@ -26,7 +25,7 @@ class Outcome:
     """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
 
     `seconds`: duration of the run. `stopped`: the limit that ended the run early, else None. `recording`: in MLflow,
-    which may be incomplete; None without MLflow. `found`: how its settings compare, as its report says.
+    which may be incomplete; None without MLflow. `decision`: what to take, in sentences, as its report says.
     """
 
     record: SweepRecord
@@ -35,7 +34,7 @@ class Outcome:
     seconds: float
     stopped: str | None = None
     recording: Recording | None = None
-    found: Findings | None = None
+    decision: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from dpsweep.orchestration.execution.environment import open_cluster
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.execution.object_stores import require_answer, require_client
 from dpsweep.orchestration.execution.planning import plan_at
+from dpsweep.orchestration.execution.publication import publisher
 from dpsweep.orchestration.execution.removal import named_trials, start_anew
 from dpsweep.orchestration.execution.reuse import take_finished
 from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
@@ -85,16 +86,17 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
                 anew,
                 display.warn,
                 execution.give_up,
+                publisher(request.address),
             ) as coordinator,
             display.watching(status),
         ):
             if is_continued:
                 display.warn(_continuation_warning(status, files, coordinator.no_longer_asked))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
-            record, found = coordinator.finish()
+            record, shown = coordinator.finish()
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
-    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, found)
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, shown.decision)
 
 
 def _tracking_uri(request: RunRequest) -> str:

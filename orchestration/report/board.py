@@ -30,8 +30,7 @@ from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.html import script_safe
-from dpsweep.orchestration.report.page import packed_plotly
+from dpsweep.orchestration.report.packing import packed_plotly, script_safe
 from dpsweep.workers.tasks import task_called
 
 _MOST_CURVES: Final = 60

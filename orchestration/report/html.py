@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
-from typing import Any, Final
+from typing import Final
 
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.settings import Setting
@@ -136,9 +135,3 @@ def _swatch(width: int, colour: str, shapes: str) -> str:
         f'<svg class="swatch" aria-hidden="true" width="{width}" height="12" fill="{colour}" stroke="{colour}" '
         f'stroke-width="0">{shapes}</svg>'
     )
-
-
-def script_safe(value: Any) -> str:
-    """Return JSON with <, > and & escaped, so that no text can end the script element."""
-    text = json.dumps(value, separators=(",", ":"))
-    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")

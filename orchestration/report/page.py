@@ -6,9 +6,6 @@ are escaped. Tables repeat the numbers of the figures, so the page can be printe
 
 from __future__ import annotations
 
-import base64
-import functools
-import gzip
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
@@ -17,8 +14,6 @@ from html import escape
 from importlib.resources import files
 from string import Template
 from typing import Any, Final
-
-from plotly.offline import get_plotlyjs
 
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
@@ -48,7 +43,8 @@ from dpsweep.orchestration.report.exact_results import (
 )
 from dpsweep.orchestration.report.explorer import explorer, explorer_data
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
-from dpsweep.orchestration.report.html import key, missing_panel, note, panel, script_safe, section, sentence
+from dpsweep.orchestration.report.html import key, missing_panel, note, panel, section, sentence
+from dpsweep.orchestration.report.packing import packed, packed_plotly, script_safe
 from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences
 from dpsweep.orchestration.report.style import Style, style_of
 from dpsweep.orchestration.report.tables import (
@@ -117,21 +113,6 @@ def renewed(page: str, period: float) -> str:
     return page.replace("<head>", f"<head>\n{again}", 1).replace("</header>", f"{said}</header>", 1)
 
 
-@functools.cache
-def packed_plotly() -> str:
-    """Return the element that holds plotly.js, packed; a script of the page unpacks it."""
-    return _packed("plotly", _pack(get_plotlyjs()))
-
-
-def _pack(text: str) -> str:
-    """Return the text compressed by gzip, in base64: about a third of a script's size. The page's script unpacks it."""
-    return base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
-
-
-def _packed(name: str, content: str) -> str:
-    return f'<script id="{name}" type="text/plain">{content}</script>'
-
-
 def _without_rows(body: str) -> tuple[str, list[str]]:
     """Cut the rows of long tables out of a large page; return the body and the rows that its script inserts again."""
     rows: list[str] = []
@@ -147,7 +128,7 @@ def _embedded(name: str, value: Any) -> str:
     """Data for the page's script as JSON, compressed if they are large, as for a thousand trials."""
     text = script_safe(value)
     if len(text) > _LARGE:
-        return _packed(name, _pack(text))
+        return packed(name, text)
     return f'<script id="{name}" type="application/json">{text}</script>'
 
 

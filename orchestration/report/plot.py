@@ -9,9 +9,27 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from string import Template
+from typing import Any, Final
 
-import plotly.io
+from dpsweep.orchestration.report.packing import packed_plotly, script_safe
+
+_PAGE: Final = Template("""<!DOCTYPE html>
+<html><head><meta charset="utf-8"></head><body><div id="plot"></div>
+$plotly
+<script id="figure" type="application/json">$figure</script>
+<script>
+"use strict";
+const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), c => c.charCodeAt(0));
+new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text().then(text => {
+  const script = document.createElement("script");
+  script.textContent = text;
+  document.head.append(script);
+  const figure = JSON.parse(document.getElementById("figure").textContent);
+  Plotly.newPlot("plot", figure.data, figure.layout, { responsive: true });
+});
+</script></body></html>
+""")
 
 
 @dataclass
@@ -75,7 +93,7 @@ class Plot:
 
     def page(self) -> str:
         """Return the figure alone as a complete HTML page that needs no network."""
-        return str(plotly.io.to_html(self.plain(), validate=False))
+        return _PAGE.substitute(plotly=packed_plotly(), figure=script_safe(self.plain()))
 
 
 def _rounded(value: Any) -> Any:

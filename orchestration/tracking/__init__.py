@@ -7,6 +7,7 @@ __all__ = [
     "abandoned",
     "access",
     "addresses",
+    "compared",
     "deadlines",
     "embedded",
     "given_stores",

@@ -10,8 +10,6 @@ from collections.abc import Iterator
 from typing import Final
 from urllib.parse import urlsplit
 
-import sqlalchemy
-
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.tracking.sqlite_files import file_of, require_own_journal
@@ -39,6 +37,8 @@ def probe(tracking_uri: str) -> None:
         if (file := file_of(tracking_uri)) is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             require_own_journal(file)
+        import sqlalchemy  # late: of no use to a driver that records on a server
+
         try:
             sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
         except ModuleNotFoundError as error:

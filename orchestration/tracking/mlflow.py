@@ -14,13 +14,12 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
-import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from types import MappingProxyType
-from typing import Any, Final
+from typing import Final
 
 from dpsweep.orchestration.tracking.embedded import client_of  # first, as it keeps MLflow quiet
 
@@ -30,29 +29,28 @@ from mlflow.entities import Dataset, DatasetInput, Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME
 
-from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.plain_text import for_markdown
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, setting_name
-from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.tracking.addresses import experiment_name, is_server, probe, reported
-from dpsweep.orchestration.tracking.locations import MOST_PAGES
-from dpsweep.orchestration.tracking.models import (
+from dpsweep.orchestration.tracking.compared import (
     KIND,
+    NOTHING_COMPARED,
     SETTING,
     SWEEP,
     TRIAL,
-    ModelLog,
+    Compared,
     rounded,
-    setting_value,
     shared_view,
-    short_names,
+    spreads,
     valid_name,
 )
+from dpsweep.orchestration.tracking.locations import MOST_PAGES
+from dpsweep.orchestration.tracking.models import ModelLog
 from dpsweep.orchestration.tracking.runs import MlflowRuns, Point
 from dpsweep.orchestration.tracking.side_by_side import each
 from dpsweep.orchestration.tracking.tracker import (
@@ -113,8 +111,7 @@ class MlflowTracker:
         self._runs: dict[tuple[str, str], str] = {}
         self._unsure: set[tuple[str, str]] = set()
         self._trials: dict[str, PublishedTrial] = {}
-        self._compared: Mapping[str, Mapping[str, float]] = {}
-        self._short: Mapping[str, str] = {}
+        self._compared = NOTHING_COMPARED
 
     @property
     def answered(self) -> int:
@@ -141,8 +138,8 @@ class MlflowTracker:
             )
         return self._parent
 
-    def compare_by(self, found: Findings) -> None:
-        self._compared, self._short = _compared(found), short_names(found)
+    def compare_by(self, compared: Compared) -> None:
+        self._compared = compared
 
     def log_trial(self, trial: PublishedTrial) -> str:
         self._trials[trial.key] = trial
@@ -154,7 +151,7 @@ class MlflowTracker:
             seal, held = _digest(params, tags, values, points), self._written.held(run_id)
             if held.status == status and held.tags.get(_SEAL) == seal:
                 return run_id
-            values = {**values, **rounded(values, self._short), **self._compared.get(trial.key, {})}
+            values = {**values, **rounded(values, self._compared.short), **self._compared.numbers.get(trial.key, {})}
             count = len(params) + len(tags) + len(values) + len(points)
             if len(params) > _MOST_TEXTS or len(tags) >= _MOST_TEXTS or count >= _MOST_ENTRIES:
                 # MLflow's client sends several requests, the tags before the last numbers
@@ -173,24 +170,24 @@ class MlflowTracker:
             tags = {"sensitive": "true"} if release_mode(data.disclosure).is_sensitive else {}
             self._written.write(self._parent, tags={**tags, **self._log_groups(data.trials)})
 
-    def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
+    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
         with self._reported("cannot record the comparison in"):
             runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
-            self._models.record(found, runs)
-            self.compare_by(found)
-            known = [(runs[key], values) for key, values in self._compared.items() if key in runs]
+            self._models.record(compared, self._trials, runs)
+            self.compare_by(compared)
+            known = [(runs[key], values) for key, values in compared.numbers.items() if key in runs]
             each(lambda pair: self._written.write(pair[0], values=pair[1]), known, self.in_flight)
             note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {self._files.report}"]))
-            tags, best, means = {_NOTE: note[:_LONGEST_TAG]}, found.best(found.main.name), dict[str, float]()
-            if best is not None:
-                tags["best_setting"] = best.name[:_LONGEST_TAG]
+            tags, means = {_NOTE: note[:_LONGEST_TAG]}, dict[str, float]()
+            if compared.best:
+                tags["best_setting"] = compared.best[:_LONGEST_TAG]
                 costs, _ = composition_entries(self._trials.values())  # the sweep's costs, which `close` writes
-                means = {name: over.mean for name, over in _spreads(best.trials).items() if name not in costs}
+                means = {name: mean for name, mean in compared.best_means.items() if name not in costs}
             self._written.write(self._parent, tags=tags, values=means)
             self._client.set_experiment_tag(
                 self._experiment,
                 f"mlflow.sharedViewState.{self._sweep_id}",
-                shared_view(self._sweep_id, found),
+                shared_view(self._sweep_id, compared),
             )
 
     def address(self, sweep_id: str) -> str:
@@ -313,7 +310,7 @@ class MlflowTracker:
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
         members = [self._trials[trial.key] for trial in setting.trials]
         values: dict[str, float] = {}
-        for metric, over in _spreads(members).items():
+        for metric, over in spreads(members).items():
             values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
         together, claims = composition_entries(members)
         values = {metric: value for metric, value in values.items() if not metric.endswith(COMPOSED)} | together
@@ -325,9 +322,9 @@ class MlflowTracker:
         }
         known = self._runs.get(("average", setting.name))
         run_id = known or self._create("average", setting.name, name, tags=tags)
-        ordering = self._compared.get(setting.trials[0].key, {})  # the mean stands with its trials
+        ordering = self._compared.numbers.get(setting.trials[0].key, {})  # the mean stands with its trials
         values |= {metric: value for metric, value in ordering.items() if metric.startswith("setting/")}
-        values |= rounded(values, self._short)
+        values |= rounded(values, self._compared.short)
         self._written.write(run_id, _shared([_params(member) for member in members]), tags, values)
         self._written.end(run_id, "FINISHED")
 
@@ -405,19 +402,6 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
     }
 
 
-def _compared(found: Findings) -> dict[str, dict[str, float]]:
-    """By trial, the columns of the shared view: the `Findings.value` of its setting, by which runs are ordered, and
-    what compares the trial, under short names."""
-    name, short = found.worst_group.name, short_names(found)
-    values: dict[str, dict[str, float]] = {}
-    for setting in found.settings:
-        value = found.value(setting, name)
-        of_setting = {setting_value(name): value} if math.isfinite(value) else {}
-        for trial in setting.trials:
-            values[trial.key] = {**of_setting, **rounded({**final_metrics(trial), **of_setting}, short)}
-    return values
-
-
 def _digest(*entries: object) -> str:
     return hashlib.sha256(json.dumps(entries, default=asdict).encode()).hexdigest()
 
@@ -442,14 +426,3 @@ def _shared(mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:
     """Return the entries that all mappings have in common."""
     first, *others = mappings
     return {key: value for key, value in first.items() if all(other.get(key) == value for other in others)}
-
-
-def _spreads(trials: Sequence[PublishedTrial]) -> dict[str, Spread]:
-    """Return the mean and deviation of every final metric that all of these trials have."""
-    found = [final_metrics(trial) for trial in trials]
-    spreads = {name: spread(each[name] for each in found) for name in _shared_names(found)}
-    return {name: over for name, over in spreads.items() if over is not None}
-
-
-def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in mappings[0] if all(name in other for other in mappings)]

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import functools
-import hashlib
-import json
 import math
 import platform
-import re
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from mlflow import MlflowClient
@@ -23,171 +19,19 @@ from mlflow.types import Schema, TensorSpec
 
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.records import TrialFiles, exists, list_files, read_bytes
-from dpsweep.orchestration.comparison.entries import Metric as Measured
-from dpsweep.orchestration.comparison.findings import Findings
-from dpsweep.orchestration.comparison.metrics import final_metrics, metric
-from dpsweep.orchestration.comparison.parameters import varying
-from dpsweep.orchestration.comparison.settings import Setting, first_seed, setting_name
+from dpsweep.orchestration.comparison.metrics import final_metrics
+from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.tracking.compared import SETTING, SWEEP, TRIAL, Compared, valid_name
 from dpsweep.orchestration.tracking.locations import MOST_PAGES, require_location
 from dpsweep.orchestration.tracking.side_by_side import each
 from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.training.history import read_training_result
 
-SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"
-COMPARED: Final = "view/"
-"""Section of rounded numbers with short names. Without a section, ``epsilon`` is the series of epsilon so far."""
-_LONGEST_NAME: Final = 250
-_SECTION: Final = "dpsweep"
-_WIDE_SECTION: Final = {
-    "uuid": _SECTION,
-    "name": "Comparison",
-    "display": True,
-    "isReordered": True,
-    "columns": 2,
-    "cardHeight": 420,
-}
-"""Section with two wide charts per row, because parallel coordinates are unreadable in MLflow's narrow cards."""
-_CHOSEN: Final = ("spec.clipping.", "spec.optimizer.", "spec.sampling.", "spec.epochs")
-_AXES: Final = 6
 _CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons", "unit")
-MAX_CHARTED: Final = 1000
-"""Maximum number of runs in a chart."""
-MOST_MODELS: Final = 5
-"""Number of settings, by each metric of the headline, that have a logged model; each takes about nine requests."""
 LARGEST_MODEL: Final = 100 * 2**20
 """Maximum size of a model in bytes; larger ones are not copied to MLflow, where a tag names their location."""
-
-
-def columns(found: Findings) -> tuple[str, ...]:
-    """Return the columns of MLflow's table of runs in the shared view: what varies between settings, and what
-    compares them.
-    """
-    known = {name for setting in found.settings for name in final_metrics(setting.trials[0])}
-    # a baseline has no noise either
-    baselines = ["tags.`private`", "params.`clipping`"] if len(found.private) < len(found.settings) else []
-    shown = [short for name, short in short_names(found).items() if name in known or name == _corrected(found)]
-    varied = [f"params.`{valid_name(name)}`" for name in _varied(found.private)]
-    return (*dict.fromkeys([*baselines, *varied]), *(f"metrics.`{name}`" for name in shown))
-
-
-def short_names(found: Findings) -> dict[str, str]:
-    """Return the names of the numbers in `columns`, of one section, by the names of the metrics that compare settings.
-
-    MLflow's table shows the first thirteen letters of each, with the prefix.
-    """
-    main, worst = found.main.name, found.worst_group
-    names = {
-        "privacy/epsilon": "epsilon",
-        str(worst.tracked): worst.name,
-        _corrected(found): f"corrected_{worst.name}",
-        f"final/{main}": main,
-        f"fairness/{main}_gap": f"gap_of_{main}",
-        f"fairness/{main}_change": f"change_of_{main}",
-    }
-    return {name: f"{COMPARED}{short}" for name, short in names.items()}
-
-
-def _corrected(found: Findings) -> str:
-    return setting_value(found.worst_group.name)
-
-
-def rounded(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, float]:
-    """Return the ``values`` that have a short name, by it, to four decimals; epsilons are rounded up.
-
-    >>> rounded({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "view/epsilon"})
-    {'view/epsilon': 3.0}
-    """
-    return {
-        name: (math.ceil(1e4 * values[of]) / 1e4 if of == "privacy/epsilon" else round(values[of], 4))
-        for of, name in short.items()
-        if of in values and math.isfinite(values[of])
-    }
-
-
-def setting_value(name: str) -> str:
-    """Return the name in MLflow of a worst-group metric of a whole setting, corrected for choosing the worst of noisy
-    groups.
-    """
-    return f"setting/{name}_corrected"
-
-
-def shared_view(sweep_id: str, found: Findings) -> str:
-    """Return the state of MLflow's table of runs that compares the trials of the sweep, the best by worst-group metric
-    first.
-
-    Settings are ordered by the value that is corrected for choosing the worst of noisy groups. The run of the sweep
-    itself, which has no row of the comparison, is left out.
-
-    Its columns are what varies and the metrics that compare settings; its charts are parallel coordinates over what
-    varies, and the worst group against the main score.
-    """
-    worst_group = found.worst_group
-    return json.dumps(
-        {
-            "searchFilter": f"tags.`{SWEEP}` = '{sweep_id}' AND tags.`{KIND}` != 'sweep'",
-            "orderByKey": f"metrics.`{setting_value(worst_group.name)}`",
-            "orderByAsc": worst_group.better == "lower",
-            "startTime": "ALL",
-            "lifecycleFilter": "Active",
-            "datasetsFilter": [],
-            "modelVersionFilter": "All Runs",
-            "selectedColumns": ["attributes.`Created`", *columns(found)],
-            "compareRunSections": [_WIDE_SECTION],
-            "isAccordionReordered": True,  # else MLflow sorts sections by name, and this one is not the first
-            "runsHiddenMode": "SHOW_ALL",
-            "compareRunCharts": _charts(_chosen(found.private), worst_group, found.main.name),
-        }
-    )
-
-
-def _chosen(settings: Sequence[Setting]) -> list[str]:
-    """Return the parameters of the parallel coordinates: labels and numbers that differ, such as a clipping bound.
-
-    Only numbers that every setting has are used, because MLflow omits runs that lack one of the parameters.
-    """
-    differing = varying([setting.trials[0].params for setting in settings])
-    names = dict.fromkeys(
-        name
-        for each in differing
-        for name in each
-        if all(isinstance(setting.trials[0].params.get(name), int | float) for setting in settings)
-    )
-    chosen = [*_varied(settings), *(name for name in names if name.startswith(_CHOSEN))]
-    return [valid_name(name) for name in chosen[:_AXES]] or ["clipping"]  # MLflow draws none without a parameter
-
-
-def _varied(settings: Sequence[Setting]) -> list[str]:
-    """Return the labels that differ between private settings, but for the target epsilon, beside which the epsilon
-    is shown.
-    """
-    differing = varying([setting.trials[0].setting for setting in settings])
-    return [name for name in dict.fromkeys(name for each in differing for name in each) if name != "epsilon"]
-
-
-def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list[dict[str, Any]]:
-    """Charts in the format in which MLflow's page of runs stores them."""
-    common = {"metricSectionId": _SECTION, "deleted": False, "isGenerated": False, "runsCountToCompare": MAX_CHARTED}
-    total, worst = f"final/{main}", str(worst_group.tracked)
-    return [
-        {
-            **common,
-            "uuid": "dpsweep-parallel",
-            "type": "PARALLEL",
-            "selectedParams": list(parameters),
-            "selectedMetrics": ["privacy/epsilon", worst, total],
-            "showAllRuns": True,
-        },
-        {
-            **common,
-            "uuid": "dpsweep-scatter",
-            "type": "SCATTER",
-            "xaxis": {"key": total, "type": "METRIC"},
-            "yaxis": {"key": worst, "type": "METRIC"},
-            "tooltipDisplayParams": list(parameters),
-        },
-    ]
 
 
 @dataclass
@@ -229,23 +73,22 @@ class ModelLog:
         """Request the existing models again next time; to be called after an error."""
         self._models = None
 
-    def record(self, found: Findings, runs: Mapping[str, str]) -> None:
+    def record(self, compared: Compared, trials: Mapping[str, PublishedTrial], runs: Mapping[str, str]) -> None:
         """Record the models of the best settings, with weights, and the numbers of all models that MLflow has.
 
         runs: run id by the key of the trial. The model of a setting is that of its first seed. It gets the means over
         seeds, such as ``setting/accuracy``, so that a search ordered by them finds settings and not lucky seeds.
         """
         known = self._known()
-        chosen = {first_seed(setting).key for setting in best_settings(found)} | known.keys()
         shown = [
-            (setting, first)
-            for setting in found.private
-            if (first := first_seed(setting)).key in chosen and first.key in runs
+            (trials[key], means)
+            for key, means in compared.means.items()
+            if (key in compared.best_models or key in known) and key in runs and key in trials
         ]
 
-        def keep(pair: tuple[Setting, PublishedTrial]) -> None:
-            setting, trial = pair
-            self.keep(runs[trial.key], trial, final_metrics(trial) | _means(found, setting))
+        def keep(pair: tuple[PublishedTrial, Mapping[str, float]]) -> None:
+            trial, means = pair
+            self.keep(runs[trial.key], trial, {**final_metrics(trial), **means})
 
         each(keep, shown, self._in_flight)
 
@@ -349,34 +192,3 @@ def _claims(trial: PublishedTrial) -> dict[str, str]:
     """Tags that say what the epsilon of the trial claims, and why it is no guarantee."""
     kind, unit = (trial.privacy.kind, trial.privacy.unit) if trial.privacy else ("none", EXAMPLE.name)
     return dict(zip(_CLAIMS, (kind, ", ".join(trial.reasons), unit), strict=True))
-
-
-def best_settings(found: Findings) -> list[Setting]:
-    """Return the `MOST_MODELS` best private settings by the mean of each metric of the headline."""
-    chosen: list[Setting] = []
-    for name in found.headline:
-        left = list(found.useful)
-        for _ in range(MOST_MODELS):
-            best = found.best(name, left)
-            if best is None:
-                break
-            left.remove(best)
-            chosen.append(best)
-    return list({setting.name: setting for setting in chosen}.values())
-
-
-def _means(found: Findings, setting: Setting) -> dict[str, float]:
-    names = dict.fromkeys((*found.headline, f"worst_group_{found.main.name}", f"{found.main.name}_gap", "epsilon"))
-    means = {name: setting.over_seeds(metric(name).value) for name in names}
-    values = {f"setting/{name}": mean.mean for name, mean in means.items() if mean is not None}
-    worst = found.value(setting, found.worst_group.name)
-    return values | ({setting_value(found.worst_group.name): worst} if math.isfinite(worst) else {})
-
-
-@functools.lru_cache(maxsize=4096)
-def valid_name(text: str) -> str:
-    """Return ``text`` as a valid MLflow name of a metric or parameter; a changed name gets a hash to keep it unique."""
-    parts = re.sub(r"[^\w.\- /]", "_", text).split("/")
-    name = "/".join(part if part.strip(".") else "_" * max(len(part), 1) for part in parts)
-    digest = hashlib.sha256(text.encode()).hexdigest()[:8]
-    return text if name == text[:_LONGEST_NAME] else f"{name[: _LONGEST_NAME - 9]}.{digest}"

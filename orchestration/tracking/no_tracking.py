@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Final
 
-from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.tracking.compared import Compared
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 
 NO_TRACKING: Final = "none"
@@ -27,7 +27,7 @@ class NoTracker:
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         return ""
 
-    def compare_by(self, found: Findings) -> None:
+    def compare_by(self, compared: Compared) -> None:
         return
 
     def log_trial(self, trial: PublishedTrial) -> str:
@@ -36,7 +36,7 @@ class NoTracker:
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
         return
 
-    def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
+    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
         return
 
     def close(self, status: RunStatus = "FINISHED") -> None:

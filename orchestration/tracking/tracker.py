@@ -12,12 +12,12 @@ from dataclasses import dataclass, field
 from typing import Literal, Protocol
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
+from dpsweep.orchestration.tracking.compared import Compared
 
 EXPERIMENT = "dpsweep"
 """Name of the MLflow experiment of all sweeps."""
@@ -73,7 +73,7 @@ class Tracker(Protocol):
         `anew`: keys of trials that start again; their old runs are deleted.
         """
 
-    def compare_by(self, found: Findings) -> None:
+    def compare_by(self, compared: Compared) -> None:
         """Record with each trial from now on the number by which its setting is compared; `log_comparison` adds it to
         those that are recorded already. Sends nothing itself."""
 
@@ -87,7 +87,7 @@ class Tracker(Protocol):
         """Attach the rendered page ("" for none), its main figures, data and groups to the parent run; tag the run if
         they are sensitive."""
 
-    def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
+    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
         """Record the models of the best settings, and add the headline to the parent run.
 
         The headline is the best private setting with its numbers, and the ``sentences``.

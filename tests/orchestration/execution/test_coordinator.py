@@ -19,11 +19,11 @@ from dpsweep.accounting.records import exists
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
+from dpsweep.orchestration.execution.publication import published, publisher
 from dpsweep.orchestration.execution.stopped_trials import Close
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
@@ -34,6 +34,7 @@ from dpsweep.orchestration.records.status import SweepStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.compared import Compared
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.trials.trial import Progress, run_trial
@@ -55,7 +56,7 @@ class KeptTracker:
         self.trials: dict[str, PublishedTrial] = {}
         self.reports: list[PublishedSweep] = []
         self.closed: list[RunStatus] = []
-        self.comparisons: list[tuple[Findings, tuple[str, ...]]] = []
+        self.comparisons: list[tuple[Compared, tuple[str, ...]]] = []
 
     def address(self, sweep_id: str) -> str:
         return ""
@@ -73,11 +74,11 @@ class KeptTracker:
     def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
         self.reports.append(data)
 
-    def compare_by(self, found: Findings) -> None:
+    def compare_by(self, compared: Compared) -> None:
         return
 
-    def log_comparison(self, found: Findings, sentences: Sequence[str]) -> None:
-        self.comparisons.append((found, tuple(sentences)))
+    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
+        self.comparisons.append((compared, tuple(sentences)))
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         self.closed.append(status)
@@ -143,6 +144,15 @@ def test_every_trial_is_accounted_recorded_and_reported(bench: Bench) -> None:
     assert bench.tracker.closed == ["FINISHED"]
     assert Path(bench.files.report).is_file()
     assert all(isinstance(read_result(bench.files.trial(key).result), TrialResult) for key in KEYS)
+
+
+def test_a_process_of_its_own_writes_the_same_reports(bench: Bench) -> None:
+    record, elsewhere = bench.run(), publisher("head.example.org:6379")
+    names = (bench.files.report, bench.files.private_report, bench.files.comparison, bench.files.results)
+    here = published(bench.files, record), [Path(name).read_bytes() for name in names]
+    for name in names:
+        Path(name).unlink()
+    assert (elsewhere(bench.files, record), [Path(name).read_bytes() for name in names]) == here
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.orchestration.report import page
+from dpsweep.orchestration.report.catalogue import figures_for_mlflow
 from dpsweep.orchestration.report.page import render
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.sample_sweeps import sample_sweep
@@ -51,6 +52,13 @@ def answers(html: str, folder: Path, width: int) -> dict[str, str]:
     data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
     assert "failed" not in data
     return data
+
+
+def test_a_figure_for_mlflow_is_drawn_alone(tmp_path: Path) -> None:
+    alone = figures_for_mlflow(sample_sweep())["utility-fairness"]
+    found = opened(alone, tmp_path)
+    assert 'class="main-svg"' in found.stdout
+    assert not [line for line in found.stderr.splitlines() if "CONSOLE" in line]
 
 
 @pytest.mark.long

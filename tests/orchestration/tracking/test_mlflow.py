@@ -23,6 +23,7 @@ from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.tracking.compared import comparison
 from dpsweep.orchestration.tracking.embedded import client_of as tracking_client
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.runs import MlflowRuns
@@ -392,10 +393,10 @@ def requests_of(folder: Path, settings: int) -> Counter[str]:
     places = [(0.1 * place, seed) for place in range(1, settings + 1) for seed in (0, 1)]
     trials = [tracked(sample_trial("flat", "constant", seed, disclosure="none", bound=bound)) for bound, seed in places]
     found = findings(replace(NOTHING, trials=tuple(trials)), NO_EVIDENCE)
-    tracker.compare_by(found)
+    tracker.compare_by(comparison(found))
     for trial in trials:
         tracker.log_trial(trial)
-    tracker.log_comparison(found, ["said"])
+    tracker.log_comparison(comparison(found), ["said"])
     tracker.close()
     return counting.requests
 

@@ -15,10 +15,10 @@ from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.values import accuracy
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.tracking.compared import comparison, shared_view
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.model_registry import register_best
-from dpsweep.orchestration.tracking.models import shared_view
 from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.trials.trained_model import load_trained
@@ -54,7 +54,7 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
 ) -> None:
     tracker, found, files = compared(folder)
     for _ in range(2):  # a resumed sweep records nothing twice
-        tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."])
+        tracker.log_comparison(comparison(found), ["flat and <b>others</b> cannot be told apart."])
     client = client_of(folder)
     experiment = client.get_experiment_by_name("dpsweep")
     assert experiment is not None
@@ -79,7 +79,7 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
 
 def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     tracker, found, files = compared(folder)
-    tracker.log_comparison(found, [])
+    tracker.log_comparison(comparison(found), [])
     winner, uri = best(found, "worst_group"), embedded_tracking_uri(folder)
     for _ in range(2):
         made = register_best(winner, SWEEP.sweep_id, files, "people", tracking_uri=uri)
@@ -108,7 +108,7 @@ def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pyt
 def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) -> None:
     tracker, found, _ = compared(folder)
     chosen = replace(found, worst_group=WORST_GROUP_METRICS["false_positive_rate"])
-    tracker.log_comparison(chosen, [])
+    tracker.log_comparison(comparison(chosen), [])
     client = client_of(folder)
     experiment = client.get_experiment_by_name("dpsweep")
     assert experiment is not None
@@ -127,7 +127,7 @@ def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) 
 def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
     tracker, found, files = compared(folder)
     run_trial(small_trial(epochs=1), files.trial("none-0").root)
-    tracker.log_comparison(found, [])
+    tracker.log_comparison(comparison(found), [])
     stored = {path.name for path in (folder / "artifacts").rglob("*") if path.is_file()}
     assert {"MLmodel", "model.pt", "inputs.pt", "spec.json"} <= stored
     assert len(list((folder / "artifacts").rglob("model.pt"))) == 1
@@ -136,7 +136,7 @@ def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
 
 def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_comparison(folder: Path) -> None:
     tracker, found, files = compared(folder)
-    tracker.log_comparison(found, ["flat and <b>others</b> cannot be told apart."])
+    tracker.log_comparison(comparison(found), ["flat and <b>others</b> cannot be told apart."])
     run, best = one(runs_of(client_of(folder)), kind="sweep"), found.best("accuracy")
     assert best is not None
     mean = best.over_seeds(accuracy)
@@ -156,7 +156,7 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
         *(f"metrics.`view/{each}`" for each in ("worst_group_accuracy", "corrected_worst_group_accuracy")),
         *("metrics.`view/accuracy`", "metrics.`view/gap_of_accuracy`"),
     ], "what varies, and no schedule, of which there is one"
-    alone = json.loads(shared_view("x", replace(found, settings=found.private[:1])))["selectedColumns"]
+    alone = json.loads(shared_view("x", comparison(replace(found, settings=found.private[:1]))))["selectedColumns"]
     assert set(shown) - set(alone) == {"tags.`private`", "params.`clipping`"}
     assert view["searchFilter"].endswith("AND tags.`dpsweep.kind` != 'sweep'"), "it would be a row without numbers"
     parallel, scatter = view["compareRunCharts"]
@@ -172,12 +172,14 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
         )
         for each in found.private
     ]
-    charts = json.loads(shared_view("x", replace(found, settings=tuple(settings))))["compareRunCharts"]
+    charts = json.loads(shared_view("x", comparison(replace(found, settings=tuple(settings)))))["compareRunCharts"]
     assert charts[0]["selectedParams"] == ["clipping", "spec.clipping.params.bound"]
     memory = {"spec.clipping.params.bound": 4.0, "spec.clipping.params.count_memory": 0.9}
     first, *others = settings
     with_memory = replace(first, trials=tuple(replace(t, params=memory) for t in first.trials))
-    charts = json.loads(shared_view("x", replace(found, settings=(with_memory, *others))))["compareRunCharts"]
+    charts = json.loads(shared_view("x", comparison(replace(found, settings=(with_memory, *others)))))[
+        "compareRunCharts"
+    ]
     assert charts[0]["selectedParams"] == ["clipping", "spec.clipping.params.bound"], "all have these"
     assert view["runsHiddenMode"] == "SHOW_ALL", "not only the first ten"
     assert view["isAccordionReordered"], "the charts of the comparison come before those that MLflow adds"
@@ -190,7 +192,7 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
 
 def test_the_columns_of_the_comparison_are_short_and_rounded_and_name_every_run_of_it(folder: Path) -> None:
     tracker, found, _ = compared(folder)
-    tracker.log_comparison(found, [])
+    tracker.log_comparison(comparison(found), [])
     tracker.close()
     client = client_of(folder)
     experiment = client.get_experiment_by_name("dpsweep")
@@ -215,7 +217,7 @@ def test_the_columns_of_the_comparison_are_short_and_rounded_and_name_every_run_
 
 def test_a_damaged_store_is_one_line_with_the_way_out(folder: Path, tmp_path: Path) -> None:
     tracker, found, files = compared(folder)
-    tracker.log_comparison(found, [])
+    tracker.log_comparison(comparison(found), [])
     whole, damaged = (folder / "mlflow.db").read_bytes(), tmp_path / "damaged"
     damaged.mkdir()
     (damaged / "mlflow.db").write_bytes(whole[:100] + b"\xff" * (len(whole) - 100))
