@@ -17,7 +17,7 @@ from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedSweep
-from dpsweep.orchestration.tracking.compared import Compared, comparison
+from dpsweep.orchestration.tracking.plain_comparison import Compared, comparison
 from dpsweep.orchestration.tracking.tracker import RunStatus, Tracker
 
 

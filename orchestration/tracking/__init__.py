@@ -7,7 +7,6 @@ __all__ = [
     "abandoned",
     "access",
     "addresses",
-    "compared",
     "deadlines",
     "embedded",
     "given_stores",
@@ -15,6 +14,7 @@ __all__ = [
     "model_registry",
     "no_tracking",
     "opening",
+    "plain_comparison",
     "recorder",
     "tracker",
 ]

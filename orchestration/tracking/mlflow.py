@@ -37,7 +37,9 @@ from dpsweep.orchestration.records.published import PublishedDataset, PublishedS
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.tracking.addresses import experiment_name, is_server, probe, reported
-from dpsweep.orchestration.tracking.compared import (
+from dpsweep.orchestration.tracking.locations import MOST_PAGES
+from dpsweep.orchestration.tracking.models import ModelLog
+from dpsweep.orchestration.tracking.plain_comparison import (
     KIND,
     NOTHING_COMPARED,
     SETTING,
@@ -49,8 +51,6 @@ from dpsweep.orchestration.tracking.compared import (
     spreads,
     valid_name,
 )
-from dpsweep.orchestration.tracking.locations import MOST_PAGES
-from dpsweep.orchestration.tracking.models import ModelLog
 from dpsweep.orchestration.tracking.runs import MlflowRuns, Point
 from dpsweep.orchestration.tracking.side_by_side import each
 from dpsweep.orchestration.tracking.tracker import (

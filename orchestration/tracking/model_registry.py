@@ -22,10 +22,10 @@ from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.safety import require_safe_tracking
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import probe, reported
-from dpsweep.orchestration.tracking.compared import SETTING, SWEEP, TRIAL
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, timed
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.models import ModelLog
+from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL
 
 _MODEL: Final = "dpsweep.logged_model"
 ALIAS: Final = "champion"

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
-from dpsweep.orchestration.tracking.compared import Compared
+from dpsweep.orchestration.tracking.plain_comparison import Compared
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 
 NO_TRACKING: Final = "none"

@@ -17,7 +17,7 @@ from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
-from dpsweep.orchestration.tracking.compared import Compared
+from dpsweep.orchestration.tracking.plain_comparison import Compared
 
 EXPERIMENT = "dpsweep"
 """Name of the MLflow experiment of all sweeps."""

@@ -34,7 +34,7 @@ from dpsweep.orchestration.records.status import SweepStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.compared import Compared
+from dpsweep.orchestration.tracking.plain_comparison import Compared
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.trials.trial import Progress, run_trial

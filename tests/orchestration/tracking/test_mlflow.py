@@ -23,9 +23,9 @@ from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.tracking.compared import comparison
 from dpsweep.orchestration.tracking.embedded import client_of as tracking_client
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.plain_comparison import comparison
 from dpsweep.orchestration.tracking.runs import MlflowRuns
 from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.clipping import CLIPPING
