@@ -2,9 +2,9 @@
 
     python -m benchmarks.audits [--data digits] [--kinds poisson,fixed] [--seeds 5,6,7] [--canaries 2000]
 
-Rows are mechanisms and the transcript. Columns are the best bound over each claim, by seed, then the accuracy lost to
-an undisturbed run of the same seed and the CPU time of a run over that of the undisturbed one, both as means over
-claims and seeds. The seeds are not those that the audit's choices were made on (0 to 4).
+Rows are mechanisms and the transcript. Columns are the best bound over each claim, by seed, then accuracy lost and CPU
+time, both against an undisturbed run of the same seed, as means over claims and seeds. The seeds are not those that
+the audit's choices were made on (0 to 4).
 """
 
 from __future__ import annotations

@@ -15,7 +15,7 @@ POLITE, RUDE = range(1, 8), range(8, 15)
 
 
 def answers(count: int = 1200) -> Source:
-    """Two answers per row, token ids [2, t], of which people preferred the one that the label names. Group: the writer.
+    """Two answers per row, token ids [2, t]; people preferred the one that the label names. Group: the writer.
 
     One pair is one record: its privacy is that of the person who chose.
     """

@@ -272,8 +272,10 @@ class Trace:
             )
 
     def _require_users_are_covered(self) -> None:
-        """Raise unless users are accounted for in this run: independent noise, one run, no filter, and Poisson batches,
-        or random allocation if a user is one member of the population that is sampled.
+        """Raise unless users are accounted for in this run.
+
+        Needed are independent noise, one run and no filter. Batches are Poisson; or random allocation if a user is
+        one member of the population that is sampled.
         """
         covered = (PoissonSampling, RandomAllocationSampling) if self.unit.rows == 1 else PoissonSampling
         others = sorted({s.sampling.words for s in self.segments if not isinstance(s.sampling, covered)})

@@ -122,8 +122,8 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
 def _grid(one: _Law, share: float, other: _Law, tail: float) -> Array:
     """Return points of the mean, ascending, that leave about ``tail`` of Q below, and of P above.
 
-    They are even in a coordinate that is fine where the mass is, and even in log M far away: asinh(u) + far u with
-    u = (log M - centre) / scale.
+    They are even in the coordinate asinh(u) + far u, with u = (log M - centre) / scale. It is fine where the mass is,
+    and even in log M far away.
     """
     left, right = one.grouped(), other.grouped()
     lows, means, highs = (

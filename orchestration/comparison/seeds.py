@@ -69,7 +69,7 @@ def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
 
 
 def _usual(apart: Array, freedom: int) -> Array:
-    """[S]: whether the runs of a setting spread as those of the others do.
+    """[S]: whether the runs of a setting spread like the other settings' runs.
 
     A setting that spreads a hundred times more hides one that spreads ten times more. The test is therefore repeated
     without the settings that were found, at a level that hardly ever takes another setting away by chance.

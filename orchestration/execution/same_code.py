@@ -1,4 +1,4 @@
-"""Refuse to go on with results of the user's own code or weights as they were, beside results of those of now."""
+"""Refuse to go on with results of the user's own code or weights as they were, beside results of the present ones."""
 
 from __future__ import annotations
 

@@ -70,8 +70,8 @@ class Comparison:
 
 
 def comparisons(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Iterator[Comparison]:
-    """Yield one comparison for each data set and target of the private trials, by the declared rows per user, or by
-    those of the data where the adjacency takes them as known.
+    """Yield one comparison for each data set and target of the private trials, by the rows per user. They are
+    declared, or read off the data where the adjacency takes them as known.
 
     None without either. The first trial of each gives delta, accountant, steps, compute and side queries.
     """

@@ -25,7 +25,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
 
     Examples keep the order of the source. With the same seed, a larger ``keep`` contains a smaller one. Test and public
     sets that are split off here share no user with the rest. If rows may have several owners, a share of the people is
-    held out. Rows of whom some are held out and others are not belong to neither part, and a note counts them.
+    held out. Rows with owners on both sides belong to neither part. A note counts them.
 
     Raises: InvalidInput for unknown groups, and for parts that would be empty or larger than the data.
     """
@@ -99,7 +99,7 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
 def _hold_out_owners(
     split: Split, owners: Tensor, fraction: float, seed: tuple[int, ...], name: str
 ) -> tuple[Split, Split, tuple[str, ...]]:
-    """Return the rows of whose owners none is held out, those of which all are, and a note on the others."""
+    """Return the rows without a held-out owner, the rows with no other owner, and a note on the rest."""
     rows, people = ownership(owners)
     _, person_of = np.unique(people, return_inverse=True)
     number = int(person_of.max(initial=-1)) + 1

@@ -69,9 +69,9 @@ def greedily_kept(owners: Tensor, most: int, order: Ids) -> Ids:
     """Return the rows that stay if they are taken in this ``order`` [n], each unless one of its owners has ``most``
     rows already; ascending.
 
-    The result depends on the owners and the order alone. It is maximal, and holds at least 1/k of as many rows as the
-    largest choice with at most ``most`` rows of each owner, where rows have at most k owners (docs/group-proof.md,
-    "Several owners of a record").
+    The result depends on the owners and the order alone. It is maximal. Where rows have at most k owners, it
+    holds at least 1/k of as many rows as the largest choice with at most ``most`` rows of each owner
+    (docs/group-proof.md, "Several owners of a record").
 
     Rows are decided many at a time, as if one by one. A row stays once all rows of its owners that come before it and
     are not left out are fewer than ``most``. It is left out once as many of them stay. The first undecided row can

@@ -61,9 +61,9 @@ def hugging_face(
     downloaded. The weights are taken as public: they must not depend on the training data. head: ``classification`` and
     ``regression`` are the architecture's, ``linear`` one layer on the mean of the last hidden states. ``causal_lm`` and
     ``masked_lm`` predict tokens, [b, t, num_classes]. trainable: ``head`` freezes the trunk, ``bias`` all but biases
-    and head. With an adapter, it and the head train. dtype: of the frozen trunk; what is trained is kept in float32.
+    and head. With an adapter, it and the head train. dtype: of the frozen trunk. Trained weights are float32.
     padding: the id of padding, which is masked. checkpointing: whether the activations of a layer are computed again
-    in the backward pass, which takes less memory and a third more time; the gradients are the same.
+    in the backward pass. That takes less memory and more time; the gradients are the same.
 
     Raises: InvalidInput where transformers or peft is absent, where there is no such model on this machine, for targets
     that match no layer, a vocabulary below ``num_classes`` tokens, and bfloat16 weights that would be trained.
@@ -115,7 +115,7 @@ def text_trunk(path: str) -> nn.Module:
 
 
 def mean_state(trunk: nn.Module, tokens: Tensor, padding: int | None) -> Tensor:
-    """Return the mean [b, width] of the last hidden states of token ids [b, t], without those of padding."""
+    """Return the mean [b, width] of the last hidden states of token ids [b, t]; padding does not count."""
     mask = _mask(tokens, padding)
     weights = mask.unsqueeze(-1).float()
     states = trunk(input_ids=tokens, attention_mask=mask).last_hidden_state.float()

@@ -99,12 +99,12 @@ class Evidence(Protocol):
 
     @property
     def total(self) -> Array:
-        """Return those of all canaries, [count]."""
+        """Return the ratios of all canaries, [count]."""
         ...
 
     def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
         """Take in a step. `seen`: projections [directions] of the noisy sum less the real examples, witnesses last.
-        `drawn`: as of `CanaryBatches.next`. `length`: of what a row adds. `std`: as of `StepNoise.released`.
+        `drawn`: as of `CanaryBatches.next`. `length`: norm of a row's contribution. `std`: as of `StepNoise.released`.
         """
         ...
 
@@ -199,7 +199,7 @@ class StepEvidence:
 
 
 class Whitening:
-    """Turns values of one step after the other into those of the draws: C z = w, over the norm of a column of C."""
+    """Turns the noise of each step into its draw, step by step: C z = w, over the norm of a column of C."""
 
     def __init__(self, memory: Memory, norm: float) -> None:
         self._memory, self._norm, self.earlier = memory, norm, np.zeros((0, 0))
