@@ -35,10 +35,10 @@ def main() -> None:
         for segments in (1, 10):
             trace = _trace(rate, noise, ends, segments)
             begun = time.process_time()
-            whole = account(trace, _DELTA, "pld").epsilon
+            whole = account(trace, _DELTA, "pld")
             once = time.process_time() - begun
             begun = time.process_time()
-            shown = [cost_so_far(trace, ends, step, _DELTA, "pld") for step in ends[:-1]] + [whole]
+            shown = [cost_so_far(trace, ends, step, whole) for step in ends]
             took = time.process_time() - begun
             print(f"{name:28}{segments:8}{took:11.2f}s{once:12.2f}s{len(set(shown)):10}")
 

@@ -14,43 +14,63 @@ from typing import Final
 
 from dpsweep.accounting.accountants.account import account_again
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, Accountant, Bounds, bounds_pld
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reductions import by_rows
 from dpsweep.accounting.mechanism.rounds import enforced_epsilon
 from dpsweep.accounting.mechanism.trace import Trace
 
 _TOLERANCE: Final = 4e-3
 """Target for the relative gap of certified bounds: the upper one is within about 0.1 % of the exact epsilon."""
-_EACH: Final = 20
-"""A run of up to so many epochs has a value of its own for each."""
-_MOST: Final = 12
-_FEWEST: Final = 4
-_AT_ONCE: Final = 30
-"""Longer runs, and runs of several segments, are asked at fewer epochs: this number over that of segments, within
-`_FEWEST` and `_MOST`. All epochs then take about half a second of CPU (benchmarks/so_far.py)."""
+_MOST: Final = 60
+_FEWEST: Final = 5
+_AT_ONCE: Final = 200
+"""An accountant is asked at this number over that of segments, within `_FEWEST` and `_MOST`. All epochs then take about
+half a second of CPU, and one second for 200,000 steps at ten noise levels (benchmarks/so_far.py)."""
 _QUICK: Final = frozenset(("rdp", "rdp-classic", "zcdp", "zcdp-sampled"))
 """Accountants that take a few milliseconds for any run; they are asked at every epoch."""
 
 
-def cost_so_far(trace: Trace, ends: Sequence[int], step: int, delta: float, accountant: str) -> float:
-    """Return the upper bound on epsilon at ``delta`` of the first ``step`` steps of ``trace``, or an estimate where the
-    trace's kind is one.
+def cost_so_far(trace: Trace, ends: Sequence[int], step: int, whole: PrivacyEstimate) -> float:
+    """Return the upper bound on epsilon of the first ``step`` steps of ``trace``; an estimate where ``whole`` is one.
 
-    ends: last steps of the epochs, increasing. accountant: the name in the run's `PrivacyEstimate`; any name that is
-    not one of `ACCOUNTANTS`, such as ``filter``, stands for ``rdp``, because the bound of the filter is compared in any
-    case. ``gdp`` stands for ``pld``, which is exact for Gaussians too, and whose bound for sampled batches may bear
-    that name; so does ``rdp`` where it does not cover the run. Raises: UnsupportedMechanism if nothing covers it.
+    ends: last steps of the epochs, increasing. whole: the cost of all of ``trace``, which is that of its last step; its
+    delta and its accountant are those of `cost_of_steps`. Raises: UnsupportedMechanism if nothing covers the steps.
     """
-    name = accountant if accountant in ACCOUNTANTS else "rdp"
-    return _cost(trace.until(_asked_at(trace, tuple(ends), step, name)), delta, name)
+    if step >= trace.steps:
+        return whole.epsilon
+    name = _known(whole.accountant)
+    partial = _cost(trace.until(_asked_at(trace, tuple(ends), step, name)), whole.delta, name)
+    # The first steps of a run are a function of all its steps, here of a trace fixed beforehand, so by post-processing
+    # they are (epsilon, delta)-DP wherever the whole run is. Both bounds hold; the one of fewer steps may be the larger
+    # because it is coarse.
+    return min(partial, whole.epsilon)
+
+
+def cost_of_steps(trace: Trace, delta: float, accountant: str) -> float:
+    """Return the upper bound on epsilon at ``delta`` of all of ``trace``, or an estimate where the trace's kind is one.
+
+    accountant: the name in the run's `PrivacyEstimate`; any name that is not one of `ACCOUNTANTS`, such as ``filter``,
+    stands for ``rdp``, because the bound of the filter is compared in any case. ``gdp`` stands for ``pld``, which is
+    exact for Gaussians too, and whose bound for sampled batches may bear that name; so does ``rdp`` where it does not
+    cover the run. Raises: UnsupportedMechanism if nothing covers it.
+    """
+    return _cost(trace, delta, _known(accountant))
+
+
+def _known(accountant: str) -> str:
+    return accountant if accountant in ACCOUNTANTS else "rdp"
 
 
 def _asked_at(trace: Trace, ends: tuple[int, ...], step: int, name: str) -> int:
-    """Return the first step from ``step`` on at which the accountant is asked."""
-    if name in _QUICK or not ends or step > ends[-1]:
+    """Return the first step from ``step`` on at which the accountant is asked.
+
+    The cost of the last epoch is known; the one before it is asked, so the last one is seen to cost something.
+    """
+    before = ends[: bisect_left(ends, trace.steps)]
+    if name in _QUICK or not before or step > before[-1]:
         return step
-    longest = _EACH if len(ends) <= _EACH else _MOST
-    most = min(longest, max(_FEWEST, _AT_ONCE // max(1, len(trace.segments))))
-    asked = ends[::-1][:: -(-len(ends) // most)][::-1]
+    most = min(_MOST, max(_FEWEST, _AT_ONCE // max(1, len(trace.segments))))
+    asked = before[::-1][:: -(-len(before) // most)][::-1]
     return asked[bisect_left(asked, step)]
 
 

@@ -11,7 +11,7 @@ import hashlib
 import json
 import math
 from collections.abc import Collection, Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpsweep.accounting.accountants.account import account, account_again
@@ -191,8 +191,7 @@ def _unfounded(claims: _Claims) -> Iterator[str]:
     for risk in result.risks:
         yield from _smaller_risk(risk, trace, {1, *(group.group_size for group in groups)})
     for epoch, step, shown in claims.epochs:
-        so_far = cost_so_far(trace, claims.ends, step, delta, result.worst_case.accountant)
-        least = min(so_far, result.worst_case.epsilon)
+        least = cost_so_far(trace, claims.ends, step, replace(result.worst_case, delta=delta))
         if not shown >= least * (1.0 - _ROUNDING):
             yield f"it claims epsilon {shown:.6g} after epoch {epoch}, but its trace had cost {least:.6g}"
     if claims.release is not None and result.individuals is not None:

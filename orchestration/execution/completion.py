@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration.so_far import cost_so_far
+from dpsweep.accounting.calibration.so_far import cost_of_steps, cost_so_far
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.jobs import (
     AccountingJob,
@@ -184,10 +184,7 @@ def _by_epoch(bound: Trace, training: TrainingResult, worst: PrivacyEstimate) ->
     if bound.selection is not None:
         return (worst.epsilon,) * len(training.history)
     ends = tuple(record.step for record in training.history)
-    return tuple(
-        worst.epsilon if step == bound.steps else cost_so_far(bound, ends, step, worst.delta, worst.accountant)
-        for step in ends
-    )
+    return tuple(cost_so_far(bound, ends, step, worst) for step in ends)
 
 
 def complete_stopped(
@@ -232,12 +229,11 @@ def epsilon_so_far(planned: PlannedTrial, trace: Trace) -> float:
     By the accountant of the planned worst case. A selected run shows nothing before its end.
     """
     plan, worst = planned.trace, planned.worst_case
-    if plan.selection is not None or trace.steps == plan.steps:
+    if plan.selection is not None:
         return worst.epsilon
-    bound = bounding_trace(trace, plan)
-    if bound is None:
-        return cost_so_far(trace, (trace.steps,), trace.steps, worst.delta, worst.accountant)
-    return cost_so_far(plan, _ends(planned), trace.steps, worst.delta, worst.accountant)
+    if bounding_trace(trace, plan) is None:
+        return cost_of_steps(trace, worst.delta, worst.accountant)
+    return cost_so_far(plan, _ends(planned), trace.steps, worst)
 
 
 def _ends(planned: PlannedTrial) -> tuple[int, ...]:

@@ -171,8 +171,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             COMPLETING,
         ),
         B(
-            "cost_so_far(plan, _ends(planned), trace.steps,",
-            "cost_so_far(plan, _ends(planned), trace.steps - 1,",
+            "cost_so_far(plan, _ends(planned), trace.steps, worst)",
+            "cost_so_far(plan, _ends(planned), trace.steps - 1, worst)",
             "the cost so far lacks a step",
             True,
         ),
