@@ -21,6 +21,7 @@ __all__ = [
     "inventory",
     "ledger",
     "metrics",
+    "more_private",
     "parameters",
     "plain_text",
     "power",

@@ -18,6 +18,7 @@ from dpsweep.orchestration.comparison.findings import Difference, Findings, warn
 from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, number, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
+from dpsweep.orchestration.comparison.more_private import more_private, said_of
 from dpsweep.orchestration.comparison.settings import Setting, first_seed
 from dpsweep.orchestration.comparison.spoken import (
     between,
@@ -43,7 +44,8 @@ class Best:
     `by`: name of the metric. `value`: the mean over runs; for an extreme over groups, settings are ordered by
     ``interval.corrected``. `interval`: allows for the choice; None if it is unknown. `alike`: differences to other
     settings that are not distinguishable from it. `unordered`: differences that are unknown, with one common seed or
-    none. `unknown_cost`: as in `Findings`. `warnings`: the others of the report's headline. `reasons`: why its epsilon
+    none. `more_private`: the report's sentence on a setting that costs less and may be as good; "" if none does.
+    `unknown_cost`: as in `Findings`. `warnings`: the others of the report's headline. `reasons`: why its epsilon
     is an estimate, by its trials and by the choice itself.
     """
 
@@ -56,6 +58,7 @@ class Best:
     warnings: tuple[str, ...]
     reasons: tuple[Reason, ...] = ()
     unknown_cost: str = ""
+    more_private: str = ""
 
     def __repr__(self) -> str:
         cost = self.setting.over_seeds(epsilon)
@@ -100,6 +103,7 @@ class Best:
             "reasons": list(self.reasons),
             "trial": self.trial.key,
             "trials": [trial.key for trial in self.setting.trials],
+            "more_private": self.more_private,
             "not_distinguishable": [each.as_dict() for each in self.alike],
             "unknown_order": [each.as_dict() for each in self.unordered],
             "unknown_cost": self.unknown_cost,
@@ -149,7 +153,9 @@ def best(
     interval = (
         found.interval_of_chosen(winner, name, candidates) if least else found.interval_of_best(winner, name, allowed)
     )
-    return Best(winner, name, value, interval, alike, unordered, warned, reasons, found.unknown_cost)
+    cheaper = more_private(found, winner, name, alike)
+    said = said_of(found, cheaper, name) if cheaper else ""
+    return Best(winner, name, value, interval, alike, unordered, warned, reasons, found.unknown_cost, said)
 
 
 def _not_of_use(found: Findings, setting: Setting) -> str:
@@ -249,6 +255,8 @@ def _lines(found: Best, most: int | None, how_to_see_more: str) -> Iterator[str]
     within = f", {words}{within}" if words else within
     claim = f"epsilon{per_unit(found.unit)} {number(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
+    if found.more_private:
+        yield found.more_private
     if interval is None:
         yield "no interval is known: what its models predict of single test examples is not stored"
     elif interval.is_of_one_seed:

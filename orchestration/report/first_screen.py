@@ -17,6 +17,7 @@ from dpsweep.orchestration.comparison.formats import SHARES, Format, difference,
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import metric
+from dpsweep.orchestration.comparison.more_private import more_private, said_of
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_score
 from dpsweep.orchestration.comparison.settings import Setting, group_names, group_value, whose
@@ -178,32 +179,14 @@ def _alike(found: Findings, best: Setting) -> list[str]:
     alike = [each for each in others if each.verdict == "not distinguishable"]
     if not alike:
         return []
-    word = spoken(group_metric(found.main.name))
-    cheapest = min((_named(found, each.other) for each in alike), key=lambda each: (_cost(each), -_mean(each, found)))
-    is_cheaper = _cost(cheapest) < _cost(best)
+    cheaper = more_private(found, best, found.main.name, alike)
     near = sorted(alike, key=lambda each: abs(each.interval.value) if each.interval else 0.0)
-    names = [each.other for each in near if not is_cheaper or each.other != cheapest.name]
-    sentences = []
-    if is_cheaper:
-        reached = found.main.format.one(_mean(cheapest, found))
-        sentences.append(
-            f"More private, and cannot be told from it in {word}: {cheapest.name}, {reached} "
-            f"at ε = {number(_cost(cheapest))}."
-        )
+    names = [each.other for each in near if cheaper is None or each.other != cheaper.name]
+    sentences = [said_of(found, cheaper, found.main.name)] if cheaper else []
     if names:
-        also = " either" * is_cheaper
-        sentences.append(f"{first_few(names)} cannot be told from it{also or f' in {word}'}.")
+        also = " either" if cheaper else f" in {spoken(group_metric(found.main.name))}"
+        sentences.append(f"{first_few(names)} cannot be told from it{also}.")
     return sentences
-
-
-def _named(found: Findings, name: str) -> Setting:
-    return next(setting for setting in found.settings if setting.name == name)
-
-
-def _cost(setting: Setting) -> float:
-    """Return the epsilon of a setting as it is shown, so that rounding makes none cheaper."""
-    cost = setting.over_seeds(epsilon)
-    return float(f"{cost.high:.2g}") if cost else float("inf")
 
 
 def _by_level(found: Findings) -> str:

@@ -15,6 +15,7 @@ import pytest
 
 from dpsweep.accounting.mechanism.samplings import Adjacency, PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
+from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.metrics import metric
@@ -122,6 +123,12 @@ def test_a_more_private_setting_that_may_be_as_good_is_named() -> None:
         cheaper,
     )
     assert others == "naive · constant · epsilon 8 cannot be told from it either."
+    chosen = best(known)
+    assert list(best_lines(chosen, "model.pt"))[1] == chosen.as_dict()["more_private"] == cheaper
+    assert best(known, max_epsilon=1.0).more_private == ""
+    by_group = best(known, "worst_group")
+    assert by_group.name == "flat · constant · epsilon 8"
+    assert by_group.more_private.startswith("More private, and cannot be told from it in worst_group_accuracy: flat")
 
 
 def test_a_cost_whose_interval_holds_no_cost_may_be_chance() -> None:
