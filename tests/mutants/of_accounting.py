@@ -140,6 +140,17 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "accounting/calibration/so_far.py",
+        ("tests/accounting/calibration/test_so_far.py",),
+        B(
+            "asked[bisect_left(asked, step)]",
+            "asked[max(0, bisect_left(asked, step) - 1)]",
+            "an epoch shows the cost of an earlier one",
+            privacy=True,
+        ),
+        B("min(partial, whole.epsilon)", "partial", "the first steps cost more than all of them"),
+    ),
+    *bugs_in(
         "accounting/calibration/parameter_search.py",
         CALIBRATION,
         B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
