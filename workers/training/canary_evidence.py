@@ -10,7 +10,7 @@ from typing import Any, Protocol, assert_never
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from scipy import signal, special
+from scipy import special
 
 from dpsweep.accounting.mechanism.buffered import Pairs
 from dpsweep.accounting.mechanism.noise_strategies import IndependentNoise, Memory, NoiseStrategy, Recurrence
@@ -207,21 +207,23 @@ class Whitening:
     def next(self, values: Array) -> Array:
         """Return C times all values so far [n], in the row of this step."""
         memory = self._memory
-        kept = max(len(memory.of_draws), len(memory.of_noise)) - 1 if isinstance(memory, Recurrence) else memory.kept
+        kept = max(len(memory.of_draws), len(memory.of_noise)) if isinstance(memory, Recurrence) else memory.kept
         if self.earlier.shape != (kept, len(values)):
             self.earlier = np.zeros((kept, len(values)))
         match memory:
-            case Recurrence():
-                found, self.earlier = signal.lfilter(
-                    memory.of_noise, memory.of_draws, values[None], axis=0, zi=self.earlier
-                )
-                return np.asarray(found[0] / self._norm)
+            case Recurrence():  # row i holds what the values and draws so far add to the draw of i steps later
+                first, noise, draws = memory.of_draws[0], memory.of_noise, memory.of_draws
+                self.earlier[: len(noise)] += np.outer(noise, values)
+                found: Array = self.earlier[0] / first
+                self.earlier[: len(draws)] -= np.outer(draws, found)
+                self.earlier = np.roll(self.earlier, -1, axis=0)
+                self.earlier[-1] = 0.0
             case Pairs():
                 found = values + memory.weights @ self.earlier
                 self.earlier = memory.decays[:, None] * self.earlier + values
-                return np.asarray(found / self._norm)
             case _:
                 assert_never(memory)
+        return np.asarray(found / self._norm)
 
 
 class OrderEvidence:
