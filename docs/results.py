@@ -10,7 +10,7 @@ from pathlib import Path
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
-from dpsweep.orchestration.records.audits import audit_schema
+from dpsweep.orchestration.records.later_results import audit_schema
 from dpsweep.orchestration.records.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name

@@ -22,7 +22,7 @@ WAITING = (
     "tests/orchestration/test_run.py",
     "tests/orchestration/execution/test_limits.py",
     "tests/orchestration/execution/test_ray_tune.py",
-    "tests/orchestration/report/test_live_report.py",
+    "tests/orchestration/report/test_writing.py",
     "tests/orchestration/execution/test_memory.py",
     "tests/orchestration/tracking/test_servers.py",
     "tests/test_python_docs.py",
@@ -31,7 +31,7 @@ WAITING = (
     "tests/accounting/jobs/test_lost_node.py",
     "tests/accounting/jobs/test_parallel.py",
     "tests/orchestration/commands/test_main.py",
-    "tests/orchestration/commands/test_ending.py",
+    "tests/orchestration/commands/test_running.py",
     "tests/orchestration/execution/test_submission.py",
 )
 """Files of tests that mostly wait for other processes."""

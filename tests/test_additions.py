@@ -96,7 +96,7 @@ from __future__ import annotations
 
 import typer
 
-from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands import options
 
 
 def greet() -> None:
@@ -106,7 +106,7 @@ def greet() -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command ``greet`` to ``app``."""
-    app.command(**panels.listed(panels.RESULTS, "greet"))(greet)
+    app.command(**options.listed(options.RESULTS, "greet"))(greet)
 '''
 NOTING = '''"""A toy: notes the keys of trials in a file of the working directory."""
 

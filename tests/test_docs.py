@@ -63,7 +63,7 @@ def test_every_table_has_a_head(page: Path) -> None:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
 def test_modules_and_tests_that_a_page_names_exist(page: Path) -> None:
-    """Named from the root of the repository or from a package, such as `execution/autoscaler.py`."""
+    """Named from the root of the repository or from a package, such as `execution/nodes.py`."""
     named = set(re.findall(r"`((?:\w+/)+\w+\.py)`", page.read_text()))
     roots = [ROOT, *(ROOT / package for package in ("accounting", "workers", "orchestration"))]
     assert [path for path in sorted(named) if not any((root / path).exists() for root in roots)] == []

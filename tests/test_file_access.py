@@ -32,7 +32,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "orchestration/execution/job_package.py": "a temporary folder of what a job is given",
     "orchestration/execution/session.py": "Ray's folder, which was made for the run with mode 0700",
     "orchestration/execution/ray_tune.py": "what Tune wrote about an error into the driver's own folder of Ray",
-    "orchestration/execution/quiet_stderr.py": "descriptors of pipes",
+    "orchestration/execution/standard_error.py": "descriptors of pipes",
     "orchestration/tracking/runs.py": "a temporary folder",
     "orchestration/tracking/models.py": "a temporary folder",
     "orchestration/tracking/addresses.py": "the folder of a database that the user named",

@@ -1,6 +1,5 @@
 """Bounds on membership inference that epsilon implies."""
 
-from dpsweep.accounting.attacks.areas import area_limit, epsilon_of_area
 from dpsweep.accounting.attacks.curves import (
     FALSE_POSITIVE_RATES,
     AttackRisk,
@@ -11,6 +10,7 @@ from dpsweep.accounting.attacks.curves import (
     privacy_curve,
     rate_name,
 )
+from dpsweep.accounting.attacks.trade_off import area_limit, epsilon_of_area
 
 __all__ = [
     "FALSE_POSITIVE_RATES",

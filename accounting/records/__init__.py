@@ -52,10 +52,12 @@ from dpsweep.accounting.records.local_files import (
 )
 from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 from dpsweep.accounting.records.part_files import PartFiles
-from dpsweep.accounting.records.private_files import read_encrypted, read_private, write_private
 from dpsweep.accounting.records.sealed import (
+    read_encrypted,
+    read_private,
     read_private_sealed,
     read_sealed,
+    write_private,
     write_private_sealed,
     write_sealed,
 )

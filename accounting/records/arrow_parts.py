@@ -24,7 +24,7 @@ from dpsweep.accounting.records.arrow_tables import Oversized, read_table, store
 from dpsweep.accounting.records.encryption import decrypted, encrypted
 from dpsweep.accounting.records.files import exists, list_files, read_range, write_in_private_folder
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.private_files import append_private, read_private, write_private
+from dpsweep.accounting.records.sealed import append_private, read_private, write_private
 
 MANIFEST = "manifest.jsonl"
 _IDS = "example_id"

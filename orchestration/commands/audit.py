@@ -9,12 +9,11 @@ from typing import Annotated, Literal
 
 import typer
 
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.arguments import AllowCode, AsJson, Folder, TrackingUri
-from dpsweep.orchestration.comparison.formats import number, seconds
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, TrackingUri
+from dpsweep.orchestration.comparison.formats import for_terminal, number, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
-from dpsweep.orchestration.records.audits import AuditRecord
+from dpsweep.orchestration.records.later_results import AuditRecord
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.workers.spec import AuditSpec
 from dpsweep.workers.training.history import Progress
@@ -106,4 +105,4 @@ _EXAMPLE = "audit runs/quickstart --only flat-constant-epsilon8-seed0-d02bd6168b
 
 def register(app: typer.Typer) -> None:
     """Add the command ``audit`` to ``app``."""
-    app.command(**panels.listed(panels.PRIVACY, _EXAMPLE))(audit)
+    app.command(**options.listed(options.PRIVACY, _EXAMPLE))(audit)

@@ -38,10 +38,19 @@ from dpsweep.accounting.mechanism.schedules import (
     with_initial,
 )
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.run_flags import (
+    SELECTION,
+    AccountantName,
+    Json,
+    RunFlags,
+    SelectionShape,
+    SelectionTrials,
+    random_trials,
+    warn_of_delta,
+    with_run_flags,
+)
 from dpsweep.orchestration.commands.run_shape import RunShape, strategy_fields, strategy_notes
-from dpsweep.orchestration.commands.selection_flags import SELECTION, SelectionShape, SelectionTrials, random_trials
 
 
 @dataclass(frozen=True)
@@ -249,4 +258,4 @@ _SOLVERS: Mapping[str, Solver] = {
 def register(app: typer.Typer) -> None:
     """Add the command ``calibrate`` to ``app``."""
     example = "calibrate --target-epsilon 3 --delta 1e-5 --sample-rate 0.01 --epochs 50"
-    app.command("calibrate", **panels.listed(panels.PRIVACY, example))(calibrate)
+    app.command("calibrate", **options.listed(options.PRIVACY, example))(calibrate)

@@ -14,8 +14,8 @@ import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, StorageError
 from dpsweep.accounting.records import KEY_VARIABLE, exists, require_key
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.arguments import (
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import (
     MaxGpuHours,
     MaxHours,
     MaxTrials,
@@ -23,8 +23,7 @@ from dpsweep.orchestration.commands.arguments import (
     StopAfterFailures,
     SweepFile,
 )
-from dpsweep.orchestration.comparison.formats import listed
-from dpsweep.orchestration.comparison.plain_text import for_terminal, looks_secret, masked, secrets_of
+from dpsweep.orchestration.comparison.formats import for_terminal, listed, looks_secret, masked, secrets_of
 from dpsweep.orchestration.execution.environment import prepare_environment
 from dpsweep.orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
 
@@ -88,8 +87,7 @@ def submit(
     """
     prepare_environment(address)
     from dpsweep.orchestration.execution.job_package import Asked, packaged
-    from dpsweep.orchestration.records.limits import Limits
-    from dpsweep.orchestration.records.turn import Turn, this_user
+    from dpsweep.orchestration.records.limits import Limits, Turn, this_user
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
@@ -363,11 +361,11 @@ def _size(count: int) -> str:
 def register(app: typer.Typer) -> None:
     """Add the commands to ``app``."""
     app.command(
-        **panels.listed(
-            panels.CLUSTER, "submit sweeps/mnist.yaml --address http://HEAD:8265 --output s3://BUCKET/mnist"
+        **options.listed(
+            options.CLUSTER, "submit sweeps/mnist.yaml --address http://HEAD:8265 --output s3://BUCKET/mnist"
         )
     )(submit)
-    app.command(**panels.listed(panels.CLUSTER, "logs mnist-1f0c5e2a9b --address http://HEAD:8265 --follow"))(logs)
-    app.command(**panels.listed(panels.CLUSTER, "stop mnist-1f0c5e2a9b --address http://HEAD:8265"))(stop)
+    app.command(**options.listed(options.CLUSTER, "logs mnist-1f0c5e2a9b --address http://HEAD:8265 --follow"))(logs)
+    app.command(**options.listed(options.CLUSTER, "stop mnist-1f0c5e2a9b --address http://HEAD:8265"))(stop)
     app.command(hidden=True)(drive)
     app.command(hidden=True)(tell_failed)

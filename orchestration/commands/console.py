@@ -6,7 +6,7 @@ from rich.console import Console, RenderableType
 from rich.measure import Measurement
 from rich.table import Table
 
-from dpsweep.orchestration.comparison.fitting import UNBOUNDED, Fitting
+from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting
 
 
 def stdout() -> Console:

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.comparison.formats import for_terminal
 from dpsweep.orchestration.records.layout import absolute
 
 if TYPE_CHECKING:
@@ -153,4 +153,4 @@ def _html(content: str, policy: str) -> Response:
 
 def register(app: typer.Typer) -> None:
     """Add the command ``dashboard`` to ``app``."""
-    app.command(**panels.listed(panels.RESULTS, "dashboard runs"))(dashboard)
+    app.command(**options.listed(options.RESULTS, "dashboard runs"))(dashboard)

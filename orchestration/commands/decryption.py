@@ -9,9 +9,9 @@ import typer
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import read_encrypted
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.output_files import write_file
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import write_file
+from dpsweep.orchestration.comparison.formats import for_terminal
 from dpsweep.orchestration.records.layout import absolute
 
 
@@ -31,6 +31,6 @@ def decrypt(
 
 def register(app: typer.Typer) -> None:
     """Add the command ``decrypt`` to ``app``."""
-    app.command(**panels.listed(panels.PRIVACY, "decrypt runs/quickstart/private/report.html --to report.html"))(
+    app.command(**options.listed(options.PRIVACY, "decrypt runs/quickstart/private/report.html --to report.html"))(
         decrypt
     )

@@ -10,12 +10,19 @@ from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.epsilon_answers import answer
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.epsilon_answers import EpsilonRequest, RunSource, answer
 from dpsweep.orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
-from dpsweep.orchestration.commands.epsilon_request import EpsilonRequest, RunSource
-from dpsweep.orchestration.commands.run_flags import AccountantName, Json, RunFlags, warn_of_delta, with_run_flags
-from dpsweep.orchestration.commands.selection_flags import SelectionShape, SelectionTrials, random_trials
+from dpsweep.orchestration.commands.run_flags import (
+    AccountantName,
+    Json,
+    RunFlags,
+    SelectionShape,
+    SelectionTrials,
+    random_trials,
+    warn_of_delta,
+    with_run_flags,
+)
 from dpsweep.orchestration.commands.stored_trial import INDIVIDUAL
 
 if TYPE_CHECKING:
@@ -75,4 +82,4 @@ def epsilon(
 def register(app: typer.Typer) -> None:
     """Add the command ``epsilon`` to ``app``."""
     example = "epsilon --noise-multiplier 1.0 --sample-rate 0.01 --steps 2000 --delta 1e-6"
-    app.command("epsilon", **panels.listed(panels.PRIVACY, example))(epsilon)
+    app.command("epsilon", **options.listed(options.PRIVACY, example))(epsilon)

@@ -1,26 +1,243 @@
-"""The answers of `dpsweep epsilon` about a run, before any of them is printed or drawn."""
+"""The question to `dpsweep epsilon`, the run that it is about, and the answers, before any is printed or drawn."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from dpsweep.accounting.attacks import PrivacyCurve, curve_of_examples, privacy_curve
+import numpy as np
+from rich.table import Table
+
+from dpsweep.accounting.attacks import (
+    FALSE_POSITIVE_RATES,
+    CertifiedInterval,
+    PrivacyCurve,
+    attack_risk,
+    curve_of_examples,
+    privacy_curve,
+)
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.reasons import weakened
-from dpsweep.orchestration.commands.epsilon_request import AccountedRun, EpsilonRequest
-from dpsweep.orchestration.commands.number_lists import whole_numbers
-from dpsweep.orchestration.commands.risk import curve_deltas, risk_of
-from dpsweep.orchestration.commands.selection_flags import accounted, compared_with_naive
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.reasons import Reason, weakened
+from dpsweep.accounting.mechanism.schedules import parse_schedule
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.records import TrialFiles
+from dpsweep.orchestration.commands.options import whole_numbers, write_file
+from dpsweep.orchestration.commands.run_flags import RunFlags, accounted, compared_with_naive
+from dpsweep.orchestration.commands.run_shape import strategy_fields
 from dpsweep.orchestration.commands.stored_trial import (
     EpsilonSpread,
     GivenExamples,
     contributions_of,
     estimate_of_examples,
     spread_of_epsilons,
+    stored_reasons,
+    stored_trace,
 )
+from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
 from dpsweep.orchestration.comparison.group_sizes import GroupComparison, compare_groups
+from dpsweep.orchestration.records.layout import absolute
+
+if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
+RISK = (
+    "no attack that sees every step and knows all other data exceeds these rates; in brackets, what some attack on the "
+    "worst data set achieves, where that is known: not if batches may be cut or epochs are shuffled"
+)
+_COLOURS = ("#1f5fa8", "#b3541e", "#2e7d4f", "#7a3e9d", "#8a6d1b", "#4f5b66")
+_POINTS = 120  # false positive rates per curve, on each of the two scales
+
+
+def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
+    """Return the bounds on attacks from a curve as plain values; reconstruction is None if no bound is proven."""
+    found = attack_risk(curve).as_dict()
+    if prior is not None:
+        found |= {"prior": prior, "reconstruction": _reconstruction(curve, prior)}
+    return found
+
+
+def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
+    """Return one row for each curve: upper bounds on attacks, with certified lower bounds, where known, in brackets."""
+    rates = [f"TPR at FPR {100 * rate:g}%" for rate in FALSE_POSITIVE_RATES]
+    headings = [] if prior is None else [f"reconstruction at prior {prior:g}"]
+    table = Table("unit", "advantage", *rates, *headings, "kind", title="attacks: at most (at least)")
+    for curve in curves:
+        found = attack_risk(curve)
+        reconstruction = [] if prior is None else [at_most_share(_reconstruction(curve, prior))]
+        numbers = map(_interval, (found.advantage, *found.true_positive_rates))
+        table.add_row(found.unit, *numbers, *reconstruction, found.kind)
+    return table
+
+
+def curve_deltas(delta: float) -> tuple[float, ...]:
+    """Return the deltas at which the drawn curve must be tight: from 1e-2 down to a hundredth of ``delta``."""
+    lowest = max(delta / 100.0, 1e-240)
+    return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
+
+
+def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -> None:
+    """Plot delta over epsilon, and the largest TPR over FPR, of each curve: upper bounds solid, lower bounds dashed.
+
+    Raises: InvalidInput if ``path`` cannot be written.
+    """
+    import plotly.graph_objects as go  # late: no other command needs it
+    from plotly.subplots import make_subplots
+
+    titles = ("delta(epsilon)", "attacks (1 - trade-off function)", "the same at low false positive rates")
+    figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
+    scales = (np.linspace(0.0, 1.0, _POINTS), np.geomspace(1e-4, 1.0, _POINTS))
+    for place, curve in enumerate(curves):
+        colour = _COLOURS[place % len(_COLOURS)]
+        profile = curve.profile
+        least = None if profile.lower is None else profile.lower.max(axis=0)
+        lower = None if least is None else np.where(least > 0.0, least, np.nan)
+        _lines(figure, 1, curve.unit, colour, profile.epsilons, profile.upper, lower)
+        for column, rates in enumerate(scales, start=2):
+            missed, missed_at_most = curve.trade_off(rates)
+            achieved = None if missed_at_most is None else 1.0 - missed_at_most
+            _lines(figure, column, curve.unit, colour, rates, 1.0 - missed, achieved)
+    for column, rates in enumerate(scales, start=2):
+        guess = go.Scatter(x=rates, y=rates, mode="lines", line={"color": "#888", "dash": "dot"}, name="guessing")
+        figure.add_trace(guess.update(showlegend=column == 2), row=1, col=column)
+        figure.update_xaxes(title_text="false positive rate", row=1, col=column)
+        figure.update_yaxes(title_text="true positive rate", row=1, col=column)
+    figure.update_xaxes(title_text="epsilon", row=1, col=1)
+    figure.update_yaxes(title_text="delta", type="log", exponentformat="power", row=1, col=1)
+    lowest = math.log10(max(delta / 100.0, 1e-240))
+    figure.update_yaxes(range=[lowest, 0.0], row=1, col=1)
+    figure.update_xaxes(type="log", row=1, col=3)
+    figure.update_yaxes(type="log", row=1, col=3)
+    figure.add_hline(delta, line={"color": "#888", "dash": "dot"}, row=1, col=1)
+    claims = ", ".join(dict.fromkeys(f"{curve.kind}, {curve.adjacency}" for curve in curves))
+    known = any(curve.profile.lower is not None for curve in curves)
+    title = f"What no attack exceeds (solid; {claims}){' and what some attack achieves (dashed)' if known else ''}"
+    figure.update_layout(template="simple_white", title=title)
+    write_file("--curve", path, figure.to_html(include_plotlyjs=True).encode(), private=False)
+
+
+def _lines(
+    figure: go.Figure, column: int, name: str, colour: str, x: np.ndarray, upper: np.ndarray, lower: np.ndarray | None
+) -> None:
+    import plotly.graph_objects as go
+
+    for values, dash, label in ((upper, "solid", name), (lower, "dash", f"{name}, at least")):
+        if values is None:
+            continue
+        line = go.Scatter(x=x, y=values, mode="lines", name=label, legendgroup=label, showlegend=column == 1)
+        figure.add_trace(line.update(line={"color": colour, "dash": dash}), row=1, col=column)
+
+
+def _reconstruction(curve: PrivacyCurve, prior: float) -> float | None:
+    try:
+        return curve.reconstruction(prior)
+    except UnsupportedMechanism:
+        return None
+
+
+def _interval(found: CertifiedInterval) -> str:
+    upper = at_most_share(found.upper)
+    return upper if found.lower is None else f"{upper} ({at_least_share(found.lower)})"
+
+
+@dataclass(frozen=True)
+class AccountedRun:
+    """A run, planned or stored.
+
+    `fields`: what the JSON output says of it. `dataset_size`: None if unknown. `files`: None unless a trial is named.
+    `reasons`: why every epsilon of the named trial is an estimate; empty where no trial is named, and only the
+    mechanism is accounted for.
+    """
+
+    trace: Trace
+    fields: dict[str, Any]
+    dataset_size: int | None
+    files: TrialFiles | None = None
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """The options that name a stored run, --trial and --trace, and the flags that describe a planned one instead."""
+
+    trial: str | None
+    trace: str | None
+    flags: RunFlags
+
+    def check(self) -> None:
+        """Raise InvalidInput if more than one run is named or described."""
+        if self.trial is not None and self.trace is not None:
+            raise InvalidInput("give either --trial or --trace, not both")
+        if self._is_stored and self.flags.describe_a_run:
+            raise InvalidInput(
+                "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
+            )
+
+    def run(self) -> AccountedRun:
+        """Return the run. Raises: InvalidInput for bad flags or a missing file, DataCorruption for a damaged one."""
+        return self._stored() if self._is_stored else self._planned()
+
+    @property
+    def _is_stored(self) -> bool:
+        return self.trial is not None or self.trace is not None
+
+    def _stored(self) -> AccountedRun:
+        files = None if self.trial is None else TrialFiles(absolute(self.trial))
+        trace = stored_trace(absolute(str(self.trace)) if files is None else files.trace)
+        fields: dict[str, Any] = {"trial": self.trial, "trace": self.trace, "steps": trace.steps}
+        return AccountedRun(trace, fields, trace.dataset_size, files, () if files is None else stored_reasons(files))
+
+    def _planned(self) -> AccountedRun:
+        flags = self.flags
+        schedule = parse_schedule(flags.schedule, flags.required_noise())
+        shape = flags.shape()
+        trace = shape.trace(schedule, epochs=flags.epochs, steps=flags.steps)
+        fields = {
+            "sampling": flags.sampling,
+            "schedule": flags.schedule,
+            "noise_multiplier": flags.noise_multiplier,
+            "steps": trace.steps,
+            **strategy_fields(shape, trace),
+        }
+        return AccountedRun(trace, fields, flags.dataset_size)
+
+
+@dataclass(frozen=True)
+class EpsilonRequest:
+    """The question about a run: the options of `dpsweep epsilon` of the same names.
+
+    trials: number of runs if only the best of them is released, else None.
+    """
+
+    delta: float
+    accountant: str
+    group_size: str
+    compare: bool
+    individual: str | None
+    examples: str | None
+    risk: bool
+    prior: float | None
+    trials: RandomTrials | None
+    plot: Path | None
+    curve: Path | None
+
+    def check(self, source: RunSource) -> None:
+        """Raise InvalidInput for options that contradict each other or need another one."""
+        of_examples = self.individual or self.examples
+        if self.trials is not None and (self.compare or of_examples or self.risk or self.plot or self.curve):
+            raise InvalidInput(
+                "--selection-trials gives the epsilon of the released run alone: drop --compare, --individual, "
+                "--examples, --risk, --plot and --curve"
+            )
+        if of_examples and source.trial is None:
+            raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
+        source.check()
+        if self.prior is not None and not self.risk:
+            raise InvalidInput("--prior needs --risk, which shows the bound on reconstruction")
 
 
 @dataclass(frozen=True)

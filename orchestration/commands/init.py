@@ -9,9 +9,9 @@ from typing import Annotated
 import typer
 
 from dpsweep.accounting.errors import InvalidInput, full_text
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.output_files import write_file
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import write_file
+from dpsweep.orchestration.comparison.formats import for_terminal
 
 
 def init(
@@ -65,4 +65,4 @@ def init(
 
 def register(app: typer.Typer) -> None:
     """Add the command ``init`` to ``app``."""
-    app.command(**panels.listed(panels.RUN, "init people.csv --label approved --group sex"))(init)
+    app.command(**options.listed(options.RUN, "init people.csv --label approved --group sex"))(init)

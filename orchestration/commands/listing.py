@@ -14,13 +14,12 @@ from rich.table import Table
 from rich.text import Text
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.arguments import AsJson
+from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at
 from dpsweep.orchestration.commands.console import show
+from dpsweep.orchestration.commands.options import AsJson
 from dpsweep.orchestration.commands.status_command import close_in_mlflow
-from dpsweep.orchestration.comparison.formats import seconds
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.formats import for_terminal, seconds
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
 
@@ -129,4 +128,4 @@ def _minute(seconds: float) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add the command ``list`` to ``app``."""
-    app.command("list", **panels.listed(panels.RESULTS, "list runs"))(list_sweeps)
+    app.command("list", **options.listed(options.RESULTS, "list runs"))(list_sweeps)

@@ -25,15 +25,15 @@ from dpsweep.orchestration.commands import (
     epsilon,
     init,
     listing,
+    options,
     owner_report,
-    panels,
     plan_command,
     record_command,
     results_commands,
     status_command,
     upkeep_commands,
 )
-from dpsweep.orchestration.commands.arguments import (
+from dpsweep.orchestration.commands.options import (
     AllowCode,
     AsJson,
     Folder,
@@ -45,9 +45,8 @@ from dpsweep.orchestration.commands.arguments import (
     SweepFile,
     TrackingUri,
 )
-from dpsweep.orchestration.commands.ending import ended_by_signals
-from dpsweep.orchestration.commands.running import run_to_the_end, show_outcome
-from dpsweep.orchestration.comparison.plain_text import for_terminal, name_for_terminal
+from dpsweep.orchestration.commands.running import ended_by_signals, run_to_the_end, show_outcome
+from dpsweep.orchestration.comparison.formats import for_terminal, name_for_terminal
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
@@ -73,7 +72,7 @@ record_command.register(app)
 plan_command.register(app)
 
 
-@app.command(**panels.listed(panels.RUN, "run sweeps/quickstart.yaml --output runs/quickstart"))
+@app.command(**options.listed(options.RUN, "run sweeps/quickstart.yaml --output runs/quickstart"))
 def run(
     sweep: SweepFile,
     output: Annotated[str | None, typer.Option(help="Folder or URI of the sweep (default: runs/NAME).")] = None,
@@ -131,7 +130,7 @@ def run(
         run_to_the_end(asked, as_json)
 
 
-@app.command(**panels.listed(panels.RESULTS, "report runs/quickstart --watch"))
+@app.command(**options.listed(options.RESULTS, "report runs/quickstart --watch"))
 def report(
     folder: Folder,
     watch: Annotated[
@@ -145,11 +144,11 @@ def report(
 ) -> None:
     """Verify the stored files of a sweep and write its report again; with --watch, show the report growing first."""
     from dpsweep.accounting.records import read_bytes
-    from dpsweep.orchestration.commands.output_files import write_file
+    from dpsweep.orchestration.commands.options import write_file
     from dpsweep.orchestration.pipeline import render_again
     from dpsweep.orchestration.records.release_modes import release_mode
-    from dpsweep.orchestration.report.live_report import growing_report
     from dpsweep.orchestration.report.summary import summary_pdf
+    from dpsweep.orchestration.report.writing import growing_report
 
     for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
         print(f"{trials} trials in the report", file=sys.stderr, flush=True)
@@ -160,7 +159,7 @@ def report(
     show_outcome(outcome, as_json)
 
 
-@app.command(**panels.listed(panels.PRIVACY, "forget runs/quickstart"))
+@app.command(**options.listed(options.PRIVACY, "forget runs/quickstart"))
 def forget(
     folder: Folder,
 ) -> None:

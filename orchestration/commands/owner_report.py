@@ -19,10 +19,10 @@ from dpsweep.accounting.mechanism.reasons import union, weakened
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.formats import for_terminal
 from dpsweep.orchestration.records.layout import absolute, sweep_of
 
 if TYPE_CHECKING:
@@ -116,7 +116,7 @@ def own_attack(files: TrialFiles, example_id: int) -> OwnAttack | None:
 def audits_of(files: TrialFiles) -> tuple[PublishedAudit, ...]:
     """Return the audits of a trial whose canaries are no examples: of itself, and by `dpsweep audit`."""
     from dpsweep.orchestration.comparison.publishing import published_audit
-    from dpsweep.orchestration.records.audits import read_audits
+    from dpsweep.orchestration.records.later_results import read_audits
     from dpsweep.workers.evaluation.attack_results import read_attacks
 
     own, place = published_audit(read_attacks(files.attacks).audit), sweep_of(files)
@@ -143,5 +143,5 @@ def register(app: typer.Typer) -> None:
     """Add the command ``owner-report`` to ``app``."""
     app.command(
         "owner-report",
-        **panels.listed(panels.PRIVACY, f"owner-report {_EXAMPLE} --example-id 17"),
+        **options.listed(options.PRIVACY, f"owner-report {_EXAMPLE} --example-id 17"),
     )(owner)

@@ -13,11 +13,10 @@ from rich.text import Text
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import protects_users
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.arguments import AllowCode, AsJson, SweepFile
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import AllowCode, AsJson, SweepFile
 from dpsweep.orchestration.commands.running import print_json
-from dpsweep.orchestration.comparison.fitting import print_line
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.formats import for_terminal, print_line
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 
 if TYPE_CHECKING:
@@ -88,14 +87,13 @@ def plan(
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(**panels.listed(panels.RUN, "plan sweeps/quickstart.yaml --probe --price-per-hour 0.40"))(plan)
+    app.command(**options.listed(options.RUN, "plan sweeps/quickstart.yaml --probe --price-per-hour 0.40"))(plan)
 
 
 def _predicted(
     spec: SweepSpec, planned: Plan, code: UserCode, cpus: float | None, gpus: float | None, price: float | None
 ) -> Prediction:
-    from dpsweep.orchestration.execution.prediction import Capacity, predict
-    from dpsweep.orchestration.execution.probing import probe_sweep, resources_here
+    from dpsweep.orchestration.execution.prediction import Capacity, predict, probe_sweep, resources_here
 
     here = resources_here()
     capacity = Capacity(here[0] if cpus is None else cpus, here[1] if gpus is None else gpus, price)

@@ -18,12 +18,10 @@ from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, kept_byte
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.orchestration.commands.console import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
-from dpsweep.orchestration.comparison.fitting import print_line
-from dpsweep.orchestration.comparison.formats import clock, listed, number, per_unit
-from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
+from dpsweep.orchestration.comparison.extremes import hidden_groups_note
+from dpsweep.orchestration.comparison.formats import clock, for_terminal, listed, masked, number, per_unit, print_line
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
-from dpsweep.orchestration.comparison.plain_text import for_terminal, masked
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.settings import label_phrases

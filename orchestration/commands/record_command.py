@@ -8,11 +8,11 @@ from dataclasses import asdict
 
 import typer
 
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri
 from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
-from dpsweep.orchestration.comparison.plain_text import for_terminal
-from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.comparison.formats import for_terminal
+from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
 
 _LINE_INTERVAL = 5.0
 """Least seconds between two lines on the progress."""
@@ -61,4 +61,4 @@ class _Printer:
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(**panels.listed(panels.RESULTS, "record runs/quickstart --tracking-uri http://HOST:5000"))(record)
+    app.command(**options.listed(options.RESULTS, "record runs/quickstart --tracking-uri http://HOST:5000"))(record)

@@ -12,13 +12,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.arguments import AsJson, Folder, TrackingUri
+from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.console import show, stdout
-from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, write_file
 from dpsweep.orchestration.commands.running import print_json
-from dpsweep.orchestration.comparison.fitting import print_line
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.formats import for_terminal, print_line
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
@@ -70,7 +68,7 @@ def compare(
     roots = dict.fromkeys(map(absolute, folders))
     found = compared({root: checked_record(SweepFiles(root)) for root in roots})
     if html is not None:
-        from dpsweep.orchestration.report.compared import comparison_page
+        from dpsweep.orchestration.report.page import comparison_page
 
         write_file("--html", html, comparison_page(found).encode(), found.is_sensitive)
     if as_json:
@@ -162,6 +160,6 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
 
 def register(app: typer.Typer) -> None:
     """Add the commands ``best``, ``export`` and ``compare`` to ``app``."""
-    app.command(**panels.listed(panels.RESULTS, "best runs/quickstart --at-least worst_group=0.2"))(best)
-    app.command(**panels.listed(panels.RESULTS, "export runs/quickstart --to results.csv"))(export)
-    app.command(**panels.listed(panels.RESULTS, "compare runs/quickstart runs/mnist --html comparison.html"))(compare)
+    app.command(**options.listed(options.RESULTS, "best runs/quickstart --at-least worst_group=0.2"))(best)
+    app.command(**options.listed(options.RESULTS, "export runs/quickstart --to results.csv"))(export)
+    app.command(**options.listed(options.RESULTS, "compare runs/quickstart runs/mnist --html comparison.html"))(compare)

@@ -1,4 +1,4 @@
-"""The flags that `dpsweep epsilon` and `dpsweep calibrate` share: those that describe a run, and others."""
+"""The flags that `dpsweep epsilon` and `dpsweep calibrate` share: of a run, a private selection, a target."""
 
 from __future__ import annotations
 
@@ -10,11 +10,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpe
 
 import typer
 
+from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
+from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.noise_strategies import STRATEGIES
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
-from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Trace
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands.run_shape import RunShape, delta_warning
 
@@ -162,3 +167,58 @@ def _release(text: str) -> Release:
         return lookup(_RELEASES, kind, "release")(text, float(amount))
     except ValueError as error:
         raise InvalidInput(f"--release is {text!r}, but must be gaussian:SIGMA or pure:EPSILON ({error})") from None
+
+
+SelectionTrials = Annotated[
+    float | None,
+    typer.Option(help="Only the best of a random number of such runs is released: the expected number of runs."),
+]
+SelectionShape = Annotated[
+    float | None,
+    typer.Option(help="With --selection-trials: shape of the number's law; 1 geometric (default), 0 logarithmic."),
+]
+SELECTION = (
+    "the guarantee of a selection needs a number of runs that is drawn at random and kept secret, settings drawn from "
+    "a law fixed in advance, scores that read training data only through the run, and no other run released"
+)
+
+
+def random_trials(mean: float | None, shape: float | None) -> RandomTrials | None:
+    """Return the distribution of the number of runs; None without ``--selection-trials``. Raises: InvalidInput for bad
+    flags.
+    """
+    if mean is None:
+        if shape is not None:
+            raise InvalidInput("--selection-shape needs --selection-trials, the expected number of runs")
+        return None
+    return RandomTrials(mean) if shape is None else RandomTrials(mean, shape)
+
+
+def accounted(
+    trace: Trace, delta: float, accountant: str, group_size: int, trials: RandomTrials | None
+) -> PrivacyEstimate:
+    """Return the epsilon of one run or, with ``trials``, of releasing the best of that random number of runs."""
+    if trials is None:
+        return account(trace, delta, accountant, group_size)
+    return account_selection(trace, trials, delta, accountant, group_size)
+
+
+def compared_with_naive(trace: Trace, delta: float, trials: RandomTrials) -> dict[str, Any]:
+    """For comparison with the selection: epsilon of one run, and of releasing the expected number of runs."""
+    together = account_together([trace] * round(trials.mean), delta)
+    return {
+        "selection_trials": trials.mean,
+        "selection_shape": trials.shape,
+        "one_trial_epsilon": account(trace, delta).as_dict()["epsilon"],
+        "all_trials_epsilon": together.as_dict()["epsilon"],
+    }
+
+
+def naive_note(beside: dict[str, Any]) -> str:
+    """Return one line with the numbers of `compared_with_naive`."""
+    one, every = (
+        "infinite" if beside[name] is None else f"{beside[name]:.4f}"
+        for name in ("one_trial_epsilon", "all_trials_epsilon")
+    )
+    number = round(beside["selection_trials"])
+    return f"epsilon of one such run alone is {one}; of {number} runs that are all released, {every}"

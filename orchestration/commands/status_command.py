@@ -20,15 +20,22 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.accounting.records import exists
 from dpsweep.accounting.registry import lookup, one_of
-from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at
 from dpsweep.orchestration.commands.console import show, stdout
-from dpsweep.orchestration.comparison.fitting import Fitting
-from dpsweep.orchestration.comparison.formats import clock, measured, number, per_unit, percent, seconds
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.formats import (
+    Fitting,
+    clock,
+    for_terminal,
+    measured,
+    number,
+    per_unit,
+    percent,
+    seconds,
+)
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
-from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import Recording
 from dpsweep.orchestration.records.status_snapshot import (
     PERIOD,
     STALE_AFTER,
@@ -108,7 +115,7 @@ def status(
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
-    app.command(**panels.listed(panels.CLUSTER, "status runs/quickstart --watch"))(status)
+    app.command(**options.listed(options.CLUSTER, "status runs/quickstart --watch"))(status)
 
 
 def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:

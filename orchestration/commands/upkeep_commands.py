@@ -7,24 +7,73 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Annotated
 
+import numpy as np
 import typer
 
+from dpsweep.accounting.accountants.joint_cost import epsilon_of_examples_together
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, require_finite
-from dpsweep.accounting.mechanism.reasons import in_words
-from dpsweep.accounting.records import exists, list_files
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import in_words, union, weakened
+from dpsweep.accounting.records import TrialFiles, exists, has_norms, list_files
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.commands import panels
-from dpsweep.orchestration.commands.arguments import AsJson, Folder
-from dpsweep.orchestration.commands.number_lists import whole_numbers
-from dpsweep.orchestration.comparison.formats import number, seconds
-from dpsweep.orchestration.comparison.plain_text import for_terminal, name_for_terminal
+from dpsweep.orchestration.commands import options
+from dpsweep.orchestration.commands.options import AsJson, Folder, whole_numbers
+from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
+from dpsweep.orchestration.comparison.formats import for_terminal, name_for_terminal, number, seconds
+from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
+from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
     from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
     from dpsweep.orchestration.execution.reaccounting import Answer
     from dpsweep.orchestration.records.published import GroupEpsilon
+
+
+def composed_of_examples(
+    files: SweepFiles, key: str | None, examples: Sequence[int], delta: float | None
+) -> PrivacyEstimate:
+    """Return the composed epsilon of the records ``examples`` together, from their contributions to each trial.
+
+    key: of one trial, by default all private ones; delta: by default the sweep's. Earlier starts, candidates of a
+    tuning, and trials without norms count with the most that records can contribute. A trial that did not train on a
+    record costs it nothing.
+
+    Claim: as `epsilon_of_examples_together`, and an estimate for the reasons of `ledger.composed`.
+    Raises: InvalidInput if no trial trained on one of the records, DataCorruption for damaged files.
+    """
+    ids, record = sorted(set(examples)), owned_record(files)
+    trials = [record.trial(point) for point in record.points if point.is_private and key in (None, point.key)]
+    cost = composed(trials)
+    if cost is None:
+        raise InvalidInput(f"{files.root} has no private trial that has shown anything; name another sweep or trial")
+    kept = {trial.key: _kept(files.trial(trial.key), trial.attempts) for trial in trials}
+    candidates = {(each.key, each.number): each for trial in trials for each in trial.candidates}
+    without = [each for trial in trials for each in trial.attempts if each is not kept[trial.key]]
+    without += candidates.values()
+    own = [recorded(files.trial(key), each.trace, ids) for key, each in kept.items() if each is not None]
+    missing = sorted(frozenset.intersection(*(each.missing for each in own))) if own else []
+    if missing:
+        raise InvalidInput(
+            f"--examples has {missing[0]}, but no trial of {files.root} with norms trained on an example of this id"
+        )
+    traces = [each.trace for each in kept.values() if each is not None]
+    runs = [(trace, one.steps, one.contributions) for trace, one in zip(traces, own, strict=True)]
+    most = np.ones((len(ids), 1), np.float32)
+    asked = max(attempt.delta for trial in trials for attempt in trial.attempts) if delta is None else delta
+    found = epsilon_of_examples_together([*runs, *((each.trace, (0,), most) for each in without)], asked)
+    reasons = cost.reasons if cost.estimate else union(trial.reasons for trial in trials)
+    return weakened(found, reasons)
+
+
+def _kept(files: TrialFiles, attempts: Sequence[Attempt]) -> Attempt | None:
+    """Return the attempt whose norms are stored: the last one that trained, if it showed what the stored trace says."""
+    trained = [attempt for attempt in attempts if attempt.trace.segments]
+    if not trained or not has_norms(files.norms) or stored_trace(files.trace) != trained[-1].trace:
+        return None
+    return trained[-1]
 
 
 def verify(
@@ -220,7 +269,6 @@ def account(
 
 
 def _together(files: SweepFiles, trial: str | None, examples: Sequence[int], delta: float | None) -> PrivacyEstimate:
-    from dpsweep.orchestration.commands.composed_examples import composed_of_examples
 
     return composed_of_examples(files, trial, examples, delta)
 
@@ -279,7 +327,7 @@ class _PartsPrinter:
 
 def register(app: typer.Typer) -> None:
     """Add the commands ``verify``, ``account``, ``prune`` and ``delete`` to ``app``."""
-    app.command(**panels.listed(panels.RESULTS, "verify runs/quickstart"))(verify)
-    app.command(**panels.listed(panels.RESULTS, "account runs/quickstart --delta 1e-6 --individual pld"))(account)
-    app.command(**panels.listed(panels.RESULTS, "prune runs/quickstart --norms --older-than 30"))(prune)
-    app.command(**panels.listed(panels.RESULTS, "delete runs/quickstart"))(delete)
+    app.command(**options.listed(options.RESULTS, "verify runs/quickstart"))(verify)
+    app.command(**options.listed(options.RESULTS, "account runs/quickstart --delta 1e-6 --individual pld"))(account)
+    app.command(**options.listed(options.RESULTS, "prune runs/quickstart --norms --older-than 30"))(prune)
+    app.command(**options.listed(options.RESULTS, "delete runs/quickstart"))(delete)

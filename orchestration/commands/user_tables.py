@@ -13,8 +13,7 @@ from dpsweep.accounting.jobs.release import SecretDraws
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import User
 from dpsweep.orchestration.commands.printed_tables import empty_table
-from dpsweep.orchestration.comparison.formats import number, percent
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.formats import for_terminal, number, percent
 from dpsweep.orchestration.sweeps.people import Comparison
 from dpsweep.workers.sampling.rows_per_user import release_of, released
 from dpsweep.workers.sampling.users import sampled

@@ -10,8 +10,13 @@ from typing import Final
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.orchestration.comparison.denominators import units_behind
-from dpsweep.orchestration.comparison.extremes import Extreme, corrected, extreme_bounds, extreme_difference_bounds
+from dpsweep.orchestration.comparison.extremes import (
+    Extreme,
+    corrected,
+    extreme_bounds,
+    extreme_difference_bounds,
+    units_behind,
+)
 from dpsweep.orchestration.comparison.formats import SHARES, Format, possible
 from dpsweep.orchestration.comparison.intervals import (
     LEVEL,

@@ -1,21 +1,69 @@
-"""Extremes over groups: the worst-served group, gaps and ratios between groups, with intervals and bias. Pure numpy.
+"""Extremes over groups with intervals and bias, denominators of their rates, and groups too small to show. Pure.
 
-The lowest of noisy numbers is too low, and a gap between them too large, the more groups there are. Bounds on an
-extreme therefore follow from bounds on every group, or on every pair of groups. Let t = min_g t_g, and g* the group
-with t_g* = t. Then t >= L_g* >= min_g L_g with a lower bound L_g that is wrong with probability a for each g (g* is
-fixed). And t <= min_g U_g if all upper bounds U_g hold at once, each wrong with probability a / G (Bonferroni).
+The number of independent units behind a rate: test examples, or users, in its denominator. Pure numpy. A true
+positive rate of 300 examples with three positives is known as well as a share of three. Rows of one user are no
+independent examples, so the user is the unit.
+
+Extremes over groups: the worst-served group, gaps and ratios between groups, with intervals and bias. Pure numpy. The
+lowest of noisy numbers is too low, and a gap between them too large, the more groups there are. Bounds on an extreme
+therefore follow from bounds on every group, or on every pair of groups. Let t = min_g t_g, and g* the group with t_g*
+= t. Then t >= L_g* >= min_g L_g with a lower bound L_g that is wrong with probability a for each g (g* is fixed). And
+t <= min_g U_g if all upper bounds U_g hold at once, each wrong with probability a / G (Bonferroni).
 """
 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
+import numpy.typing as npt
 
+from dpsweep.orchestration.comparison.formats import listed
 from dpsweep.orchestration.comparison.intervals import Array, Moments, bounds, deviations, singles
+from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.records.states import TrialState
+from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes
+
+Mask = npt.NDArray[np.bool_]
+
+
+def _everybody(found: Outcomes) -> Mask:
+    return np.ones(len(found.labels), dtype=bool)
+
+
+_OF_PREDICTIONS: Final[Mapping[str, Callable[[Outcomes], Mask]]] = {
+    "accuracy": _everybody,
+    "accuracy_change": _everybody,
+    "user_accuracy": _everybody,
+    "selection_rate": _everybody,
+    "majority_class_rate": _everybody,
+    "true_positive_rate": lambda found: found.labels == 1,
+    "false_positive_rate": lambda found: found.labels == 0,
+    "precision": lambda found: found.predicted == 1,
+}
+"""The examples in the denominator of a rate, by the name of its metric."""
+
+
+def units_behind(found: AnyOutcomes, name: str, members: Mask, is_share: bool) -> float:
+    """Return the number of units behind a metric of the examples ``members`` [n]; 0 for numbers that are not rates.
+
+    `is_share`: whether the metric has values in [0, 1] or, as a change, in [-1, 1]. The mean of the recalls of K
+    classes with n_k examples each varies as a share of K^2 / sum(1 / n_k) examples does.
+    """
+    if not isinstance(found, Outcomes):
+        return _count(found, members) if is_share else 0.0
+    if name == "balanced_accuracy":
+        sizes = [_count(found, members & (found.labels == label)) for label in np.unique(found.labels[members])]
+        return float(len(sizes) ** 2 / sum(1.0 / size for size in sizes)) if sizes else 0.0
+    return _count(found, members & _OF_PREDICTIONS[name](found)) if name in _OF_PREDICTIONS else 0.0
+
+
+def _count(found: AnyOutcomes, members: Mask) -> float:
+    return float(members.sum() if found.users is None else len(np.unique(found.users[members])))
+
 
 Kind = Literal["lowest", "highest", "gap", "ratio"]
 _MOST_PAIRS: Final = 400
@@ -153,3 +201,31 @@ def corrected(extreme: Extreme, found: Moments) -> float:
     if extreme.kind == "lowest":
         return min(found_value, float(limits.min()))
     return max(found_value, float(limits.max())) if extreme.kind == "highest" else found_value
+
+
+_NAMED: Final = 8
+"""Most groups that are named; intersections of several attributes may hide hundreds."""
+
+
+def hidden_groups_note(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
+    """Return a sentence that names the groups that finished trials do not show, without their sizes; nothing if all are
+    shown.
+
+    Data with a single group need no such sentence.
+    """
+    evaluated = [
+        (trial, trial.quality) for trial in trials if trial.state is TrialState.FINISHED and trial.quality is not None
+    ]
+    hidden = list(dict.fromkeys(name for _, quality in evaluated for name in quality.hidden))
+    shown = {group.name for _, quality in evaluated for group in quality.groups}
+    count = len(shown.union(hidden))
+    if not hidden or count < 2:
+        return ()
+    named = listed([*hidden[:_NAMED], *([f"{len(hidden) - _NAMED} more"] if len(hidden) > _NAMED else [])])
+    bounds = {bound for trial, _ in evaluated if (bound := trial.params.get("spec.min_group_size")) is not None}
+    least = f" = {listed(sorted(map(str, bounds)))}" if bounds else ""
+    verb, where = "is" if len(hidden) == 1 else "are", " in some trials" if shown.intersection(hidden) else ""
+    return (
+        f"{len(hidden)} of {count} groups {verb} not shown{where}: {named}. They have fewer than min_group_size{least} "
+        "test examples, or would give another group away; raise test_fraction or lower min_group_size to see them.",
+    )

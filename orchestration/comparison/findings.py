@@ -15,8 +15,8 @@ from scipy import special
 
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
+from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.formats import SHARES, first_few, listed
-from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
 from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS

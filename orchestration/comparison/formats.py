@@ -1,14 +1,81 @@
-"""Number formats of the report, the terminal and messages. Pure; every result is plain text."""
+"""Numbers and untrusted text as the report, the terminal and messages show them. Pure; every result is plain text."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+import re
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
+
+from rich.cells import cell_len
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.measure import Measurement
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
 
 from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.statistics import Spread
+
+_CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
+_MARKDOWN = re.compile(r"([\\`*_\[\]<>!#|~&])")
+_SECRET = re.compile(r"pass|pwd|secret|token|key|auth|credential", re.IGNORECASE)
+MASK = "***"
+
+
+def looks_secret(name: str) -> bool:
+    """Return whether a variable of this name probably holds a secret.
+
+    >>> looks_secret("AWS_SECRET_ACCESS_KEY"), looks_secret("DPSWEEP_DATA")
+    (True, False)
+    """
+    return _SECRET.search(name) is not None
+
+
+def for_terminal(text: str) -> str:
+    """Return the text with terminal control characters and characters that change the writing direction escaped."""
+    return _CONTROLS.sub(lambda found: found[0].encode("unicode_escape").decode(), text)
+
+
+def name_for_terminal(name: str) -> str:
+    """Return the name of a file on one line, with bytes that are no text spelt out; else as `for_terminal`.
+
+    >>> print(name_for_terminal("a\\nerror: none"))
+    a\\nerror: none
+    """
+    text = for_terminal(name.encode(errors="backslashreplace").decode())
+    return text.replace("\n", r"\n").replace("\t", r"\t")
+
+
+def for_markdown(text: str) -> str:
+    """Return the text escaped for Markdown: it is shown literally, without images, links or HTML."""
+    return _MARKDOWN.sub(r"\\\1", for_terminal(text))
+
+
+def secrets_of(uri: str) -> tuple[str, ...]:
+    """Return the secret parts of an address: its password, a user name without password that may be a token (HTTP
+    only), and query parameters with secret names. The whole address if it cannot be parsed."""
+    try:
+        parts = urlsplit(uri)
+        user, password = parts.username, parts.password
+    except ValueError:
+        return (uri,)
+    named = [value for name, value in parse_qsl(parts.query) if _SECRET.search(name)]
+    lone = user if user and not password and parts.scheme.startswith("http") else None
+    return tuple(dict.fromkeys(value for value in (password, lone, *named) if value))
+
+
+def masked(text: str, uri: str) -> str:
+    """Return ``text``, which may be ``uri`` itself, with the secrets of ``uri`` masked, whether percent-encoded
+    or not.
+    """
+    for secret in sorted(secrets_of(uri), key=len, reverse=True):
+        for spelt in dict.fromkeys((secret, unquote(secret), quote(secret, safe=""), quote(secret))):
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(spelt)}(?![A-Za-z0-9])", MASK, text)
+    return text
+
 
 MISSING = "–"
 """Shown in place of an unknown number."""
@@ -213,3 +280,41 @@ def listed(names: Sequence[str]) -> str:
     'flat, naive and dpsgd_f'
     """
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
+
+
+UNBOUNDED = 100_000
+"""A width, in characters, that no output reaches."""
+
+
+def print_line(console: Console, text: Text) -> None:
+    """Print one line; on a terminal it is broken between words, unless that would break a long path."""
+    is_long = any(len(word) > console.width for word in text.plain.split())
+    console.print(text, soft_wrap=is_long or not console.is_terminal)
+
+
+@dataclass(frozen=True)
+class Fitting:
+    """A table that, where it is wider than the terminal, is printed as its first column with the others below."""
+
+    table: Table
+
+    def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
+        widest = max((cell_len(_plain(cell)) for cell in self.table.columns[0].cells), default=0)
+        return Measurement(widest, Measurement.get(console, options, self.table).maximum)
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        needed = Measurement.get(console, options.update(width=UNBOUNDED), self.table)
+        if needed.minimum <= options.max_width:
+            yield self.table
+            return
+        first, *others = self.table.columns
+        for place, (name, row) in enumerate(zip(first.cells, self.table.rows, strict=True)):
+            cells = ((_plain(column.header), _plain(list(column.cells)[place])) for column in others)
+            words = "; ".join(f"{heading} {cell}".strip() for heading, cell in cells if cell not in ("", MISSING))
+            yield Text(_plain(name), style=row.style or "bold", no_wrap=True, overflow="ignore")
+            yield Padding(Text(words, style=row.style or "", overflow="fold"), (0, 0, 0, 2))
+
+
+def _plain(cell: RenderableType) -> str:
+    """Return the text of a cell; "" for a picture such as a progress bar."""
+    return cell.plain if isinstance(cell, Text) else cell if isinstance(cell, str) else ""

@@ -19,9 +19,8 @@ from dpsweep.accounting.records import (
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import of_trials
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
-from dpsweep.orchestration.records.accounts import read_accounts
 from dpsweep.orchestration.records.attempts import Attempt, read_attempts
-from dpsweep.orchestration.records.audits import read_audits
+from dpsweep.orchestration.records.later_results import read_accounts, read_audits
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest, read_manifest
 from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedSweep

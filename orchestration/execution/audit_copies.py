@@ -15,12 +15,12 @@ from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch
 from dpsweep.orchestration.execution.backend import Backend, Warn
 from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.records.audits import AuditRecord, record_of, write_audit
 from dpsweep.orchestration.records.integrity import require_unaltered
+from dpsweep.orchestration.records.later_results import AuditRecord, record_of, write_audit
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import FIRST_COME
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.results import TrialResult
-from dpsweep.orchestration.records.turn import FIRST_COME
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.workers.clipping import make_clipping

@@ -11,12 +11,12 @@ from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result
 from dpsweep.accounting.records import KeyCheck, new_key_check, require_key
 from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch
-from dpsweep.orchestration.execution.shared_storage import Probe
+from dpsweep.orchestration.execution.storage_checks import Probe
 from dpsweep.orchestration.records.failures import record_failure
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import Turn
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
-from dpsweep.orchestration.records.turn import Turn
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import AuditResult

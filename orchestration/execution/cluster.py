@@ -32,14 +32,12 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.parallel import fitting
 from dpsweep.accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
 from dpsweep.orchestration.execution.asking import Question, answers, named
-from dpsweep.orchestration.execution.autoscaler import has_autoscaler, is_beyond_autoscaler
 from dpsweep.orchestration.execution.environment import EMBEDDED, require_address, reread_environment
-from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of
-from dpsweep.orchestration.execution.quiet_stderr import stderr_without
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, has_autoscaler, is_beyond_autoscaler
 from dpsweep.orchestration.execution.session import private_session
 from dpsweep.orchestration.execution.shared_connection import kept
-from dpsweep.orchestration.execution.shared_storage import SHARED, Probe
-from dpsweep.orchestration.execution.sudden_end import told_if_killed
+from dpsweep.orchestration.execution.standard_error import stderr_without, told_if_killed
+from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
 from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
 from dpsweep.orchestration.sweeps.user_code import packed
 from dpsweep.workers.machine.memory import ALLOCATOR

@@ -21,27 +21,27 @@ from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.comparison.stored import candidate_attempts, kept_trials
 from dpsweep.orchestration.execution.completion import (
+    Close,
     Times,
+    account_stopped,
     complete_stopped,
     complete_trial,
     epsilon_so_far,
+    is_left_to_account,
     shown_trace,
 )
 from dpsweep.orchestration.execution.publication import Publish, Published, published, steps
-from dpsweep.orchestration.execution.stopped_trials import Close, account_stopped, is_left_to_account
-from dpsweep.orchestration.execution.storage_retries import PAUSES, patiently
-from dpsweep.orchestration.records.accounts import read_accounts
+from dpsweep.orchestration.execution.storage_checks import PAUSES, patiently
 from dpsweep.orchestration.records.attempts import Attempt, AttemptLog
-from dpsweep.orchestration.records.audits import read_audits
 from dpsweep.orchestration.records.failures import forget_failure, record_failure
 from dpsweep.orchestration.records.integrity import met_other_data
+from dpsweep.orchestration.records.later_results import read_accounts, read_audits
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import Manifest
 from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedTrial
-from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result_of
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus, status_of
+from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording, SweepStatus, TrialStatus, status_of
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder

@@ -11,12 +11,12 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs import Part, PartwiseJob, Result, account_in_process
 from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, audit_here
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
+from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.stopped_trials import close_here
-from dpsweep.orchestration.execution.storage_retries import train_patiently
+from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.limits import FIRST_COME, Turn
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
-from dpsweep.orchestration.records.turn import FIRST_COME, Turn
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import AuditResult

@@ -18,8 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import KeyCheck, new_key_check, read_bytes
 from dpsweep.orchestration.execution.cluster import own_package
-from dpsweep.orchestration.records.limits import NO_LIMITS, Limits
-from dpsweep.orchestration.records.turn import FIRST_COME, Turn
+from dpsweep.orchestration.records.limits import FIRST_COME, NO_LIMITS, Limits, Turn
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked
 from dpsweep.workers.own_code.imports import UserCode
 

@@ -26,7 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.gpus import require_gpu
-from dpsweep.orchestration.execution.storage_retries import patiently
+from dpsweep.orchestration.execution.storage_checks import patiently
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked

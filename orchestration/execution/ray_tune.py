@@ -26,10 +26,10 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.records import exists
-from dpsweep.orchestration.execution.autoscaler import has_autoscaler
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from dpsweep.orchestration.execution.gpus import off_gpu_nodes, require_gpu
-from dpsweep.orchestration.execution.storage_retries import train_patiently
+from dpsweep.orchestration.execution.nodes import has_autoscaler
+from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.resources import ResourceSettings

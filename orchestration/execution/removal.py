@@ -17,7 +17,7 @@ from dpsweep.accounting.records import (
 )
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.execution.object_stores import abort_uploads
+from dpsweep.orchestration.execution.storage_checks import abort_uploads
 from dpsweep.orchestration.records.attempts import AttemptLog
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.ownership import claimed, exclusive

@@ -19,7 +19,7 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.machine.node_folder import NODE_FOLDER
+from dpsweep.workers.machine.folders import NODE_FOLDER
 
 _VARIABLE = "RAY_TMPDIR"
 """Environment variable with the folder for all files of Ray and its workers; the default is TMPDIR."""

@@ -30,8 +30,8 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import parsed_json
 from dpsweep.orchestration.execution.cluster import refused_token
 from dpsweep.orchestration.execution.job_package import Package
-from dpsweep.orchestration.records.turn import Turn
-from dpsweep.orchestration.tracking.deadlines import Timed, within
+from dpsweep.orchestration.records.limits import Turn
+from dpsweep.orchestration.tracking.requests import Timed, within
 from dpsweep.workers.own_code.own_record import has_changed
 
 if TYPE_CHECKING:

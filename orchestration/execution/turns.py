@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources
-from dpsweep.orchestration.records.turn import Turn
+from dpsweep.orchestration.records.limits import Turn
 from dpsweep.orchestration.sweeps.resources import LABEL
 
 _BOARD: Final = b"dpsweep-turns"

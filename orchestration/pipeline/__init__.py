@@ -7,8 +7,7 @@ trains its candidates, as their own sweep, and then the best of each setting. `u
 """
 
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
-from dpsweep.orchestration.pipeline.record_again import record_again
-from dpsweep.orchestration.pipeline.reports import render_again, show_accounts
+from dpsweep.orchestration.pipeline.record_again import record_again, render_again, show_accounts
 from dpsweep.orchestration.pipeline.request import NoDisplay, Outcome, RunRequest
 from dpsweep.orchestration.pipeline.run import run_sweep
 

@@ -13,9 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.orchestration.comparison.fitting import Fitting, print_line
-from dpsweep.orchestration.comparison.formats import clock, measured, number, seconds
-from dpsweep.orchestration.comparison.plain_text import for_terminal
+from dpsweep.orchestration.comparison.formats import Fitting, clock, for_terminal, measured, number, print_line, seconds
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
 

@@ -1,4 +1,4 @@
-"""Records stored sweeps in MLflow: what a driver could not record, or what was run without MLflow."""
+"""Record stored sweeps in MLflow, and write their reports again."""
 
 from __future__ import annotations
 
@@ -9,19 +9,24 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.records import exists
 from dpsweep.orchestration.comparison.claims import checked_record
-from dpsweep.orchestration.comparison.plain_text import masked
-from dpsweep.orchestration.execution.publication import steps, stored_publication
+from dpsweep.orchestration.comparison.formats import masked
+from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.execution.publication import decided_on, published, steps, stored_publication
+from dpsweep.orchestration.execution.upkeep import damaged_files
+from dpsweep.orchestration.pipeline.request import Outcome
 from dpsweep.orchestration.pipeline.stage import recording_in
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
+from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
+from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.opening import open_tracker
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
@@ -148,3 +153,41 @@ class _Status:
             )
             with contextlib.suppress(StorageError):
                 write_snapshot(self._uri, now, self._is_sensitive)
+
+
+def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
+    """Write the reports of a sweep again, with the results of `dpsweep account`; under ``release: raw``, MLflow too.
+
+    tracking_uri: None for the SQLite store in the sweep's folder. Raises: StorageError, TrackingUnavailable, and
+    InvalidInput if MLflow cannot be opened.
+    """
+    files = SweepFiles(absolute(folder))
+    record = checked_record(files)
+    shown = published(files, record)
+    if not release_mode(record.disclosure).is_sensitive:
+        return
+    uri, data = tracking_uri or embedded_tracking_uri(files.local_folder), record.data()
+    tracker = open_tracker(uri, files, given_experiment(uri, read_snapshot(files.status), files))
+    tracker.open_sweep(tracked(record, files))
+    for trial in data.trials:
+        tracker.log_trial(trial)
+    for step in steps(record, data, shown):
+        step(tracker)
+
+
+def render_again(folder: str) -> Outcome:
+    """Verify every file of the trained trials of a sweep, and write its reports again.
+
+    Every epsilon is recomputed from the stored trace, because checksums detect damage but not tampering.
+
+    Raises: InvalidInput if the folder holds no sweep, or one with another encryption key. DataCorruption, without a
+    report, with one line per damaged file and per claim smaller than the cost of its trace.
+    """
+    files = SweepFiles(absolute(folder))
+    record = owned_record(files)
+    wrong = damaged_files(files, record)
+    if wrong:
+        raise DataCorruption("\n".join(wrong))
+    _, found = write_reports(files, record)
+    decided = decided_on(record.data(), found)
+    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0, decision=decided)

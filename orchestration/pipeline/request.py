@@ -12,10 +12,8 @@ from typing import Protocol
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.records.layout import SweepFiles, output_files
-from dpsweep.orchestration.records.limits import NO_LIMITS, Limits
-from dpsweep.orchestration.records.recording_progress import Recording
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
-from dpsweep.orchestration.records.turn import FIRST_COME, Turn
+from dpsweep.orchestration.records.limits import FIRST_COME, NO_LIMITS, Limits, Turn
+from dpsweep.orchestration.records.status import Recording, SweepStatus, TrialStatus
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 

@@ -8,29 +8,27 @@ from dataclasses import replace
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
-from dpsweep.orchestration.comparison.plain_text import masked
+from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.stored import kept_trials
 from dpsweep.orchestration.execution.backend import Backend, Opening
 from dpsweep.orchestration.execution.backends import backend, opening, solver
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
-from dpsweep.orchestration.execution.disk_space import require_space
 from dpsweep.orchestration.execution.environment import open_cluster
 from dpsweep.orchestration.execution.notices import Notices
-from dpsweep.orchestration.execution.object_stores import require_answer, require_client
 from dpsweep.orchestration.execution.planning import plan_at
 from dpsweep.orchestration.execution.publication import publisher
 from dpsweep.orchestration.execution.removal import named_trials, start_anew
 from dpsweep.orchestration.execution.reuse import take_finished
 from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
 from dpsweep.orchestration.execution.status_file import StatusFile, earlier_driver
+from dpsweep.orchestration.execution.storage_checks import require_answer, require_client, require_space
 from dpsweep.orchestration.pipeline.request import Display, Outcome, RunRequest
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.records.manifest import Manifest, open_manifest, write_manifest
 from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.status import SweepStatus
+from dpsweep.orchestration.records.status import Recording, SweepStatus
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.growth import grown, past_of
 from dpsweep.orchestration.sweeps.planned import Plan, accept

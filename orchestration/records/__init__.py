@@ -4,17 +4,15 @@ Other packages import only the modules in `__all__`. `layout` and `states` load 
 """
 
 __all__ = [
-    "accounts",
     "attempts",
-    "audits",
     "failures",
     "integrity",
+    "later_results",
     "layout",
     "limits",
     "manifest",
     "ownership",
     "published",
-    "recording_progress",
     "release_modes",
     "remembered",
     "report_digests",
@@ -23,5 +21,4 @@ __all__ = [
     "states",
     "status",
     "status_snapshot",
-    "turn",
 ]

@@ -9,14 +9,34 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
+from typing import Annotated, Any
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
-from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.errors import DataCorruption, DpsweepError
+from dpsweep.accounting.mechanism.estimates import without_guarantee
+from dpsweep.accounting.mechanism.plain import of_plain, to_plain
 from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import list_files, read_sealed, write_sealed
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.stored_trace import StoredTrace
+
+
+def _trace(stored: Trace | Mapping[str, Any]) -> Trace:
+    """Return the stored trace. Raises: ValueError if there is none.
+
+    Training never fixes contributions in advance, so contributions that claim a guarantee become output-specific.
+    """
+    if isinstance(stored, Trace):
+        return stored
+    try:
+        return of_plain({**stored, "contributions": without_guarantee(stored["contributions"])})
+    except (LookupError, TypeError, AttributeError, RuntimeError, DpsweepError) as error:
+        raise ValueError(f"no trace of a run ({error})") from error
+
+
+StoredTrace = Annotated[Trace, PlainValidator(_trace), PlainSerializer(to_plain)]
+"""A trace inside a JSON file."""
 
 
 @dataclass(frozen=True)

@@ -26,9 +26,9 @@ from dpsweep.accounting.records import (
     verify_users,
     write_private_sealed,
 )
-from dpsweep.orchestration.records.accounts import ACCOUNT_AGAIN
+from dpsweep.orchestration.records.later_results import ACCOUNT_AGAIN
 from dpsweep.orchestration.records.results import StoredResult
-from dpsweep.workers.machine.digests import noted_when_written
+from dpsweep.workers.machine.stored_tensors import noted_when_written
 
 _PRIVATE = "private/"
 _STEP = "/step="

@@ -13,15 +13,14 @@ from dpsweep.accounting.individual import FILTERED
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records import read_private_sealed, read_sealed, write_private_sealed, write_sealed
+from dpsweep.orchestration.records.attempts import StoredTrace
 from dpsweep.orchestration.records.published import IndividualStatistics, PublishedEpoch
 from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.stored_trace import StoredTrace
 from dpsweep.workers.evaluation.attack_results import AttackResults
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.device_use import DeviceUse
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.counters import GroupCourse, GroupDepartures
-from dpsweep.workers.training.history import TrainingResult
+from dpsweep.workers.training.history import GroupCourse, GroupDepartures, TrainingResult
 
 
 def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:

@@ -22,8 +22,8 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.records import read_sealed, write_sealed
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
-from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import Recording
 from dpsweep.workers.machine.device_use import DeviceUse
 
 PERIOD = 5.0

@@ -6,10 +6,9 @@ Other rooms import from the modules in `__all__` only: `owner`, for `dpsweep own
 __all__ = [
     "board",
     "catalogue",
-    "compared",
     "first_screen",
-    "live_report",
     "owner",
+    "page",
     "prose",
     "summary",
     "writing",

@@ -21,11 +21,11 @@ from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import number
-from dpsweep.orchestration.comparison.importance import importance
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
+from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial

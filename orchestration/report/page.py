@@ -15,6 +15,7 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
+from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_heads, cells, heads, shown_metrics
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.formats import KINDS, number
@@ -43,9 +44,9 @@ from dpsweep.orchestration.report.exact_results import (
 )
 from dpsweep.orchestration.report.explorer import explorer, explorer_data
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
-from dpsweep.orchestration.report.html import key, missing_panel, note, panel, section, sentence
+from dpsweep.orchestration.report.html import Cell, key, missing_panel, note, panel, section, sentence, table
 from dpsweep.orchestration.report.packing import packed, packed_plotly, script_safe
-from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences
+from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences, together
 from dpsweep.orchestration.report.style import Style, style_of
 from dpsweep.orchestration.report.tables import (
     by_group_table,
@@ -312,3 +313,45 @@ def _meanings(data: PublishedSweep) -> str:
     facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in data.provenance.items())
     provenance = f"<h3>Where the numbers come from</h3><dl>{facts}</dl>" if facts else ""
     return section("What the numbers mean", f'<dl class="prose">{words}</dl>', provenance)
+
+
+_PAGE = """<!DOCTYPE html>
+<html lang="en"><head><meta charset="utf-8"><title>{title}</title>
+<style>body{{font:16px/1.5 sans-serif;margin:3rem auto;max-width:90rem;padding:0 1rem;color:#1d1f23}}
+table{{border-collapse:collapse;font-size:.875rem;margin-bottom:1.5rem}}
+th,td{{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bottom:1px solid #dcdcd6}}
+.n{{text-align:right;font-variant-numeric:tabular-nums}}
+.scroll{{overflow-x:auto}}.sensitive{{border-left:4px solid #D55E00;padding-left:1rem}}dt{{font-weight:600}}</style>
+</head><body><h1>{title}</h1>{body}</body></html>
+"""
+
+
+def comparison_page(found: Comparison) -> str:
+    """Return the comparison as one HTML document without references to other files."""
+    rows: list[list[Cell]] = []
+    for setting in found.settings:
+        for line in setting.lines:
+            sweep = f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>"
+            numbers = ((escape(text), "n") for text in cells(line, found))
+            rows.append([(escape(setting.short_name), ""), (sweep, ""), *numbers])
+    columns = heads(found)
+    looks = ("", "", *("n" for _ in columns[2:]))
+    words = "".join(
+        f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in shown_metrics(found)
+    )
+    body = (
+        *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
+        *(note(sentence, "sensitive") for sentence in found.differences),
+        *([_between(found)] if found.between else []),
+        table(zip(columns, looks, strict=True), rows),
+        *(f"<p>{escape(sentence)}</p>" for sentence in together(found.trials)),
+        f"<h2>What the numbers mean</h2><dl>{words}</dl>",
+    )
+    title = escape(f"Comparison of {', '.join(dict.fromkeys(found.sweeps.values()))}")
+    return _PAGE.format(title=title, body="".join(body))
+
+
+def _between(found: Comparison) -> str:
+    """Return the table of parameters in which whole sweeps differ."""
+    rows = [[(escape(text), "") for text in each.cells()] for each in found.between]
+    return table([(head, "") for head in between_heads(found)], rows)

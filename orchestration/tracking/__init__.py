@@ -7,7 +7,6 @@ __all__ = [
     "abandoned",
     "access",
     "addresses",
-    "deadlines",
     "embedded",
     "given_stores",
     "mlflow",
@@ -16,5 +15,6 @@ __all__ = [
     "opening",
     "plain_comparison",
     "recorder",
+    "requests",
     "tracker",
 ]

@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.orchestration.comparison.plain_text import MASK, masked
+from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.safety import require_safe_tracking
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot

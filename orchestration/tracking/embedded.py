@@ -29,10 +29,10 @@ from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records import UnsafeFile, write_bytes_atomically
 from dpsweep.orchestration.records.layout import DATABASE
 from dpsweep.orchestration.tracking.addresses import is_server
-from dpsweep.orchestration.tracking.deadlines import Timed
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.requests import Timed
 from dpsweep.orchestration.tracking.sqlite_files import Parts, file_of, require_schema, runs_by_itself
-from dpsweep.workers.machine.user_cache import CACHE
+from dpsweep.workers.machine.folders import CACHE
 
 Client = TypeVar("Client")
 _SCHEME = "sqlite:///"

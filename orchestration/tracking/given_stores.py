@@ -10,10 +10,10 @@ from __future__ import annotations
 import os
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.plain_text import MASK, masked
+from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.remembered import is_noted, note
+from dpsweep.orchestration.records.status import Recording
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri

@@ -29,15 +29,14 @@ from mlflow.entities import Dataset, DatasetInput, Run
 from mlflow.exceptions import MlflowException
 from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME
 
+from dpsweep.orchestration.comparison.formats import for_markdown
 from dpsweep.orchestration.comparison.metrics import final_metrics
-from dpsweep.orchestration.comparison.plain_text import for_markdown
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, setting_name
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedDataset, PublishedSweep, PublishedTrial
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.tracking.addresses import experiment_name, is_server, probe, reported
-from dpsweep.orchestration.tracking.locations import MOST_PAGES
+from dpsweep.orchestration.tracking.addresses import MOST_PAGES, experiment_name, is_server, probe, reported
 from dpsweep.orchestration.tracking.models import ModelLog
 from dpsweep.orchestration.tracking.plain_comparison import (
     KIND,
@@ -51,8 +50,8 @@ from dpsweep.orchestration.tracking.plain_comparison import (
     spreads,
     valid_name,
 )
+from dpsweep.orchestration.tracking.requests import each
 from dpsweep.orchestration.tracking.runs import MlflowRuns, Point
-from dpsweep.orchestration.tracking.side_by_side import each
 from dpsweep.orchestration.tracking.tracker import (
     COMPOSED,
     RunStatus,

@@ -13,9 +13,8 @@ from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepositor
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.best import Best
-from dpsweep.orchestration.comparison.formats import number
+from dpsweep.orchestration.comparison.formats import masked, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
-from dpsweep.orchestration.comparison.plain_text import masked
 from dpsweep.orchestration.comparison.values import delta, epsilon
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedTrial

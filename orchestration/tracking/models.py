@@ -23,9 +23,9 @@ from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.tracking.locations import MOST_PAGES, require_location
+from dpsweep.orchestration.tracking.addresses import MOST_PAGES, require_location
 from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL, Compared, valid_name
-from dpsweep.orchestration.tracking.side_by_side import each
+from dpsweep.orchestration.tracking.requests import each
 from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.training.history import read_training_result
 

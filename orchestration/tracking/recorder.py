@@ -11,9 +11,8 @@ from dataclasses import replace
 from typing import Final
 
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
-from dpsweep.orchestration.tracking.deadlines import within
-from dpsweep.orchestration.tracking.side_by_side import each
+from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.tracking.requests import each, within
 from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0

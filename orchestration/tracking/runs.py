@@ -20,8 +20,8 @@ from mlflow import MlflowClient
 from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from dpsweep.orchestration.tracking.addresses import require_location
 from dpsweep.orchestration.tracking.embedded import timed
-from dpsweep.orchestration.tracking.locations import require_location
 from dpsweep.orchestration.tracking.plain_comparison import COMPARED, valid_name
 
 _SCALARS: Final = ("final/", "privacy/", "fairness/", "deviation/", "trials/", "setting/", COMPARED)

@@ -94,7 +94,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/tracking/deadlines.py",
+        "orchestration/tracking/requests.py",
         ("tests/orchestration/tracking/test_hostile_server.py",),
         B("if len(self._left) >= MOST_LEFT:", "if False:", "a server that never answers is asked without end"),
     ),
@@ -104,7 +104,7 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         B("(FileNotFoundError, ValidationError)", "ValidationError", "a job without description is a traceback"),
     ),
     *bugs_in(
-        "accounting/records/private_files.py",
+        "accounting/records/sealed.py",
         ENCRYPTION,
         B(
             "    write_in_private_folder(uri, stored)",

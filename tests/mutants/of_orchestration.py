@@ -229,7 +229,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "two drivers share a folder"),
     ),
     *bugs_in(
-        "orchestration/execution/stopped_trials.py",
+        "orchestration/execution/completion.py",
         ("tests/orchestration/execution/test_coordinator.py",),
         B(
             "    forget_checkpoint(files.checkpoint)\n    if not is_asked",

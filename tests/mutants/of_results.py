@@ -67,7 +67,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/comparison/denominators.py",
+        "orchestration/comparison/extremes.py",
         ("tests/orchestration/comparison/test_coverage.py",),
         B(
             '"true_positive_rate": lambda found: found.labels == 1',

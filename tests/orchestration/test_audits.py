@@ -18,7 +18,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import group_table
 from dpsweep.workers.evaluation.attack_results import read_attacks, write_attacks
-from dpsweep.workers.machine.digests import note_written
+from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.planted_trials import finished_with
 from tests.orchestration.public_values import is_public, words

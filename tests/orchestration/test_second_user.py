@@ -17,7 +17,7 @@ from dpsweep.accounting.records import read_private
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
-from dpsweep.orchestration.records.accounts import write_account
+from dpsweep.orchestration.records.later_results import write_account
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import UnsafeFile, is_encrypting, make_private_file, make_private_folder
-from dpsweep.workers.machine.node_folder import node_folder
+from dpsweep.workers.machine.folders import node_folder
 
 _MAX_ROWS_IN_MEMORY: Final = 1024
 """Largest number of rows of a selection that is held in memory."""
@@ -100,7 +100,7 @@ def once_on_node(
 ) -> tuple[Tensor, ...] | None:
     """Return the columns, written by the first trial of the run on this node and mapped by all others.
 
-    None where the run has no folder for them (`dpsweep.workers.machine.node_folder`), or one that cannot hold them,
+    None where the run has no folder for them (`dpsweep.workers.machine.folders`), or one that cannot hold them,
     and where private files are encrypted. `key`, `forms`, `blocks`: as for `ColumnFiles`, the key as a function that
     is called only if needed. `rows`: how many there are.
     """

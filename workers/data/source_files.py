@@ -22,7 +22,7 @@ from PIL import Image
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records import require_shallow_schema
 from dpsweep.accounting.registry import lookup
-from dpsweep.workers.machine.user_cache import CACHE
+from dpsweep.workers.machine.folders import CACHE
 
 T = TypeVar("T")
 DATA_VARIABLE = "DPSWEEP_DATA"

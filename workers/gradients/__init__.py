@@ -5,10 +5,9 @@ from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.half_precision import in_its_precision, require_autocast
 from dpsweep.workers.gradients.hidden_state import HiddenState
 from dpsweep.workers.gradients.layers import OUTERMOST
-from dpsweep.workers.gradients.modes import modes_kept, modes_of, set_modes
+from dpsweep.workers.gradients.modes import RandomState, modes_kept, modes_of, set_modes
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.gradients.planners import Planner, ShapePlanner, TimingPlanner
-from dpsweep.workers.gradients.randomness import RandomState
 
 __all__ = [
     "OUTERMOST",

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from dpsweep.workers.gradients.layers import Layer, outputs_are_precise, which_read_outputs
 from dpsweep.workers.gradients.micro_batches import MicroBatch
-from dpsweep.workers.gradients.randomness import RandomState
+from dpsweep.workers.gradients.modes import RandomState
 
 T = TypeVar("T")
 

@@ -16,8 +16,7 @@ from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpsweep.workers.gradients.hidden_state import HiddenState
-from dpsweep.workers.gradients.modes import modes_kept
-from dpsweep.workers.gradients.randomness import RandomState
+from dpsweep.workers.gradients.modes import RandomState, modes_kept
 
 SHARES = (0.25, 0.75)
 """Constants that replace continuous draws; two of them, because a model may branch on whether a draw exceeds 1/2."""

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.factors import ExampleGradients
-from dpsweep.workers.gradients.randomness import RandomState
+from dpsweep.workers.gradients.modes import RandomState
 
 
 @dataclass(frozen=True)

@@ -35,7 +35,7 @@ from dpsweep.accounting.records import (
 )
 from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_of_a_package
 from dpsweep.workers.gradients.modes import modes_of
-from dpsweep.workers.machine.node_folder import node_folder
+from dpsweep.workers.machine.folders import node_folder
 
 
 @dataclass(frozen=True)

@@ -20,8 +20,7 @@ from dpsweep.workers.gradients.deterministic_passes import SHARES, ConstantDraws
 from dpsweep.workers.gradients.half_precision import has_half_precision
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.mixing import where_rows_mix
-from dpsweep.workers.gradients.modes import modes_kept
-from dpsweep.workers.gradients.randomness import RandomState
+from dpsweep.workers.gradients.modes import RandomState, modes_kept
 
 T = TypeVar("T")
 S = TypeVar("S")

@@ -7,9 +7,7 @@ __all__ = [
     "checkpoint",
     "device_use",
     "devices",
-    "digests",
+    "folders",
     "memory",
-    "node_folder",
     "stored_tensors",
-    "user_cache",
 ]

@@ -1,16 +1,28 @@
-"""Reads what `torch.save` has stored: tensors and plain values, and no code.
+"""Read what `torch.save` has stored, without running code, and take sha256 of files that training writes.
 
-A file may come from somebody else. Only tensors and plain values are unpickled, and only from archives whose entries
-are stored as they are, as `torch.save` makes them. A few kilobytes that are compressed may unfold to all memory. So may
-a few bytes that ask for a ``bytearray`` of some length, which torch allows.
+Reads what `torch.save` has stored: tensors and plain values, and no code. A file may come from somebody else. Only
+tensors and plain values are unpickled, and only from archives whose entries are stored as they are, as `torch.save`
+makes them. A few kilobytes that are compressed may unfold to all memory. So may a few bytes that ask for a
+``bytearray`` of some length, which torch allows.
 """
 
 from __future__ import annotations
 
 import io
+import json
 import pickletools
 import zipfile
 from typing import Any
+
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records import (
+    TrialFiles,
+    digest_of,
+    list_files,
+    parsed_json,
+    read_private_sealed,
+    write_private_sealed,
+)
 
 
 class NoTensors(Exception):
@@ -43,4 +55,35 @@ def _makes_bytes(pickled: bytes) -> bool:
     return any(
         operation.name == "GLOBAL" and str(name).rpartition(" ")[2] == "bytearray"
         for operation, name, _ in pickletools.genops(pickled)
+    )
+
+
+def note_written(files: TrialFiles) -> None:
+    """Store the digest of each file that training has written and will not write again, all of them in ``private/``.
+
+    `TrialFiles.private_digests` holds them until the trial is accounted, and from then on the digests of private files
+    alone.
+    """
+    there = set(list_files(files.root))
+    digests = {name: digest_of(uri) for uri in _written(files) if (name := uri.removeprefix(f"{files.root}/")) in there}
+    write_private_sealed(files.private_digests, json.dumps(digests).encode())
+
+
+def noted_when_written(files: TrialFiles) -> dict[str, str]:
+    """Return what `note_written` stored, by name.
+
+    Empty once the trial is accounted, and where the file is damaged.
+    """
+    try:
+        content = read_private_sealed(files.private_digests, "")
+    except DataCorruption:
+        return {}
+    noted: dict[str, str] = {} if content is None else parsed_json(content)
+    return noted if files.model.removeprefix(f"{files.root}/") in noted else {}
+
+
+def _written(files: TrialFiles) -> tuple[str, ...]:
+    return (
+        *(files.spec, files.model, files.inputs, files.trace, files.device),
+        *(files.data_fingerprint, files.private_training, files.attacks, files.held_out, files.outcomes),
     )

@@ -7,7 +7,6 @@ __all__ = [
     "augmentation",
     "batch_gradients",
     "classifier",
-    "counters",
     "history",
     "less_memory",
     "norm_recorder",

@@ -15,8 +15,7 @@ from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.gradients import modes_of, set_modes
-from dpsweep.workers.training.counters import COUNTERS, Counters
-from dpsweep.workers.training.history import EpochRecord
+from dpsweep.workers.training.history import COUNTERS, Counters, EpochRecord
 
 
 class Stateful(Protocol):

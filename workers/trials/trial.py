@@ -36,7 +36,7 @@ from dpsweep.workers.evaluation.references import reference_scores
 from dpsweep.workers.machine.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
 from dpsweep.workers.machine.device_use import DeviceUse, write_device_use
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device
-from dpsweep.workers.machine.digests import note_written
+from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.models import build_model
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode

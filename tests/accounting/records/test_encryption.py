@@ -21,8 +21,13 @@ from dpsweep.accounting.records.arrow_parts import MANIFEST
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, decrypted, encrypted, new_key_check, require_key
 from dpsweep.accounting.records.epsilon_files import noted_epsilons, read_epsilons
 from dpsweep.accounting.records.files import list_files
-from dpsweep.accounting.records.private_files import append_private, read_private, write_private
-from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.sealed import (
+    append_private,
+    read_private,
+    read_private_sealed,
+    write_private,
+    write_private_sealed,
+)
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_norms, write_trial

@@ -14,7 +14,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.pipeline import render_again
-from dpsweep.orchestration.records.audits import audit_schema
+from dpsweep.orchestration.records.later_results import audit_schema
 from dpsweep.orchestration.records.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained, trained_sweep
 from tests.orchestration.public_values import words

@@ -10,7 +10,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.orchestration.comparison.fitting import Fitting
+from dpsweep.orchestration.comparison.formats import Fitting
 from dpsweep.orchestration.pipeline.progress import _picture
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus

@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.dashboard import _COOKIE, application, dashboard
-from dpsweep.orchestration.comparison.importance import importance
 from dpsweep.orchestration.comparison.parameters import choices
+from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot

@@ -12,7 +12,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from dpsweep.orchestration.commands import panels
+from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.main import app
 from tests.orchestration.processes import environment
 
@@ -21,7 +21,7 @@ COMMANDS = {
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
     if not command.hidden
 }
-PANELS = (panels.RUN, panels.CLUSTER, panels.RESULTS, panels.PRIVACY)
+PANELS = (options.RUN, options.CLUSTER, options.RESULTS, options.PRIVACY)
 
 
 def test_the_help_groups_every_command() -> None:

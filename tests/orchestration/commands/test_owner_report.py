@@ -20,7 +20,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.owner_report import read_owner_report
 from dpsweep.orchestration.comparison.formats import at_most_share
 from dpsweep.orchestration.execution.completion import Times, complete_trial
-from dpsweep.orchestration.records.audits import AuditRecord, write_audit
+from dpsweep.orchestration.records.later_results import AuditRecord, write_audit
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep

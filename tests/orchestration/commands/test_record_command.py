@@ -22,8 +22,8 @@ from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.records.ownership import exclusive
-from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import Recording
 from dpsweep.orchestration.records.status_snapshot import (
     STALE_AFTER,
     SweepSnapshot,

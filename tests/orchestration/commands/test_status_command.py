@@ -19,8 +19,8 @@ from dpsweep.orchestration.commands.console import show
 from dpsweep.orchestration.commands.main import app, main
 from dpsweep.orchestration.commands.status_command import picture, warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
-from dpsweep.orchestration.records.recording_progress import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.records.status_snapshot import (
     ClusterSnapshot,
     NodeSnapshot,

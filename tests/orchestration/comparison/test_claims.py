@@ -180,7 +180,6 @@ UNCHECKED = {
     "commands/audit.py": "passes the sweep to `execution/audit_copies.py`, which compares all claims first",
     "commands/owner_report.py": "asks `founded_result` first, and then reads the epsilons of examples beside it",
     "commands/upkeep_commands.py": "verifies, or names what is to be deleted",
-    "commands/composed_examples.py": "computes every epsilon from the traces; reads why they are estimates",
     "commands/stored_trial.py": "computes every epsilon from the trace; reads why they are estimates",
     "execution/removal.py": "deletes, forgets, or retries",
     "execution/upkeep.py": "verifies, or deletes norms",
@@ -188,8 +187,8 @@ UNCHECKED = {
     "execution/reaccounting.py": "compares all claims itself before it accounts",
     "execution/reuse.py": "compares the claims of each trial before it is copied",
     "pipeline/tuning.py": "compares the code of candidates, and passes no epsilon on",
-    "pipeline/reports.py": "compares all claims itself before it writes",
-    "report/live_report.py": "compares all claims itself before it writes",
+    "pipeline/record_again.py": "compares all claims itself before it writes",
+    "report/writing.py": "compares all claims itself before it writes",
 }
 """Modules that may read results without `checked_record` and `founded_result`, and why nothing is passed on there."""
 

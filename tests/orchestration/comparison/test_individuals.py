@@ -14,11 +14,12 @@ from dpsweep.accounting.jobs import CountedEpsilons, Counting, Members, summaris
 from dpsweep.accounting.jobs.release import GroupStatistics, ReleasedStatistics
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.records.epsilon_files import Epsilons
-from dpsweep.orchestration.comparison.densities import density, loss_density
 from dpsweep.orchestration.comparison.individuals import (
+    density,
     exact_statistics,
     kind_of_capped,
     loss_correlation,
+    loss_density,
     released_statistics,
 )
 from dpsweep.orchestration.comparison.metrics import known

@@ -95,7 +95,7 @@ def test_waiting_parts_start_cpu_nodes_and_no_gpu_node(address: str, tmp_path: P
 ASKED = """
 import sys
 import ray
-from dpsweep.orchestration.execution.autoscaler import is_beyond_autoscaler
+from dpsweep.orchestration.execution.nodes import is_beyond_autoscaler
 
 ray.init(sys.argv[1], log_to_driver=False, configure_logging=False)
 print(sum(is_beyond_autoscaler({"CPU": 1.0}) for _ in range(300)))

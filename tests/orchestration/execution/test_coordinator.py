@@ -21,10 +21,10 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.completion import Close
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
 from dpsweep.orchestration.execution.publication import published, publisher
-from dpsweep.orchestration.execution.stopped_trials import Close
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial

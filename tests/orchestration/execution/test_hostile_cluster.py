@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution import submission
-from dpsweep.orchestration.tracking import deadlines
+from dpsweep.orchestration.tracking import requests
 from tests.orchestration.odd_server import answering
 
 VERSION = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x", "session_name": "\x1b]0;t\x07"}
@@ -46,7 +46,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(slow: str, monkeypatch: p
 def test_an_answer_that_fills_the_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
-    monkeypatch.setattr(deadlines, "LARGEST", 100_000)
+    monkeypatch.setattr(requests, "LARGEST", 100_000)
     with answering(lambda method, path: VERSION if path.endswith("/version") else [" " * 200_000]) as server:
         error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
     assert isinstance(error, InvalidInput)

@@ -12,16 +12,18 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import main
-from dpsweep.orchestration.execution import probing
+from dpsweep.orchestration.execution import prediction
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.prediction import Capacity, predict, training_seconds
-from dpsweep.orchestration.execution.probing import (
+from dpsweep.orchestration.execution.prediction import (
     AccountingProbe,
+    Capacity,
     SweepProbe,
     kind,
     norm_passes,
+    predict,
     probe_sweep,
     run_kind,
+    training_seconds,
 )
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -68,7 +70,7 @@ def test_the_probe_of_the_command_is_near_the_real_run(
         probes.append(probe_sweep(sweep, plan, code))
         return probes[0]
 
-    monkeypatch.setattr(probing, "probe_sweep", kept)
+    monkeypatch.setattr(prediction, "probe_sweep", kept)
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP)
     assert run_plan(monkeypatch, file, "--probe", "--cpus", 4, "--price-per-hour", 3.6, "--json") == 0

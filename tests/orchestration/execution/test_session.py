@@ -299,9 +299,9 @@ import ray
 from dpsweep.orchestration.execution.cluster import connected
 def share():
     from dpsweep.workers.data.mapped import once_on_node, Form
-    import numpy, torch, dpsweep.workers.machine.node_folder
+    import numpy, torch, dpsweep.workers.machine.folders
     once_on_node(lambda: "key", [Form(torch.uint8, (2,))], 1, lambda: iter([[numpy.zeros((1, 2), numpy.uint8)]]))
-    return str(dpsweep.workers.machine.node_folder.node_folder())
+    return str(dpsweep.workers.machine.folders.node_folder())
 with connected(EMBEDDED, Path(sys.argv[1])):
     folder = Path(ray.get(ray.remote(num_cpus=0)(share).remote()))
     print(folder, oct(folder.stat().st_mode), *sorted(file.name for file in folder.iterdir()))

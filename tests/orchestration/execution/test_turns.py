@@ -10,7 +10,7 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.execution.gpus import off_gpu_nodes
 from dpsweep.orchestration.execution.turns import Entry, waits_before
-from dpsweep.orchestration.records.turn import Turn
+from dpsweep.orchestration.records.limits import Turn
 from tests.orchestration.processes import script
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
@@ -20,7 +20,7 @@ import time
 import ray
 from dpsweep.orchestration.execution import turns
 from dpsweep.orchestration.execution.turns import Turns
-from dpsweep.orchestration.records.turn import Turn
+from dpsweep.orchestration.records.limits import Turn
 
 turns._LOOK = 0.0
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

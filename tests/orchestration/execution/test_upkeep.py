@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import list_files
-from dpsweep.accounting.records.private_files import write_private
+from dpsweep.accounting.records.sealed import write_private
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.records.layout import SweepFiles

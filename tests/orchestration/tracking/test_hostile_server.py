@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from dpsweep.orchestration.tracking import deadlines, embedded, mlflow
-from dpsweep.orchestration.tracking.deadlines import MOST_LEFT, Timed
-from dpsweep.orchestration.tracking.locations import require_location
+from dpsweep.orchestration.tracking import embedded, mlflow, requests
+from dpsweep.orchestration.tracking.addresses import require_location
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.requests import MOST_LEFT, Timed
 from dpsweep.orchestration.tracking.tracker import TrackedSweep, TrackingUnavailable
 from tests.orchestration.odd_server import Answer, Server, answering
 
@@ -122,7 +122,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(
 def test_an_answer_that_fills_the_memory_is_given_up(
     served: Callable[[Answer], Server], monkeypatch: pytest.MonkeyPatch, is_packed: bool
 ) -> None:
-    monkeypatch.setattr(deadlines, "LARGEST", 100_000)
+    monkeypatch.setattr(requests, "LARGEST", 100_000)
     body = b"[" + b" " * 200_000
     packed = gzip.compress(body) if is_packed else body
     encoding = "Content-Encoding: gzip\r\n" if is_packed else ""

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.recording_progress import Recording
 from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.records.status import Recording
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker

@@ -15,7 +15,7 @@ import torch
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import KEY_VARIABLE, TrialFiles
 from dpsweep.workers.data import cifar, load_dataset, mapped, texts
-from dpsweep.workers.machine.node_folder import NODE_FOLDER
+from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.spec import Component, DataSpec
 from dpsweep.workers.training.training_data import TrainingData
 from dpsweep.workers.trials.trial import run_trial

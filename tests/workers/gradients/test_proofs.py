@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients import GradientEngine, proofs
 from dpsweep.workers.gradients.proofs import digest_of
-from dpsweep.workers.machine.node_folder import NODE_FOLDER
+from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function
 from tests.workers.brute_force import per_example_loss
 

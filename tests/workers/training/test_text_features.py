@@ -13,7 +13,7 @@ import torch
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import Dataset, load_dataset
-from dpsweep.workers.machine.node_folder import NODE_FOLDER
+from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.own_code.own_record import changed_code

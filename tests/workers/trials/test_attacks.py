@@ -19,7 +19,7 @@ from dpsweep.workers.data import Source, load_dataset, make_split
 from dpsweep.workers.data.cuts import cut
 from dpsweep.workers.evaluation.attack_results import AttackResults, GroupAttack, read_attacks, write_attacks
 from dpsweep.workers.evaluation.predictions import evaluate, predict
-from dpsweep.workers.machine.digests import noted_when_written
+from dpsweep.workers.machine.stored_tensors import noted_when_written
 from dpsweep.workers.models import build_model
 from dpsweep.workers.spec import (
     AttackSpec,

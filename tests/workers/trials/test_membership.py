@@ -15,7 +15,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Source, make_split
 from dpsweep.workers.evaluation.attack_results import MembershipAttack, auc_interval, read_attacks
-from dpsweep.workers.machine.digests import noted_when_written
+from dpsweep.workers.machine.stored_tensors import noted_when_written
 from dpsweep.workers.spec import AttackSpec, Component, DataSpec, NoiseSpec, NormSpec, RmiaSpec, SamplingSpec
 from dpsweep.workers.trials.membership import area, balanced, halves, log_ratio
 from dpsweep.workers.trials.trial import run_trial

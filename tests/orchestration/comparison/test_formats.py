@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsweep.orchestration.comparison.plain_text import for_markdown, for_terminal, masked
+from dpsweep.orchestration.comparison.formats import for_markdown, for_terminal, masked
 
 
 def test_a_terminal_is_not_steered() -> None:

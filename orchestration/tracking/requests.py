@@ -1,6 +1,7 @@
-"""Clients of servers whose calls end: the timeouts of HTTP libraries bound the pause between two bytes, not an answer.
+"""Requests to servers that end in time, and side by side.
 
-A server that sends a byte now and then, in a header or a body, would keep whoever waits for it as long as it likes. One
+Clients of servers whose calls end: the timeouts of HTTP libraries bound the pause between two bytes, not an answer. A
+server that sends a byte now and then, in a header or a body, would keep whoever waits for it as long as it likes. One
 that sends without end would fill the memory.
 """
 
@@ -8,7 +9,7 @@ from __future__ import annotations
 
 import functools
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from typing import Any, Final, TypeVar
 
@@ -107,3 +108,39 @@ def _bound_answers() -> None:
     answers: Any = Response  # whose property is replaced
     original = answers.content.fget
     answers.content = property(content)
+
+
+Item = TypeVar("Item")
+
+
+def each(function: Callable[[Item], object], items: Iterable[Item], in_flight: int) -> None:
+    """Call ``function`` for every item, in up to ``in_flight`` threads; return when all calls have.
+
+    After an error no further call begins, and the first error is raised. With one in flight, or one item, the calls are
+    made in this thread.
+    """
+    waiting = list(items)[::-1]
+    errors: list[BaseException] = []
+
+    def work() -> None:
+        while waiting and not errors:
+            try:
+                item = waiting.pop()
+            except IndexError:  # another thread took the last one
+                return
+            try:
+                function(item)
+            except BaseException as error:
+                errors.append(error)
+
+    number = min(in_flight, len(waiting))
+    if number <= 1:
+        work()
+    else:
+        threads = [threading.Thread(target=work, name="dpsweep-mlflow", daemon=True) for _ in range(number)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    if errors:
+        raise errors[0]

@@ -1,4 +1,4 @@
-"""The folder of a run on this node, in which its trials share what they have decoded."""
+"""Folders of this node: that of a run, whose trials share what they have decoded, and the user's cache."""
 
 from __future__ import annotations
 
@@ -14,3 +14,7 @@ def node_folder() -> Path | None:
     """Return the path in `NODE_FOLDER`; None outside an embedded run."""
     given = os.environ.get(NODE_FOLDER)
     return Path(given) if given else None
+
+
+CACHE = Path("~/.cache/dpsweep")
+"""Call ``expanduser`` before use."""

@@ -9,8 +9,8 @@ import pytest
 
 from dpsweep.orchestration.commands.printed_tables import print_outcome
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.findings import findings, warnings
-from dpsweep.orchestration.comparison.hidden_groups import hidden_groups_note
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.pipeline import Outcome
 from dpsweep.orchestration.records.published import PublishedTrial

@@ -93,7 +93,7 @@ def test_an_embedded_cluster_adds_no_lines_of_its_own_when_its_driver_is_told_to
 
 _STUCK = """
 import hashlib, threading
-from dpsweep.orchestration.commands.ending import ended_by_signals
+from dpsweep.orchestration.commands.running import ended_by_signals
 with ended_by_signals():
     threading.Timer(1.0, print, ["ready"], {"flush": True}).start()  # from inside the call below
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour in which Python calls no handler
@@ -102,7 +102,7 @@ with ended_by_signals():
 
 _OCCUPIED = """
 import threading, time
-from dpsweep.orchestration.commands.ending import ended_by_signals
+from dpsweep.orchestration.commands.running import ended_by_signals
 threading.Thread(target=time.sleep, args=(1800,)).start()  # an interpreter would wait for it
 with ended_by_signals():
     try:

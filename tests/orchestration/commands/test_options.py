@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.output_files import write_file
+from dpsweep.orchestration.commands.options import write_file
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

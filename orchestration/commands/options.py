@@ -1,0 +1,101 @@
+"""Parts that commands share: groups in ``dpsweep --help``, arguments, options, lists of numbers, output files."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Annotated, Any, Final
+
+import typer
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records import UnsafeFile, others_can_write, replace_file
+
+RUN: Final = "Run"
+CLUSTER: Final = "Cluster"
+RESULTS: Final = "Results"
+PRIVACY: Final = "Privacy"
+
+
+def listed(panel: str, example: str) -> dict[str, Any]:
+    """Return options of ``app.command``: the group, and the epilog with an example. example: arguments after
+    ``dpsweep``.
+    """
+    return {"rich_help_panel": panel, "epilog": f"Example: dpsweep {example}"}
+
+
+Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
+AllowCode = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="MODULE",
+        help="A module or file.py that the sweep may run besides those in its own folder; may be repeated.",
+    ),
+]
+SweepFile = Annotated[Path, typer.Argument(help="The sweep file (YAML).", metavar="SWEEP", readable=False)]
+"""Whether it can be read is found when it is, and said in one line."""
+Retry = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="failed|all|KEY",
+        help="Trials to train anew, from nothing, though they have failed or finished; what they have released "
+        "stays counted. May be repeated.",
+    ),
+]
+MaxHours = Annotated[
+    float | None, typer.Option(help="Stop after this time; the same command continues.", metavar="HOURS")
+]
+MaxGpuHours = Annotated[
+    float | None,
+    typer.Option(help="Stop when trials have held GPUs for so long, all together.", metavar="HOURS"),
+]
+MaxTrials = Annotated[int | None, typer.Option(min=1, help="Train at most this many trials in this run.")]
+StopAfterFailures = Annotated[int | None, typer.Option(min=1, help="Stop when this many trials have failed.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
+TrackingUri = Annotated[
+    str | None,
+    typer.Option(
+        envvar="MLFLOW_TRACKING_URI", help="MLflow (default: a SQLite store in the sweep's folder), or 'none'."
+    ),
+]
+
+_MOST_NUMBERS = 10_000
+"""Longest list of numbers in an option such as --group-size."""
+
+
+def whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
+    """Return the numbers in a flag such as 1,2,4 or 1..64. Raises: InvalidInput for anything else."""
+    numbers: list[int] = []
+    for item in map(str.strip, text.split(",")):
+        first, dots, last = item.partition("..")
+        ends = (first, last) if dots else (first, first)
+        if not all(end.isdecimal() and len(end) < 20 for end in ends) or not at_least <= int(ends[0]) <= int(ends[1]):
+            raise InvalidInput(
+                f"{flag} has {item!r}, but needs whole numbers of at least {at_least}, such as 1,2,4 or 1..64"
+            )
+        if len(numbers) + int(ends[1]) - int(ends[0]) >= _MOST_NUMBERS:
+            raise InvalidInput(f"{flag} has {item!r}: more than {_MOST_NUMBERS} numbers; give fewer")
+        numbers += range(int(ends[0]), int(ends[1]) + 1)
+    return numbers
+
+
+def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
+    """Write a new file in place of an existing one, under a temporary name first; the mode of its folder stays.
+
+    `private`: only its owner can read it (mode 0600); else its mode is 0644 less the umask, as of other public files. A
+    private file goes only into a folder in which nobody else can replace it. Links on the way to the folder are the
+    user's own.
+    Raises: InvalidInput naming ``option``.
+    """
+    folder = os.path.realpath(path.expanduser().parent)
+    try:
+        if private and others_can_write(folder):
+            raise InvalidInput(
+                f"{option} {path} is private, but other users can change {folder}; name a file in a folder that only "
+                "you can change, or `chmod go-w` it"
+            )
+        replace_file(f"{folder}/{path.name}", (content,), private)
+    except OSError as error:
+        raise InvalidInput(f"{option} {path} cannot be written: {error.strerror}; name another file") from error
+    except UnsafeFile as error:
+        raise InvalidInput(f"{option} {path} cannot be written: {error}") from error
