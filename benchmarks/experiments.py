@@ -130,10 +130,20 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "adult-bounds": Experiment("How much of the gap is the bound?"),
     "adult-filter": Experiment("A filter against flat clipping at the same guarantee"),
     "adult-tuning": Experiment("Demelius et al. (2025) on Adult"),
+    "batches-digits": Experiment("Random allocation and shuffled epochs against Poisson batches, on digits"),
+    "batches-adult": Experiment("The same on Adult"),
+    "batches-mnist": Experiment("The same on 3,000 pictures of MNIST"),
+    "noise-mnist": Experiment("Correlated against independent noise, on 3,000 pictures of MNIST"),
+    "noise-cifar": Experiment("The same on 3,000 pictures of CIFAR-10"),
 }
 """Every sweep of sweeps/papers, in the order of the page."""
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
+    "batches-digits": "a minute of one core",
+    "batches-adult": "two minutes of one core",
+    "batches-mnist": "three minutes of one core",
+    "noise-mnist": "ten minutes of one core",
+    "noise-cifar": "a quarter of an hour of one core",
 }
 """Sweeps that are planned and not trained here, and why."""

@@ -13,6 +13,7 @@ in DIR; `--from` reuses trials that another sweep has trained. The results go to
 from __future__ import annotations
 
 import argparse
+import json
 import math
 import os
 import platform
@@ -38,7 +39,7 @@ import importlib.metadata
 import dpsweep
 from benchmarks.curves import curves_of
 from benchmarks.measures import measured
-from benchmarks.reproduced import Number, StoredSetting, StoredSweep, over_runs, write_stored
+from benchmarks.reproduced import Number, StoredDifference, StoredSetting, StoredSweep, over_runs, write_stored
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import TrialResult
 
@@ -46,7 +47,7 @@ SWEEPS = ROOT / "sweeps" / "papers"
 CPU_SECONDS = "cpu_seconds.txt"
 """File in the folder of a sweep with the CPU seconds of the command so far; a resumed run adds to it."""
 OVERALL = (
-    *("epsilon", "noise_multiplier", "steps", "seconds"),
+    *("epsilon", "noise_multiplier", "mean_squared_error", "steps", "seconds"),
     *("accuracy", "accuracy_change", "loss", "balanced_accuracy", "worst_group_accuracy", "unequal_cost"),
     *("accuracy_gap", "demographic_parity_difference", "equalized_odds_difference", "equal_opportunity_difference"),
     *("loss_correlation", "mean_example_epsilon", "median_example_epsilon", "release_epsilon"),
@@ -82,6 +83,7 @@ def collect(stored: dpsweep.StoredSweep, name: str, cpu_seconds: float, sources:
     training = next(result.training for result in results if isinstance(result, TrialResult))
     splits = {row.get("labels.split_seed") for row in finished}
     overlap = training.test_size / training.train_size if len(splits) > 1 else 0.0
+    settings = tuple(_setting(setting, runs, overlap, curves) for setting, runs in by_setting.items())
     return StoredSweep(
         sweep=name,
         command=" ".join(
@@ -96,8 +98,19 @@ def collect(stored: dpsweep.StoredSweep, name: str, cpu_seconds: float, sources:
         test_size=training.test_size,
         overlap=overlap,
         cpu_seconds=round(cpu_seconds),
-        settings=tuple(_setting(setting, runs, overlap, curves) for setting, runs in by_setting.items()),
+        settings=settings,
+        differences=tuple(_differences(files, settings)),
     )
+
+
+def _differences(files: SweepFiles, settings: Iterable[StoredSetting]) -> Iterable[StoredDifference]:
+    """Yield what the sweep's last report says of pairs of settings that cost the same."""
+    costs = {setting.name: setting.parameters.get("epsilon") for setting in settings}
+    for found in json.loads(Path(files.comparison).read_text())["differences"]:
+        one, other, interval = found["one"], found["other"], found["interval"]
+        if interval is not None and one in costs and other in costs and costs[one] == costs[other]:
+            value, low, high = (_rounded(interval[end]) for end in ("value", "low", "high"))
+            yield StoredDifference(one, other, found["metric"], value, low, high, found["verdict"])
 
 
 def _is_known(value: object) -> TypeGuard[float]:

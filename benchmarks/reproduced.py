@@ -61,12 +61,28 @@ class StoredSetting:
 
 
 @dataclass(frozen=True)
+class StoredDifference:
+    """A number of ``one`` minus that of ``other``, settings of a sweep, with the interval and the verdict of its
+    report.
+    """
+
+    one: str
+    other: str
+    metric: str
+    value: float
+    low: float
+    high: float
+    verdict: str
+
+
+@dataclass(frozen=True)
 class StoredSweep:
     """The stored results of one sweep.
 
     `commit`: the last one that changed the code that trains and accounts. `asked`, `finished`: numbers of trials.
     `overlap`: test over training examples if several splits are drawn from the same rows, else 0. `cpu_seconds`: of all
-    runs of the command, with training, accounting and comparison.
+    runs of the command, with training, accounting and comparison. `differences`: of private settings at the same
+    epsilon.
     """
 
     sweep: str
@@ -81,6 +97,7 @@ class StoredSweep:
     overlap: float
     cpu_seconds: float
     settings: tuple[StoredSetting, ...]
+    differences: tuple[StoredDifference, ...] = ()
 
 
 _STORED: Final = TypeAdapter(StoredSweep)

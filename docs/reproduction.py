@@ -10,17 +10,17 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final
 
-from benchmarks.experiments import EXPERIMENTS
+from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.figures import FIGURES
 from benchmarks.printed import Form
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep, difference, read_stored
 from benchmarks.scorecard import MISSING, RESULTS, RULE, Result, judged, number_of, verdict
 
 DOCS: Final = Path(__file__).parent
-PAGES: Final = ("reproduction", "beyond")
+PAGES: Final = ("reproduction", "beyond", "who-gains")
 """The pages, each from a text of its name. A line ``@source NAMES`` stands for how sweeps were trained, ``@figure
-NAME`` for a figure, and ``{NAME: setting: number}`` for a number; ``one − other`` as the setting is a paired
-difference. The words `_PARTS` stand for the scorecard and what belongs to it."""
+NAME`` for a figure, ``@verdicts NAME`` for the verdicts of a sweep, and ``{NAME: setting: number}`` for a number; ``one
+− other`` as the setting is a paired difference. The words `_PARTS` stand for the scorecard and what belongs to it."""
 TABLE: Final = "reproduction.csv"
 """The file of all numbers that a paper prints or draws, beside ours."""
 _NOT_HERE: Final = "795eb17334"
@@ -37,6 +37,8 @@ def page(text: str, stored: Mapping[str, StoredSweep]) -> str:
             lines += [_source(stored[each]) for each in name.split()]
         elif word in _PARTS:
             lines += _PARTS[word](stored)
+        elif word == "@verdicts":
+            lines += _verdicts(name, stored.get(name))
         elif word == "@figure":
             lines.append(f"![{FIGURES[name].title}](images/{name}.svg)")
         else:
@@ -148,6 +150,47 @@ _PARTS: Final[Mapping[str, Callable[[Mapping[str, StoredSweep]], Iterator[str]]]
     "@scorecard": _scorecard,
     "@missing": _missing,
 }
+
+
+def _verdicts(name: str, sweep: StoredSweep | None) -> Iterator[str]:
+    """Yield what the sweep's report says of each setting against the first one of the same epsilon."""
+    if sweep is None:
+        yield f"`{name}`: not trained yet ({PLANNED_ONLY[name]})."
+        return
+    yield "| ε | batches and noise | σ | sq. error | accuracy | difference | lowest group | difference |"
+    yield "|---|---|---|---|---|---|---|---|"
+    first: dict[float, StoredSetting] = {}
+    for setting in sorted(sweep.settings, key=_cost):
+        beside = first.setdefault(_cost(setting), setting)
+        noise = [f"{setting.numbers[each].mean:.4g}" for each in ("noise_multiplier", "mean_squared_error")]
+        cells = [f"{_cost(setting):g}", _name(setting), *noise]
+        for number in ("accuracy", "worst_group_accuracy"):
+            cells += [_one(setting.numbers[number].mean, "share"), _verdict(sweep, setting, beside, number)]
+        yield f"| {' | '.join(cells)} |"
+    yield from ("", _source(sweep))
+
+
+def _cost(setting: StoredSetting) -> float:
+    return float(setting.parameters["epsilon"] or 0.0)
+
+
+def _name(setting: StoredSetting) -> str:
+    schedule, method = str(setting.parameters["schedule"]), str(setting.parameters["sampling.method"])
+    return f"`{method}`" if schedule == "constant" else f"`{schedule}`, `{method}`"
+
+
+def _verdict(sweep: StoredSweep, setting: StoredSetting, beside: StoredSetting, number: str) -> str:
+    """The difference that a report states, and its verdict; "" beside itself."""
+    if setting is beside:
+        return ""
+    for found in sweep.differences:
+        if found.metric == number and {found.one, found.other} == {setting.name, beside.name}:
+            sign = 1.0 if found.one == setting.name else -1.0
+            ends = sorted((sign * found.low, sign * found.high))
+            turned = {"better": "worse", "worse": "better"}
+            word = found.verdict if sign > 0.0 else turned.get(found.verdict, found.verdict)
+            return f"{_shown(Number((sign * found.value,), *ends), 'change')} {word}"
+    return "one of both learnt nothing"
 
 
 def _setting(sweep: StoredSweep, name: str) -> StoredSetting | None:

@@ -9,6 +9,7 @@ import runpy
 import xml.etree.ElementTree as ET
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,15 @@ from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
 from benchmarks.measures import measured
 from benchmarks.papers import PAPERS
 from benchmarks.reproduce import collect
-from benchmarks.reproduced import StoredSetting, StoredSweep, difference, over_runs, read_stored, write_stored
+from benchmarks.reproduced import (
+    StoredDifference,
+    StoredSetting,
+    StoredSweep,
+    difference,
+    over_runs,
+    read_stored,
+    write_stored,
+)
 from benchmarks.scorecard import RESULTS, printed_value
 from dpsweep.orchestration.records.layout import SweepFiles
 
@@ -26,6 +35,11 @@ ROOT = Path(__file__).parents[1]
 SWEEPS = ROOT / "sweeps" / "papers"
 SCORECARD = ROOT / "docs" / "reproduction.md"
 SCRIPT = runpy.run_path(str(ROOT / "docs" / "reproduction.py"))
+CORRELATED = {
+    *((3.191, 20), (8.782, 20), (19.535, 20), (21.928, 20), (18.583, 20)),
+    *((1.831, 20), (4.787, 20), (10.44, 20), (11.719, 20), (9.931, 20)),
+    *((0.824, 20), (1.611, 20), (3.143, 20), (3.528, 20), (2.99, 20)),
+}
 PLANNED: Mapping[str, tuple[set[tuple[float, int]], float]] = {
     "a-mnist": ({(1.724, 40)}, 2.4),
     "a-mnist-cnn": ({(1.705, 40)}, 2.4),
@@ -63,15 +77,23 @@ PLANNED: Mapping[str, tuple[set[tuple[float, int]], float]] = {
     "adult-tuning": ({(1.808, 10), (1.838, 10)}, 1.0),
     "scattering-mnist": ({(3.003, 40)}, 3.0),
     "scattering-fashion": ({(4.304, 40)}, 3.0),
+    "batches-digits": ({(2.725, 30), (3.114, 30), (5.922, 30), (9.161, 30), (10.3, 30), (20.434, 30)}, 4.0),
+    "batches-adult": ({(1.601, 3), (1.789, 3), (6.37, 3), (6.682, 3), (7.318, 3), (32.89, 3)}, 1.0),
+    "batches-mnist": ({(1.282, 10), (1.386, 10), (3.419, 10), (3.794, 10), (3.942, 10), (11.798, 10)}, 4.0),
+    "noise-mnist": (CORRELATED, 8.0),
+    "noise-cifar": (CORRELATED, 8.0),
 }
 """The (initial noise multiplier, epochs) of the private trials of each sweep, and the largest epsilon.
 
 Printed: epsilon 2.4 and 7.8 (A); the multipliers and the epochs of C; epsilon 3.1, 2.66 and 6.55 of D, where noise
-multipliers of 1, 1 and 0.8 give them at the paper's sizes. The last seven sweeps go beyond the papers.
+multipliers of 1, 1 and 0.8 give them at the paper's sizes. The last twelve sweeps go beyond the papers.
 """
 
-SLOW_DATA = ("a-cifar", "a-cifar-small", "scattering-mnist", "scattering-fashion")
-"""Sweeps whose data take long to load."""
+SLOW = (
+    *("a-cifar", "a-cifar-small", "scattering-mnist", "scattering-fashion"),
+    *("batches-adult", "batches-mnist", "noise-mnist", "noise-cifar"),
+)
+"""Sweeps whose data take long to load, or whose noise to calibrate."""
 
 
 def test_every_verdict_follows_from_the_numbers_beside_it() -> None:
@@ -129,7 +151,7 @@ def test_every_sweep_is_known() -> None:
 @pytest.mark.skipif(not os.environ.get("DPSWEEP_DATA"), reason="needs real data: set DPSWEEP_DATA")
 @pytest.mark.parametrize(
     "name",
-    [pytest.param(name, marks=[pytest.mark.long] if name in SLOW_DATA else []) for name in PLANNED],
+    [pytest.param(name, marks=[pytest.mark.long] if name in SLOW else []) for name in PLANNED],
 )
 def test_each_sweep_plans_what_the_paper_prints(name: str) -> None:
     if name == "scattering-fashion" and not (Path(os.environ["DPSWEEP_DATA"]) / "FashionMNIST").is_dir():
@@ -166,9 +188,10 @@ class TestStored:
 
     def test_everything_that_is_stored_is_shown(self) -> None:
         rows = csv.DictReader((ROOT / "docs" / "reproduction.csv").open())
-        beyond = re.findall(r"^@source (.*)$", (ROOT / "docs" / "beyond.txt").read_text(), re.M)
+        texts = [(ROOT / "docs" / f"{name}.txt").read_text() for name in ("beyond", "who-gains")]
+        beyond = re.findall(r"^@(?:source|verdicts) (.*)$", "\n".join(texts), re.M)
         shown = {row["sweep"] for row in rows} | {name for line in beyond for name in line.split()}
-        assert SCRIPT["stored_results"]().keys() == shown
+        assert SCRIPT["stored_results"]().keys() == shown - set(PLANNED_ONLY)
 
     def test_settings_of_the_page_are_stored(self) -> None:
         for name, sweep in SCRIPT["stored_results"]().items():
@@ -179,6 +202,24 @@ class TestStored:
         with pytest.raises(ValueError, match="names no setting of made, which has \\['a', 'b'\\]"):
             SCRIPT["page"]("{made: c: accuracy}", {"made": made()})
         assert SCRIPT["page"]("{made: b − a: accuracy}", {"made": made()}) == "+.100 [-.148, +.348]\n"
+
+    def test_verdicts_are_those_of_the_report_turned_to_the_first_setting(self) -> None:
+        first, second = made().settings
+        numbers = {each: over_runs([0.5]) for each in ("noise_multiplier", "mean_squared_error")}
+        settings = [
+            replace(
+                each,
+                parameters={"epsilon": 1.0, "schedule": noise, "sampling.method": "poisson"},
+                numbers={**numbers, **each.numbers, "worst_group_accuracy": each.numbers["accuracy"]},
+            )
+            for each, noise in ((first, "constant"), (second, "banded"))
+        ]
+        said = (StoredDifference("a", "b", "accuracy", -0.1, -0.15, -0.05, "worse"),)
+        sweep = replace(made(), settings=tuple(settings), differences=said)
+        rows = SCRIPT["page"]("@verdicts made", {"made": sweep}).splitlines()
+        assert rows[2] == "| 1 | `poisson` | 0.5 | 0.5 | .600 |  | .600 |  |"
+        told = "+.100 [+.050, +.150] better | .700 | one of both learnt nothing"
+        assert rows[3] == f"| 1 | `banded`, `poisson` | 0.5 | 0.5 | .700 | {told} |"
 
 
 def made() -> StoredSweep:
@@ -228,6 +269,9 @@ def test_the_command_stores_what_a_sweep_has_found(tmp_path: Path) -> None:
     assert flat.numbers["accuracy"].values == pytest.approx(
         results[results["labels.clipping"] == "flat"]["accuracy"].tolist(), abs=1e-6
     )
+    sigma, steps = flat.numbers["noise_multiplier"].mean, flat.numbers["steps"].mean
+    assert flat.numbers["mean_squared_error"].mean == pytest.approx(sigma**2 * (steps + 1) / 2, rel=1e-5)
+    assert found.differences == (), "one private setting"
     accuracy = flat.numbers["accuracy"]
     assert accuracy.covers == "seeds and test examples"
     assert accuracy.low is not None
