@@ -140,10 +140,6 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
-    "batches-digits": "a minute of one core",
-    "batches-adult": "two minutes of one core",
-    "batches-mnist": "three minutes of one core",
-    "noise-mnist": "ten minutes of one core",
-    "noise-cifar": "a quarter of an hour of one core",
+    "noise-cifar": "an hour of one core",
 }
 """Sweeps that are planned and not trained here, and why."""
