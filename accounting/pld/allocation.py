@@ -104,15 +104,15 @@ def _between(edges: Array) -> Array:
 def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, bound: Bound) -> _Law:
     """Return the law of the mean of the two means, weighted by their numbers of terms."""
     from dpsweep.accounting.pld.allocation_kernels import (
-        place_means,
+        place_pairs,
         place_sums,  # loads numba and compiled code, which takes half a second
     )
 
     share = of_one / (of_one + of_other)
     grid = _grid(one, share, other, tail)
     masses, sums = np.zeros((2, len(grid) + 1))
-    if one is other:  # half of the pairs, twice
-        place_means(one.values, one.masses, grid, masses, sums)
+    if one is other:
+        place_pairs(share * one.values, one.masses, grid, masses, sums)
     else:
         place_sums(share * one.values, one.masses, (1.0 - share) * other.values, other.masses, grid, masses, sums)
     placed = _placed(masses, sums, grid, bound)
