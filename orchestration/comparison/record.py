@@ -39,7 +39,7 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.tasks import task_called
-from dpsweep.workers.training.history import read_counters
+from dpsweep.workers.training.counters import read_counters
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 Result = TypeVar("Result", TrialResult, StoppedTrial)

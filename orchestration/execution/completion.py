@@ -52,7 +52,8 @@ from dpsweep.workers.evaluation.attack_results import AttackResults, read_attack
 from dpsweep.workers.machine.checkpoint import forget_checkpoint
 from dpsweep.workers.machine.device_use import read_device_use
 from dpsweep.workers.own_code.imports import UserCode
-from dpsweep.workers.training.history import Counters, Progress, TrainingResult, read_counters, read_training_result
+from dpsweep.workers.training.counters import Counters, read_counters
+from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result
 
 
 def quality_of_estimates(

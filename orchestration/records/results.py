@@ -20,7 +20,8 @@ from dpsweep.workers.evaluation.attack_results import AttackResults
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.device_use import DeviceUse
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.history import GroupCourse, GroupDepartures, TrainingResult
+from dpsweep.workers.training.counters import GroupCourse, GroupDepartures
+from dpsweep.workers.training.history import TrainingResult
 
 
 def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:

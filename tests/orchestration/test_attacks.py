@@ -15,7 +15,7 @@ from dpsweep.orchestration.records.results import TrialResult, read_exact_statis
 from dpsweep.orchestration.tracking.tracker import group_table
 from dpsweep.workers.evaluation.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
 from dpsweep.workers.machine.stored_tensors import note_written
-from dpsweep.workers.training.history import read_counters
+from dpsweep.workers.training.counters import read_counters
 from tests.orchestration.planted_trials import finished_with
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import small, trial_in

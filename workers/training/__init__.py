@@ -7,6 +7,7 @@ __all__ = [
     "augmentation",
     "batch_gradients",
     "classifier",
+    "counters",
     "history",
     "less_memory",
     "norm_recorder",

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from dpsweep.workers.clipping import ClipRule
 from dpsweep.workers.evaluation.rates import mean_by_group
-from dpsweep.workers.training.history import GroupCourse, GroupDepartures
+from dpsweep.workers.training.counters import GroupCourse, GroupDepartures
 from dpsweep.workers.training.snapshot_intervals import Measurement
 
 

@@ -1,23 +1,20 @@
-"""Progress, counts and result of a training run.
+"""Progress and result of a training run. All of it may be published.
 
-Progress and result of a training run. All of it may be published. Clipping bounds come from configuration and noisy
-answers, evaluations from held-out and public examples; nothing else here depends on the training data.
-
-Exact counts and means over batches and groups of training examples as data, and their file. Private data. Imports no
-torch, because commands that compare trials read them only.
+Clipping bounds come from configuration and noisy answers, evaluations from held-out and public examples; nothing else
+here depends on the training data.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Final, Literal
+from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import read_bytes, read_private
+from dpsweep.accounting.records import read_bytes
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.device_use import DeviceUse
 
@@ -106,55 +103,3 @@ def read_training_result(uri: str) -> TrainingResult:
         return _RESULT.validate_json(read_bytes(uri))
     except ValidationError as error:
         raise DataCorruption(f"{uri} is damaged ({error.error_count()} errors); delete it and resume") from error
-
-
-@dataclass
-class GroupCourse:
-    """Exact means over the training examples of a group, one per epoch; None if it had no finite loss and norm.
-
-    `losses`, `norms`: loss, and gradient norm before clipping, both at the last refresh. `biases`: norm of the
-    difference between clipped and unclipped gradient, by the clipping rule of the epoch's last step (paper D, Section
-    4.2).
-    """
-
-    group: int
-    examples: int
-    losses: list[float | None] = field(default_factory=list)
-    norms: list[float | None] = field(default_factory=list)
-    biases: list[float | None] = field(default_factory=list)
-
-
-@dataclass
-class GroupDepartures:
-    """Training examples of a group that have spent the whole budget of a filter. left: number after each epoch."""
-
-    group: int
-    examples: int
-    left: list[int] = field(default_factory=list)
-
-
-@dataclass
-class Counters:
-    """Exact counts and means over training batches and examples. Private data.
-
-    departures: one for each group with examples, if the clipping method is a filter. courses: likewise, if norms are
-    refreshed.
-    """
-
-    non_finite_gradients: int = 0
-    empty_batches: int = 0
-    departures: list[GroupDepartures] = field(default_factory=list)
-    courses: list[GroupCourse] = field(default_factory=list)
-
-
-COUNTERS: Final[TypeAdapter[Counters]] = TypeAdapter(Counters)
-
-
-def read_counters(uri: str) -> Counters:
-    """Return the stored counters of a trial; empty if there are none. Raises: DataCorruption when they are damaged."""
-    try:
-        return COUNTERS.validate_json(read_private(uri))
-    except FileNotFoundError:
-        return Counters()
-    except ValidationError as error:
-        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or run the trial again") from error

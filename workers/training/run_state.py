@@ -15,7 +15,8 @@ from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.gradients import modes_of, set_modes
-from dpsweep.workers.training.history import COUNTERS, Counters, EpochRecord
+from dpsweep.workers.training.counters import COUNTERS, Counters
+from dpsweep.workers.training.history import EpochRecord
 
 
 class Stateful(Protocol):

@@ -34,9 +34,10 @@ from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
+from dpsweep.workers.training.counters import Counters
 from dpsweep.workers.training.gradient_canaries import GradientCanaries
 from dpsweep.workers.training.group_history import new_courses, new_departures, note_departures, note_epoch
-from dpsweep.workers.training.history import Counters, EpochRecord
+from dpsweep.workers.training.history import EpochRecord
 from dpsweep.workers.training.norm_recorder import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
 from dpsweep.workers.training.one_run_audit import Canaries, audit_gradient_scores
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule

@@ -26,7 +26,8 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.workers.evaluation.attack_results import read_attacks
-from dpsweep.workers.training.history import Progress, read_counters
+from dpsweep.workers.training.counters import read_counters
+from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import small
 
