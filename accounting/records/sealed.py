@@ -1,9 +1,9 @@
 """Private and sealed files: their modes, encryption, and digests.
 
-Reads and writes files derived from single examples: readable by their owner only, and encrypted if there is a key.
-Every file below a folder ``private/`` is read and written here, except by `dpsweep.accounting.records.arrow_parts`
-and `objects`. These use `dpsweep.accounting.records.encryption` directly, because manifests hold hashes of the stored
-bytes.
+Files derived from single examples are readable by their owner only, and encrypted if there is a key. Every file below a
+folder ``private/`` is read and written here, except by `dpsweep.accounting.records.arrow_parts` and
+`snapshot_objects`. These use `dpsweep.accounting.records.encryption` directly, because manifests hold hashes of the
+stored bytes.
 """
 
 from __future__ import annotations

@@ -1,14 +1,13 @@
-"""Extremes over groups with intervals and bias, denominators of their rates, and groups too small to show. Pure.
+"""Extremes over groups, such as the worst-served group, and gaps and ratios between groups, with intervals and bias.
 
-The number of independent units behind a rate: test examples, or users, in its denominator. Pure numpy. A true
-positive rate of 300 examples with three positives is known as well as a share of three. Rows of one user are no
-independent examples, so the user is the unit.
+The lowest of noisy numbers is too low, and a gap between them too large, the more groups there are. Bounds on an
+extreme therefore follow from bounds on every group, or on every pair of groups. Let t = min_g t_g, and g* the group
+with t_g* = t. Then t >= L_g* >= min_g L_g with a lower bound L_g that is wrong with probability a for each g (g* is
+fixed). And t <= min_g U_g if all upper bounds U_g hold at once, each wrong with probability a / G (Bonferroni).
 
-Extremes over groups: the worst-served group, gaps and ratios between groups, with intervals and bias. Pure numpy. The
-lowest of noisy numbers is too low, and a gap between them too large, the more groups there are. Bounds on an extreme
-therefore follow from bounds on every group, or on every pair of groups. Let t = min_g t_g, and g* the group with t_g*
-= t. Then t >= L_g* >= min_g L_g with a lower bound L_g that is wrong with probability a for each g (g* is fixed). And
-t <= min_g U_g if all upper bounds U_g hold at once, each wrong with probability a / G (Bonferroni).
+The denominator of a rate is the number of independent units behind it. A true positive rate of 300 examples with three
+positives is known as well as a share of three. Rows of one user are no independent examples, so the user is the unit.
+Pure numpy.
 """
 
 from __future__ import annotations

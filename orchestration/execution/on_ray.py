@@ -1,7 +1,7 @@
 """Run a sweep on Ray: trials train under Ray Tune, and one queue of tasks accounts the parts of all trials.
 
-The numbers of ``status.json`` as gauges of the Ray cluster, for Prometheus. Ray serves them on every node, with the
-prefix ``ray_``, until the driver ends. They show nothing beyond the snapshot.
+Numbers of ``status.json`` are gauges of the cluster, for Prometheus. Ray serves them on every node, with the prefix
+``ray_``, until the driver ends. They show nothing beyond the snapshot.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measure a few real steps of each kind of trial, and predict time, memory and price of the sweep from them.
 
-Predict time, memory and price of a sweep on given resources from the measurements of a probe. Pure. The prediction
-covers the start of driver, Ray, MLflow and every worker. For every trial it covers loading data, steps, norm passes,
-evaluations, checkpoints and reports. Accounting beside training and the comparison at the end are included. Trials
-run in parallel as their reservations allow; the running time is at least the total CPU time over the number of CPUs.
+The prediction covers the start of driver, Ray, MLflow and every worker. For every trial it covers loading data, steps,
+norm passes, evaluations, checkpoints and reports. Accounting beside training and the comparison at the end are
+included. Trials run in parallel as their reservations allow; the running time is at least the total CPU time over the
+number of CPUs.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Requests to servers that end in time, and side by side.
 
-Clients of servers whose calls end: the timeouts of HTTP libraries bound the pause between two bytes, not an answer. A
-server that sends a byte now and then, in a header or a body, would keep whoever waits for it as long as it likes. One
-that sends without end would fill the memory.
+The timeouts of HTTP libraries bound the pause between two bytes, not an answer. A server that sends a byte now and
+then, in a header or a body, would keep whoever waits for it as long as it likes. One that sends without end would fill
+the memory. Requests side by side run in daemon threads: one that hangs does not keep the process from ending.
 """
 
 from __future__ import annotations

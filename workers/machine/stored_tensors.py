@@ -1,9 +1,8 @@
 """Read what `torch.save` has stored, without running code, and take sha256 of files that training writes.
 
-Reads what `torch.save` has stored: tensors and plain values, and no code. A file may come from somebody else. Only
-tensors and plain values are unpickled, and only from archives whose entries are stored as they are, as `torch.save`
-makes them. A few kilobytes that are compressed may unfold to all memory. So may a few bytes that ask for a
-``bytearray`` of some length, which torch allows.
+A file may come from somebody else. Only tensors and plain values are unpickled, and only from archives whose entries
+are stored as they are, as `torch.save` makes them. A few kilobytes that are compressed may unfold to all memory. So may
+a few bytes that ask for a ``bytearray`` of some length, which torch allows.
 """
 
 from __future__ import annotations

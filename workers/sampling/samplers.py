@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final, Protocol
@@ -201,7 +202,7 @@ class _RowSampler:
         self._draws.restore(state)
 
 
-class _DrawnAhead:
+class _DrawnAhead(ABC):
     """Samplers that draw several batches at once.
 
     The state holds that of the random choices before the last draw, which `restore` repeats, and the batches left.
@@ -219,9 +220,9 @@ class _DrawnAhead:
         self._before = self._draws.state()
         self._ahead = deque(self._batches())
 
+    @abstractmethod
     def _batches(self) -> Iterable[Rows]:
         """Draw the next batches."""
-        raise NotImplementedError
 
     def state(self) -> dict[str, Any]:
         return {"draws": self._draws.state(), "before": self._before, "ahead": len(self._ahead)}
