@@ -22,7 +22,7 @@ import numpy as np
 import dpsweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import TrialResult
-from dpsweep.workers.data.cifar import CLASSES
+from dpsweep.workers.data.cifar import CLASSES, cifar10
 from dpsweep.workers.data.digits import digits
 from dpsweep.workers.evaluation.attack_results import read_attacks
 
@@ -55,17 +55,17 @@ DATA: Final[Mapping[str, Mapping[str, Any]]] = {
 }
 
 
-def users_of_digits() -> dict[str, Any]:
-    """Return the digits as the rows of users with two each."""
-    split = digits().train
-    features = split.features.float() / 16.0
+def users_of(data: str) -> dict[str, Any]:
+    """Return digits, or 2,500 pictures of CIFAR-10, as the rows of users with two each."""
+    source = digits() if data == "digits" else cifar10()
+    split = source.train if data == "digits" else source.train.select(np.arange(2500))
     return {
-        "features": features,
+        "features": source.preparation(split.features),
         "labels": split.labels,
         "groups": split.labels,
-        "users": np.arange(len(features)) // 2,
+        "users": np.arange(len(split)) // 2,
         "classes": list(range(10)),
-        "group_names": [str(digit) for digit in range(10)],
+        "group_names": [str(label) for label in range(10)],
         "test_fraction": 0.2,
     }
 
@@ -76,7 +76,7 @@ def sweep(data: str, kind: str, seeds: list[int], audit: dict[str, object] | Non
     privacy: dict[str, object] = {"target_epsilon": list(EPSILONS), "delta": 1e-5}
     of_data: dict[str, object] = {"data": "digits", **DATA[data]}
     if way := of_kind.pop("of_users", None):
-        of_data["data"] = users_of_digits()
+        of_data["data"] = users_of(data)
         privacy |= {"unit": "user", "user_sampling": way, "max_records_per_user": 2}
     return {
         "name": "audits",

@@ -2,7 +2,7 @@
 
 from dpsweep.accounting.audits.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from dpsweep.accounting.audits.gaussian_tests import f_dp_epsilon, gdp_epsilon
-from dpsweep.accounting.audits.scaled_noise import StatedRun, curve_epsilon, ranks_epsilon
+from dpsweep.accounting.audits.scaled_noise import StatedRun, curve_epsilon, ranks_epsilon, scores_of
 
 __all__ = [
     "Guesses",
@@ -15,4 +15,5 @@ __all__ = [
     "p_value",
     "provable",
     "ranks_epsilon",
+    "scores_of",
 ]

@@ -116,6 +116,16 @@ def ranks_epsilon(inside: Array, outside: Array, run: StatedRun, confidence: flo
     return _largest_epsilon(run, contradicts)
 
 
+def scores_of(run: StatedRun, included: NDArray[np.bool_], generator: np.random.Generator) -> Array:
+    """Return random scores of canaries, of which those ``included`` show all that the stated run allows.
+
+    The score of one that took no part is above that of rate alpha with probability alpha, and the score of one that did
+    with probability 1 - f(alpha), for the trade-off function f of the run: the best that an attack could do.
+    """
+    uniform = generator.random(len(included))
+    return -np.where(included, np.interp(uniform, run.most_found(0), _RATES), uniform)
+
+
 def curve_epsilon(guesses: Guesses, run: StatedRun, confidence: float) -> float:
     """Return the epsilon that so many right guesses contradict, whether or not canaries depend on each other.
 

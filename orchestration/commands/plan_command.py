@@ -126,24 +126,29 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
 
 
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
+    from dpsweep.orchestration.commands.audit_lines import prospect_line
     from dpsweep.orchestration.commands.console import show, stdout
     from dpsweep.orchestration.commands.printed_tables import plan_lines, plan_rows, plan_table, prediction_lines
     from dpsweep.orchestration.comparison import power
+    from dpsweep.orchestration.sweeps.audits import prospects
     from dpsweep.orchestration.sweeps.people import comparisons
 
     compared = list(comparisons(spec, planned.trials))
+    foreseen = list(prospects(planned.trials))
     design, seeds = power.design(spec, planned.trials), len(set(spec.seeds))
     if as_json:
         shown = [asdict(power.detectable(design, count)) for count in power.SEEDS] if design else []
         more = {} if predicted is None else {"prediction": predicted.as_dict()}
         users = {"users": [asdict(each) for each in compared]} if compared else {}
-        print_json(plan_rows(planned, spec) | {"detectable": shown} | users | more)
+        audits = {"audits": [asdict(each) for each in foreseen]} if foreseen else {}
+        print_json(plan_rows(planned, spec) | {"detectable": shown} | users | audits | more)
     else:
         show(plan_table(planned, spec))
         spent = None if predicted is None else predicted.cpu_hours
         hours = None if spent is None else power.hours_by_seeds(spec, len(planned.trials), spent)
         lines = power.lines(design, seeds, hours) if design else []
-        for line in [*plan_lines(planned), *([] if predicted is None else prediction_lines(predicted)), *lines]:
+        of_audits = dict.fromkeys(map(prospect_line, foreseen))
+        for line in [*plan_lines(planned), *of_audits, *(prediction_lines(predicted) if predicted else []), *lines]:
             print_line(stdout(), Text(line))
         _show_users(spec, compared)
     limits = power.warnings(design, seeds, spec.compare.detect)

@@ -111,9 +111,9 @@ class GradientCanaries:
         Raises: InvalidInput for more canaries than parameters.
         """
         self._spec, self._method, self._facts = audit, method, replace(facts, dataset_size=1)
-        free = sum(parameter.numel() for parameter in parameters.values()) - audit.canaries
-        witnesses = _WITNESSES if free >= 2 * _WITNESSES else 0
-        count = audit.canaries + max(0, min(_REFERENCES * audit.canaries, free - witnesses))
+        size_of_model = sum(parameter.numel() for parameter in parameters.values())
+        references, witnesses = other_directions(audit.canaries, size_of_model)
+        count = audit.canaries + references
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.directions = Directions(shapes, max(count + witnesses, audit.canaries), spec.seed)
         self._count = count
@@ -124,7 +124,7 @@ class GradientCanaries:
         self._batches = CanaryBatches(spec, count, size, draws)
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
-        self._length, self._times = 0.0, 1 + _displaced(trace)
+        self._length, self._times = 0.0, times_of(trace)
         self._evidence = make_evidence(self._batches, trace.strategy)
         self.steps = self.full_steps = 0
         """Steps so far to which canaries could contribute at all, and in full."""
@@ -227,13 +227,21 @@ def _joined(values: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
     return torch.cat([values[name].detach().flatten().double().cpu() for name in names])
 
 
-def _displaced(trace: Trace) -> int:
-    """Return how many others change with a canary that joins. Of users with several rows, whose joint law in fixed
-    batches is not that of independent rows, none.
+def other_directions(canaries: int, parameters: int) -> tuple[int, int]:
+    """Return how many references and witnesses a model of so many ``parameters`` has room for, beside the canaries."""
+    free = parameters - canaries
+    witnesses = _WITNESSES if free >= 2 * _WITNESSES else 0
+    return max(0, min(_REFERENCES * canaries, free - witnesses)), witnesses
+
+
+def times_of(trace: Trace) -> int:
+    """Return how often a canary adds a contribution: once, and once more for each other that changes when it joins.
+
+    Of users with several rows, whose joint law in fixed batches is not that of independent rows, no others count.
     """
     if trace.adjacency == "replace_one":
-        return 1
-    return trace.segments[0].sampling.displaced if trace.unit.rows == 1 else 0
+        return 2
+    return 1 + (trace.segments[0].sampling.displaced if trace.unit.rows == 1 else 0)
 
 
 def longest(rule: ClipRule, groups: int) -> float:

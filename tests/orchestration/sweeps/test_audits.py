@@ -1,0 +1,47 @@
+"""A plan tells what its audits can show."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from typer.testing import CliRunner
+
+from dpsweep.orchestration.commands.audit_lines import prospect_line
+from dpsweep.orchestration.commands.main import app
+from dpsweep.workers.spec import AuditSpec
+from dpsweep.workers.training.audit_prospects import AuditProspect
+from tests.orchestration.sample_grids import small
+
+
+def planned(tmp_path: Path, *flags: str, **changes: object) -> str:
+    file = tmp_path / "sweep.yaml"
+    file.write_text(small(clipping=["none", "flat"], noise="constant", data="digits", **changes))
+    done = CliRunner().invoke(app, ["plan", str(file), *flags])
+    assert done.exit_code == 0, done.output
+    return done.stdout
+
+
+def test_once_for_both_seeds_and_not_for_the_baseline(tmp_path: Path) -> None:
+    (found,) = json.loads(planned(tmp_path, "--json", audit={"canaries": 100}))["audits"]
+    assert (found["audit"]["canaries"], round(found["claim"])) == (100, 5)
+    assert 0.0 <= found["shown"][0] <= found["shown"][-1] < found["claim"]
+    assert found["left_out"] == 50 / 1438
+
+
+def test_in_a_line() -> None:
+    audit = AuditSpec(2000, kind="gradient", transcript="iterates")
+    found = AuditProspect(audit, 8.0, (4.0, 5.0, 6.0), 200, 1.077, 0.0)
+    assert prospect_line(found) == (
+        "audit of ε 8.00 by 2,000 canaries (gradient, iterates): shows about 5.00 at most (4.00 to 6.00 in 9 simulated "
+        "runs, whose canaries leak all that may leak); 200 canaries show 0.6 of the claim; the canaries move the model "
+        "about as far as if noise were 7.7% larger"
+    )
+    rows = AuditProspect(AuditSpec(100), 8.0, (0.0, 1.0, 2.0), None, 1.0, 0.035)
+    assert prospect_line(rows).endswith(
+        "; no number that fits shows 0.3 of the claim; about 3.5% of the training examples are left out"
+    )
+
+
+def test_nothing_without_an_audit(tmp_path: Path) -> None:
+    assert "audits" not in json.loads(planned(tmp_path, "--json"))

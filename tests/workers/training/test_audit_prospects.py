@@ -1,0 +1,66 @@
+"""How much an audit can show of a planned run: as much as audits of the mechanism itself do."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from dpsweep.accounting import account
+from dpsweep.workers.spec import AuditSpec
+from dpsweep.workers.training.audit_prospects import SIMULATED, noise_factor, prospect
+from dpsweep.workers.training.one_run_audit import audit_gradient_scores
+from dpsweep.workers.training.trial_mechanism import mechanism_of
+from tests.workers.training.test_gradient_canaries import (
+    AUDIT,
+    ROWS,
+    canaries_of,
+    poisson,
+    scores_of_poisson,
+    trainer_of,
+    trial,
+)
+
+
+@pytest.mark.parametrize("transcript", ["iterates", pytest.param("last_model", marks=pytest.mark.long)])
+def test_audits_of_the_mechanism_show_as_much_as_was_foreseen(transcript: Any) -> None:
+    run, audit = poisson(1.0, 20), AuditSpec(400, 0.95, "gradient", transcript)
+    claim = account(run.trace, 1e-5).epsilon
+    found = prospect(trial(audit), audit, run.trace, claim, ROWS, 5000)
+    generator, shown = np.random.default_rng(3), []
+    for seed in range(SIMULATED):
+        scores, included = scores_of_poisson(1.0, 0.2, 20, audit.canaries, generator)
+        shown.append(audit_gradient_scores((scores,), included, audit, run, seed).everyone.epsilon)
+    assert found.shown[SIMULATED // 2] == pytest.approx(np.median(shown), abs=0.1 * claim)
+    assert list(found.shown) == sorted(found.shown)
+    assert found.enough is not None
+    assert found.enough <= 2000
+
+
+@pytest.mark.parametrize("method", ["poisson", "fixed"])
+def test_canaries_move_the_sum_as_far_as_the_larger_noise_would(method: str, tmp_path: Path) -> None:
+    """By the contributions of a real run."""
+    spec = trial(method=method)
+    trainer, trace = trainer_of(spec, tmp_path), mechanism_of(spec, ROWS).trace(spec.epochs)
+    trainer.begin()
+    trainer.step()
+    canaries = canaries_of(trainer)
+    zeros = {name: torch.zeros_like(value) for name, value in trainer._parameters.items()}
+    added = np.zeros(canaries.directions.count)
+    for _ in range(trace.steps):
+        added += canaries.directions.along(canaries.with_canaries(zeros, trainer._rule, 2))
+    parameters = sum(value.numel() for value in zeros.values())
+    noise = (2.0 * trainer._rule.sensitivity) ** 2 * trace.steps * parameters
+    found = noise_factor(spec, AUDIT, trace, parameters)
+    assert found is not None
+    more = float((added**2).sum()) / noise
+    assert 0.8 * more < found**2 - 1.0 < 1.1 * more, "batches at random add a little"
+
+
+def test_rows_cost_examples_and_too_many_canaries_do_not_fit() -> None:
+    run = poisson(1.0, 20)
+    found = prospect(trial(AUDIT), AuditSpec(50), run.trace, 8.0, 250, None)
+    assert (found.noise_factor, found.left_out, found.enough) == (1.0, 0.1, None)
