@@ -113,6 +113,11 @@ class TrialFiles:
         return self._below("private", "attacks.json")
 
     @property
+    def membership(self) -> str:
+        """How telling the model is about each training and test example, if `attacks.rmia` was asked for (Arrow)."""
+        return self._below("private", "membership.ipc")
+
+    @property
     def held_out(self) -> str:
         """Number of wrong predictions of a candidate of an exponential choice (JSON)."""
         return self._below("private", "held-out.json")

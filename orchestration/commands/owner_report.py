@@ -41,13 +41,13 @@ def owner(
 
     files = TrialFiles(absolute(trial))
     report, risk = read_owner_report(files, example_id)
-    attack, audits = own_attack(files, example_id), audits_of(files)
-    sentences = owner_sentences(report, risk, attack, audits)
+    attacks, audits = own_attacks(files, example_id), audits_of(files)
+    sentences = owner_sentences(report, risk, attacks, audits)
     if html is not None:
         write_file("--html", html, owner_page(report, sentences).encode(), private=True)
     if as_json:
         plain: dict[str, Any] = {name: None if value == math.inf else value for name, value in asdict(report).items()}
-        seen = {"attack": attack and asdict(attack), "audits": [audit.as_dict() for audit in audits]}
+        seen = {"attacks": [asdict(attack) for attack in attacks], "audits": [audit.as_dict() for audit in audits]}
         typer.echo(json.dumps({**plain, "risk": risk and risk.as_dict(), **seen, "meaning": list(sentences)}))
         return
     typer.echo(for_terminal("\n".join(sentences)))
@@ -96,8 +96,37 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     return report, risk and weakened(risk, reasons)
 
 
-def own_attack(files: TrialFiles, example_id: int) -> OwnAttack | None:
-    """Return the attack on the record by its loss; None if the trial stored no losses that can be compared with it."""
+def own_attacks(files: TrialFiles, example_id: int) -> tuple[OwnAttack, ...]:
+    """Return attacks on the record: by its loss if the trial stored losses that can be compared with it, and by
+    reference models and its gradient if the trial was attacked so.
+    """
+    by_loss = _by_loss(files, example_id)
+    return (*((by_loss,) if by_loss else ()), *_by_scores(files, example_id))
+
+
+def _by_scores(files: TrialFiles, example_id: int) -> tuple[OwnAttack, ...]:
+    """Return the attacks whose scores of single examples are stored; none on a canary that was left out."""
+    from dpsweep.orchestration.report.owner import OwnAttack
+    from dpsweep.workers.evaluation.membership_scores import read_membership
+
+    scores = read_membership(files.membership)
+    if scores is None or not (scores.is_member & (scores.example_ids == example_id)).any():
+        return ()
+    own = int(np.flatnonzero(scores.is_member & (scores.example_ids == example_id))[0])
+    others = ~scores.is_member & (scores.groups == scores.groups[own])
+    count, ratio, norm = int(others.sum()), float(scores.log_ratios[own]), float(scores.gradient_norms[own])
+    if count == 0 or not math.isfinite(norm):
+        return ()
+    as_likely = int(np.sum(scores.log_ratios[others] >= ratio))
+    as_short = int(np.sum(scores.gradient_norms[others] <= norm))
+    likelier = "the log-likelihood of its label, less that under models of random halves of the data, is"
+    return (
+        OwnAttack("reference models (RMIA)", likelier, ratio, count, as_likely),
+        OwnAttack("the gradient", "under the final model its gradient has the norm", norm, count, as_short),
+    )
+
+
+def _by_loss(files: TrialFiles, example_id: int) -> OwnAttack | None:
     from dpsweep.orchestration.records.results import TrialResult, read_result
     from dpsweep.orchestration.report.owner import OwnAttack
     from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
@@ -110,7 +139,8 @@ def own_attack(files: TrialFiles, example_id: int) -> OwnAttack | None:
     loss = float(own.losses[row])
     if result.spec.loss.name != "cross_entropy" or not math.isfinite(loss) or not len(losses):
         return None
-    return OwnAttack(loss, len(losses), int(np.sum(losses <= loss)))
+    meant = "when norms were last taken, the model's loss on it was"
+    return OwnAttack("the loss", meant, loss, len(losses), int(np.sum(losses <= loss)))
 
 
 def audits_of(files: TrialFiles) -> tuple[PublishedAudit, ...]:

@@ -75,7 +75,7 @@ def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:
     Not reported: a directory that was deleted entirely, such as the one with all norms, and attacks and outcomes that
     were deleted, without which less is shown.
     """
-    optional = (files.attacks, files.outcomes)
+    optional = (files.attacks, files.membership, files.outcomes)
     private: dict[str, str] = {}
     try:
         private = _private_digests(files)

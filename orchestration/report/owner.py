@@ -40,34 +40,36 @@ th{{text-align:left;padding-right:2rem;font-weight:normal;color:#6b7078}}</style
 
 @dataclass(frozen=True)
 class OwnAttack:
-    """The attack on one record by its loss, when norms were last taken, against test examples of its group.
+    """An attack on one record, against test examples of its group.
 
-    Of ``others`` test examples, ``lower`` have at most the loss of the record.
+    `by`: name of the attack. `seen`: value of the record that the attack goes by, and `meant`: its words before the
+    value. Of ``others`` test examples, ``alike`` look at least as much like used ones as the record does.
     """
 
-    loss: float
+    by: str
+    meant: str
+    seen: float
     others: int
-    lower: int
+    alike: int
 
     def sentence(self) -> str:
-        """Return what an attacker by the loss learns of the record."""
-        share = (self.lower + 1) / (self.others + 1)
+        """Return what an attacker learns of the record."""
+        share = (self.alike + 1) / (self.others + 1)
         return (
-            f"An attack of today: the model's loss on this record was {self.loss:.3g} when norms were last taken, and "
-            f"{self.lower} of {self.others} test examples of its group have at most that. Whoever calls records with "
-            f"such a loss used is wrong about {100 * share:.3g}% of those that were not: the fewer, the easier this "
-            "record is told apart. Another attack may do better, but none passes the bounds above."
+            f"An attack of today, by {self.by}: {self.meant} {self.seen:.3g}, and {self.alike} of {self.others} test "
+            "examples of its group look at least as much like used ones. Whoever calls such records used is wrong "
+            f"about {100 * share:.3g}% of those that were not: the fewer, the easier this record is told apart."
         )
 
 
 def owner_sentences(
     report: OwnerReport,
     risk: AttackRisk | None = None,
-    attack: OwnAttack | None = None,
+    attacks: Sequence[OwnAttack] = (),
     audits: Sequence[PublishedAudit] = (),
 ) -> tuple[str, ...]:
-    """Return what the numbers mean, in plain words. `risk`: bounds on attacks on the record, if known. `attack`: by its
-    loss. `audits`: of the trial, by canaries that are no examples.
+    """Return what the numbers mean, in plain words. `risk`: bounds on attacks on the record, if known. `attacks`: of
+    today, on the record. `audits`: of the trial, by canaries that are no examples.
     """
     without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
     given += ", if the noise were secret" if "known_seed" in report.reasons else ""
@@ -91,8 +93,9 @@ def owner_sentences(
             f"An audit of this trial by {proven.canaries} made-up records proves that such training leaks: epsilon is "
             f"at least {proven.epsilon:.3g} with confidence {100 * proven.confidence:g}%, for the worst record.",
         )
-    if attack is not None:
-        sentences.insert(-2, attack.sentence())
+    if attacks:
+        bounded = "Another attack may do better, but none passes the bounds above."
+        sentences[-2:-2] = [*(attack.sentence() for attack in attacks), bounded]
     if risk is not None:
         recognised = risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper
         sentences.insert(

@@ -278,7 +278,7 @@ def test_report_notices_every_missing_file_of_a_trial(sweep: FinishedSweep, tmp_
     root = Path(trial.root)
     for path in [path for path in root.rglob("*") if path.is_file() and str(path) != trial.result]:
         aside = path.rename(tmp_path / "aside")
-        if str(path) in (trial.attacks, trial.outcomes):
+        if str(path) in (trial.attacks, trial.membership, trial.outcomes):
             render_again(files.root)
         else:
             with pytest.raises(DataCorruption) as caught:

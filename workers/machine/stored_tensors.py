@@ -84,5 +84,6 @@ def noted_when_written(files: TrialFiles) -> dict[str, str]:
 def _written(files: TrialFiles) -> tuple[str, ...]:
     return (
         *(files.spec, files.model, files.inputs, files.trace, files.device),
-        *(files.data_fingerprint, files.private_training, files.attacks, files.held_out, files.outcomes),
+        *(files.data_fingerprint, files.private_training, files.attacks, files.membership),
+        *(files.held_out, files.outcomes),
     )

@@ -26,6 +26,7 @@ from torch import nn
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.attack_results import MembershipAttack, auc_interval
+from dpsweep.workers.evaluation.membership_scores import MembershipScores, write_membership
 from dpsweep.workers.evaluation.predictions import predict
 from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.noise.gaussian_sources import derive_seed
@@ -51,7 +52,8 @@ def likelihood_ratio_attack(
 ) -> tuple[MembershipAttack, ...]:
     """Attack every group with at least two members and two non-members; deterministic in ``spec.seed``.
 
-    dataset: what the trial trained on, after its preprocessing. Nothing is written below ``files``.
+    dataset: what the trial trained on, after its preprocessing. Scores of single examples are written below ``files``,
+    for their owners.
     """
     assert spec.attacks.rmia is not None, "the trial asks for it"
     pool, members = joined(dataset.train, dataset.test), np.arange(len(dataset.train) + len(dataset.test))
@@ -65,6 +67,8 @@ def likelihood_ratio_attack(
     )
     scores = log_ratio(losses, references)
     lengths = _gradient_norms(model, replace(dataset, train=pool), spec, code)
+    ids = np.concatenate([dataset.train.example_ids.numpy(), dataset.test.example_ids.numpy()])
+    write_membership(files.membership, MembershipScores(ids, pool.groups.numpy(), is_member, scores, lengths))
     results = []
     for group, name in enumerate(dataset.group_names):
         of_group = pool.groups.numpy() == group

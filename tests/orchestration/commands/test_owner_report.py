@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from dpsweep.accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
@@ -24,6 +25,7 @@ from dpsweep.orchestration.records.later_results import AuditRecord, write_audit
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.evaluation.membership_scores import read_membership
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.commands.test_main import run_main
@@ -151,10 +153,35 @@ def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
     found, tested = json.loads(out), read_outcomes(trial.outcomes)
     assert isinstance(tested, Outcomes)
     losses = tested.log_losses[tested.groups == epsilons.groups[3]]
-    assert found["attack"]["others"] == len(losses)
-    assert found["attack"]["lower"] == (losses <= epsilons.losses[3]).sum()
+    (by_loss,) = found["attacks"]
+    assert (by_loss["by"], by_loss["others"]) == ("the loss", len(losses))
+    assert by_loss["alike"] == (losses <= epsilons.losses[3]).sum()
     assert [each["kind"] for each in found["audits"]] == ["gradient"], "an audit of rows would tell of others"
     said = " ".join(found["meaning"])
     assert "An attack of today" in said
     assert "at least 3.22 with confidence 95%" in said
     assert "4.32" not in said
+
+
+def test_of_a_trial_that_reference_models_attacked_it_tells_their_attack_and_the_gradients(
+    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+) -> None:
+    attacked = finished(tmp_path / "attacked", attacks={"rmia": {"reference_models": 2}}, epochs=1)
+    scores, example = read_membership(attacked.membership), int(epsilons.example_ids[5])
+    assert scores is not None
+    own = int(np.flatnonzero(scores.is_member & (scores.example_ids == example))[0])
+    others = ~scores.is_member & (scores.groups == scores.groups[own])
+    assert (scores.is_member.sum(), others.sum()) == (len(epsilons.example_ids), (scores.groups[others] >= 0).sum())
+    found = json.loads(report(attacked.root, "--example-id", example, "--json")[1])
+    by_loss, by_ratio, by_gradient = found["attacks"]
+    assert by_ratio["by"] == "reference models (RMIA)"
+    assert by_ratio["others"] == by_loss["others"] == by_gradient["others"] == others.sum()
+    assert by_ratio["alike"] == (scores.log_ratios[others] >= scores.log_ratios[own]).sum()
+    assert by_gradient["alike"] == (scores.gradient_norms[others] <= scores.gradient_norms[own]).sum()
+    said = " ".join(found["meaning"])
+    assert said.count("An attack of today") == 3
+    assert said.count("none passes the bounds above") == 1
+    Path(attacked.membership).write_bytes(b"no table")
+    code, out, err = report(attacked.root, "--example-id", example)
+    assert (code, out) == (1, "")
+    assert "membership.ipc is damaged" in err

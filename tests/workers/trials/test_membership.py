@@ -79,10 +79,10 @@ def test_an_attack_changes_nothing_else_and_is_repeated_bit_for_bit(tmp_path: Pa
             assert file.read_bytes() == (tmp_path / "a" / name).read_bytes(), name
     noted = [noted_when_written(TrialFiles(str(tmp_path / folder))) for folder in ("a", "plain")]
     changed = {name for name, _ in noted[0].items() ^ noted[1].items()}
-    assert changed - {"device.json"} == {"spec.json", "private/attacks.json"}
+    assert changed - {"device.json"} == {"spec.json", "private/attacks.json", "private/membership.ipc"}
     found = {str(file.relative_to(tmp_path / "a")) for file in (tmp_path / "a").rglob("*") if file.is_file()}
     plain = {str(file.relative_to(tmp_path / "plain")) for file in (tmp_path / "plain").rglob("*") if file.is_file()}
-    assert found - plain == {"private/attacks.json"}
+    assert found - plain == {"private/attacks.json", "private/membership.ipc"}
 
 
 def test_the_area_and_its_interval_are_right_for_known_distributions() -> None:
