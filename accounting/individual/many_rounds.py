@@ -11,11 +11,20 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Mapping
+from dataclasses import replace
 
 import numpy as np
 
 from dpsweep.accounting.individual.contributions import StepLaw, StepWeights, Stretch
-from dpsweep.accounting.pld import MIN_DELTA, TOLERANCE, GroupRounds, PairBounds, SensitivityMixture, epsilon_of_rounds
+from dpsweep.accounting.pld import (
+    MIN_DELTA,
+    TOLERANCE,
+    GroupRounds,
+    PairBounds,
+    RoundLaw,
+    SensitivityMixture,
+    epsilon_of_rounds,
+)
 
 _FEW = 1000
 """Up to this many distinct rounds for each law of steps are composed on a lattice alone, which is tighter."""
@@ -27,6 +36,7 @@ _DENSITIES = (1, 2, 4, 8)
 """Factors on the number of nodes, tried in this order; a factor divides the error between nodes by its square."""
 _GAIN = 0.5
 """Ratio of successive gaps above which more nodes would not help enough."""
+_ROUND_UP = 1.0 + 1e-9
 _RARELY = 1e-3
 """Largest probability of all cases of a round but the likeliest: more would be too costly as steps of their own."""
 
@@ -46,12 +56,33 @@ def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float =
     if steps is None or len(rounds.laws) <= _FEW * len(steps):
         return epsilon_of_rounds(rounds, delta, tolerance)
     found = _on_nodes(rounds, steps, delta)
+    lower = found.lower if _are_certain(rounds) else _of_likeliest(rounds, delta)
     if found.upper > found.lower * (1.0 + max(_CLOSE, tolerance)):
         composed = epsilon_of_rounds(rounds, delta, tolerance)
-        best, lower = min(found, composed, key=lambda bounds: bounds.upper), max(found.lower, composed.lower)
-        found = best._replace(lower=lower)
-    certain = all(len(law.cases) == 1 for law, _ in rounds.laws)
-    return found if certain else found._replace(lower=0.0)
+        found, lower = min(found, composed, key=lambda bounds: bounds.upper), max(lower, composed.lower)
+    return found._replace(lower=lower)
+
+
+def _are_certain(rounds: GroupRounds) -> bool:
+    return all(len(law.cases) == 1 for law, _ in rounds.laws)
+
+
+def _of_likeliest(rounds: GroupRounds, delta: float) -> float:
+    """Return a lower bound on epsilon where rounds are one of several cases.
+
+    With probability 1 - r all rounds are their likeliest cases, and which they are is revealed. So delta(epsilon) is
+    at least (1 - r) times that of these.
+    """
+    laws, others = [], 0.0
+    for law, count in rounds.laws:
+        (_, likeliest), *rest = _by_chance(law)
+        laws.append((RoundLaw.certain(likeliest), count))
+        others += count * math.fsum(chance for chance, _ in rest)
+    sure = replace(rounds, laws=tuple(laws))
+    steps = _as_steps(sure)
+    if steps is None or not others < 1.0 or not delta < 1.0 - others:
+        return 0.0
+    return _on_nodes(sure, steps, delta / (1.0 - others) * _ROUND_UP).lower
 
 
 def _as_steps(rounds: GroupRounds) -> Steps | None:
@@ -67,7 +98,7 @@ def _as_steps(rounds: GroupRounds) -> Steps | None:
     for law, count in rounds.laws:
         if law.dropped or not all(map(_is_sampled_gaussian, (mixture for _, mixture in law.cases))):
             return None
-        (_, likeliest), *others = sorted(law.cases, key=lambda case: -case[0])
+        (_, likeliest), *others = _by_chance(law)
         if math.fsum(chance for chance, _ in others) > _RARELY:
             return None
         left = 1.0
@@ -76,6 +107,11 @@ def _as_steps(rounds: GroupRounds) -> Steps | None:
             counts[StepLaw(rate, min(chance / left, 1.0))].append(_stretch(mixture.sensitivities[1], count))
             left -= 0.0 if mixture is likeliest else chance
     return {law: tuple(stretches) for law, stretches in counts.items()}
+
+
+def _by_chance(law: RoundLaw) -> list[tuple[float, SensitivityMixture]]:
+    """Return the cases of a round, the likeliest first."""
+    return sorted(law.cases, key=lambda case: -case[0])
 
 
 def _is_sampled_gaussian(mixture: SensitivityMixture) -> bool:

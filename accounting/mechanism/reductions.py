@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import replace
 
@@ -125,6 +126,7 @@ def cases_of(sampling: Sampling, group_size: int) -> tuple[tuple[float, Sampling
     return _of_truncated(sampling, group_size) if isinstance(sampling, TruncatedPoissonSampling) else ((1.0, sampling),)
 
 
+@functools.lru_cache(maxsize=64)  # a run of many noise levels asks for every level
 def _of_truncated(sampling: TruncatedPoissonSampling, group_size: int) -> tuple[tuple[float, Sampling], ...]:
     """Return the batches of a step, for any ``group_size`` examples.
 

@@ -25,7 +25,7 @@ from dpsweep.accounting.pld.groups import (
 )
 from dpsweep.accounting.pld.loss import LatticeLoss, discretise
 from dpsweep.accounting.pld.profile import CertifiedProfile, profile_of_rounds
-from dpsweep.accounting.pld.sensitivity import SensitivityMixture, examples_law, group_law
+from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
 
 __all__ = [
     "MIN_DELTA",
@@ -36,6 +36,7 @@ __all__ = [
     "GroupRounds",
     "LatticeLoss",
     "PairBounds",
+    "RoundLaw",
     "SensitivityMixture",
     "delta_pld",
     "discretise",
