@@ -103,6 +103,7 @@ class ResourceSection(TypedDict, total=False):
     cpus: float
     gpus: float
     ranks: int | None
+    ranks_on: Literal["one_node", "nodes"]
     labels: Mapping[str, str]
     max_concurrent: int | None
     max_failures: int

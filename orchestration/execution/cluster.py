@@ -33,12 +33,13 @@ from dpsweep.accounting.jobs.parallel import fitting
 from dpsweep.accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
 from dpsweep.orchestration.execution.asking import Question, answers, named
 from dpsweep.orchestration.execution.environment import EMBEDDED, require_address, reread_environment
-from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, has_autoscaler, is_beyond_autoscaler
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, has_autoscaler, is_beyond_autoscaler, room
 from dpsweep.orchestration.execution.session import private_session
 from dpsweep.orchestration.execution.shared_connection import kept
 from dpsweep.orchestration.execution.standard_error import stderr_without, told_if_killed
 from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
 from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
 from dpsweep.workers.machine.memory import ALLOCATOR
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
@@ -318,6 +319,24 @@ def check_resources(needs: Mapping[str, Mapping[str, float]], patience: float = 
             raise InvalidInput(_misfit(refused, needs[refused]))
         if time.monotonic() > deadline:
             raise InvalidInput(_misfit(misfits[0], needs[misfits[0]]))
+        time.sleep(0.5)
+
+
+def check_ranks(sections: Sequence[ResourceSettings], patience: float = 0.0) -> None:
+    """Refuse trials with more ranks on several nodes than these have room for together, without an autoscaler.
+
+    patience: as of `check_resources`. Raises: InvalidInput with both numbers.
+    """
+    deadline = time.monotonic() + patience
+    while lacking := [each for each in sections if room(_amounts(), each.on_each_node) < each.times]:
+        if has_autoscaler():
+            return
+        if time.monotonic() > deadline:
+            ranks, there = lacking[0].processes, room(_amounts(), lacking[0].on_each_node)
+            raise InvalidInput(
+                f"a trial has {ranks} ranks on nodes that have room for {there} together; give it fewer, or join a "
+                "cluster with more nodes with --address"
+            )
         time.sleep(0.5)
 
 

@@ -12,7 +12,7 @@ from dpsweep.accounting.errors import InvalidInput, UnfitNode
 from dpsweep.accounting.jobs.parallel import fitting
 from dpsweep.orchestration.execution.asking import Question, answers, named
 from dpsweep.orchestration.execution.backend import Warn
-from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, room
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -21,18 +21,20 @@ TRAINING_LABEL: Final = ("dpsweep", "train")
 """The label of GPU nodes in the cluster files of this project, by which nodes that join later are known too."""
 
 
-def off_gpu_nodes(needs: Mapping[str, float], nodes: Sequence[Mapping[str, Any]] | None = None) -> dict[str, str]:
+def off_gpu_nodes(
+    needs: Mapping[str, float], nodes: Sequence[Mapping[str, Any]] | None = None, times: int = 1
+) -> dict[str, str]:
     """Return the label selector that keeps work off the nodes with GPUs; empty if it reserves one, or fits nowhere
     else.
 
-    `needs`: amounts that the work reserves, labels included. `nodes`: as of `ray.nodes`; by default those that are
-    alive.
+    `needs`: amounts that the work reserves on one node, labels included, this many ``times``. `nodes`: as of
+    `ray.nodes`; by default those that are alive.
     """
     there = alive_nodes() if nodes is None else nodes
     with_gpus = [node for node in there if node["Resources"].get("GPU", 0.0) > 0.0]
     name, value = TRAINING_LABEL
     others = [node for node in there if node not in with_gpus and node.get("Labels", {}).get(name) != value]
-    if needs.get("GPU", 0.0) or not with_gpus or not any(fitting(amounts_of(node), needs) for node in others):
+    if needs.get("GPU", 0.0) or not with_gpus or room([*map(amounts_of, others)], needs) < times:
         return {}
     unlabelled = [node["NodeID"] for node in with_gpus if node.get("Labels", {}).get(name) != value]
     asks_for_label = any(each.startswith(f"label {name}=") for each in needs)
@@ -54,7 +56,7 @@ def check_gpus(sweep: SweepSpec, warn: Warn) -> None:
     sections = [each for each in sweep.resources if each.gpus]
     if not sections or sweep.execution.allow_cpu:
         return
-    nodes = [node for node in alive_nodes() if any(fitting(amounts_of(node), each.amounts) for each in sections)]
+    nodes = [node for node in alive_nodes() if any(fitting(amounts_of(node), each.on_each_node) for each in sections)]
     question = Question("whether torch sees their GPUs", _missing_gpu, needs_gpu=True)
     blind = [
         f"trials reserve a GPU on {named(node)}, but {reason}; {_ALLOWED}"

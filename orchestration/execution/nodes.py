@@ -78,6 +78,23 @@ def missing_resources(nodes: Sequence[Mapping[str, float]], trial: Mapping[str, 
     return dict(trial)
 
 
+def room(nodes: Sequence[Mapping[str, float]], needs: Mapping[str, float]) -> int:
+    """Return how often the nodes have ``needs``, together, each time on one of them.
+
+    >>> room([{"CPU": 4.0}, {"CPU": 1.0}, {"CPU": 8.0, "GPU": 1.0}], {"CPU": 1.5, "GPU": 0.0})
+    7
+    >>> room([{"CPU": 1.0}, {"CPU": 1.0, "label pool=train": 1.0}], {"CPU": 0.25, "label pool=train": 1.0})
+    4
+    """
+    labels = [name for name in needs if name.startswith(LABEL)]
+    asked = {name: amount for name, amount in needs.items() if amount > 0.0 and name not in labels}
+    return sum(
+        int(min(node.get(name, 0.0) / amount for name, amount in asked.items()) + 1e-9)
+        for node in nodes
+        if all(label in node for label in labels)
+    )
+
+
 def _amounts(resources: Mapping[str, float]) -> dict[str, float]:
     """CPUs, GPUs and the user's own resources, without those that Ray adds, such as one for each node's address."""
     ours = {name: amount for name, amount in resources.items() if ":" not in name and "_group_" not in name}

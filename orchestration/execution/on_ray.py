@@ -21,6 +21,7 @@ from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, a
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn
 from dpsweep.orchestration.execution.cluster import (
     check_keys,
+    check_ranks,
     check_resources,
     check_shared_storage,
     check_versions,
@@ -146,7 +147,7 @@ class OnRay:
         self._amounts: dict[str, Mapping[str, float]] = {}
 
     def train(self, trials: Sequence[PlannedTrial], observer: TrainingObserver, name: str) -> None:
-        self._amounts |= {planned.key: self._sweep.reserved(planned.spec).amounts for planned in trials}
+        self._amounts |= {planned.key: self._sweep.reserved(planned.spec).on_each_node for planned in trials}
         train(trials, observer, self._sweep, self._context, name, self._turns)
 
     def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
@@ -191,6 +192,7 @@ def embedded(
     with connected(address, files.log, code) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part})
+        check_ranks(sweep.resources)
         check_gpus(sweep, warn)
         with _queue(sweep.accounting, part, warn) as queue:
             yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue, warn)
@@ -207,6 +209,7 @@ def on_cluster(
     with connected(address, files.log, code) as shipped:
         part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
+        check_ranks(sweep.resources, _JOIN_TIMEOUT)
         check_versions(warn)
         check_gpus(sweep, warn)
         probe = Probe.written(files.probe)
@@ -226,7 +229,7 @@ def _needs_of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:
     return {
         " ".join(
             ["a trial", *(f"with {place} {' or '.join(names)}" for place, names in each.when.items())]
-        ): each.amounts
+        ): each.on_each_node
         for each in sweep.resources
     }
 

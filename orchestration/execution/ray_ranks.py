@@ -1,4 +1,4 @@
-"""Train one trial on several ranks: processes on one node that share its gradient computation.
+"""Train one trial on several ranks: processes on one node, or on several, that share its gradient computation.
 
 Each rank is an actor in the trial's placement group. Tune owns the group: it reserves all of it before the trial
 starts, and removes it, which ends the ranks, when the trial ends, is stopped or is lost. The process that Tune starts
@@ -26,6 +26,7 @@ from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.gpus import require_gpu
+from dpsweep.orchestration.execution.ray_store import RayStore, meeting
 from dpsweep.orchestration.execution.storage_checks import patiently
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.resources import ResourceSettings
@@ -69,10 +70,20 @@ def train_together(
 def _trained(
     planned: PlannedTrial, context: TrialContext, reserved: ResourceSettings, report: Report
 ) -> Exception | None:
-    with tempfile.TemporaryDirectory(prefix="dps-ranks-") as folder, _started(reserved) as ranks:
-        place = str(Path(folder) / "meeting")
+    with _meeting(reserved) as place, _started(reserved) as ranks:
         ends = [rank.train.remote(planned, context, number, reserved, place) for number, rank in enumerate(ranks)]
         return _followed(ranks[0], ends, report)
+
+
+@contextlib.contextmanager
+def _meeting(reserved: ResourceSettings) -> Iterator[Any]:
+    """Yield where the ranks find each other: a file of their node, or an actor that all their nodes reach."""
+    if reserved.ranks_on == "nodes":
+        with meeting(reserved.processes) as actor:
+            yield actor
+    else:
+        with tempfile.TemporaryDirectory(prefix="dps-ranks-") as folder:
+            yield str(Path(folder) / "meeting")
 
 
 @contextlib.contextmanager
@@ -144,7 +155,7 @@ class _Rank:
         self._reports, self._may_continue = queue.SimpleQueue[Progress](), threading.Semaphore(0)
 
     def train(
-        self, planned: PlannedTrial, context: TrialContext, number: int, reserved: ResourceSettings, place: str
+        self, planned: PlannedTrial, context: TrialContext, number: int, reserved: ResourceSettings, place: Any
     ) -> Exception | None:
         """Take part in the trial to its end; return its error, with only the text that may be shown, or None."""
         root, spec, releases = context.files.trial(planned.key).root, planned.spec, planned.releases
@@ -152,7 +163,8 @@ class _Rank:
             context.require_node()
             require_gpu(planned, reserved)
             code = unpacked(context.code)
-            with connected(number, reserved.processes, place, nccl=reserved.gpus > 0) as group:
+            met, here = (place, "127.0.0.1") if isinstance(place, str) else (RayStore(place), _own_address())
+            with connected(number, reserved.processes, met, nccl=reserved.gpus > 0, address=here) as group:
                 if number:
                     follow_trial(spec, root, group, code=code, releases=releases)
                 else:
@@ -174,3 +186,8 @@ class _Rank:
     def go_on(self) -> None:
         """Let rank 0 continue training."""
         self._may_continue.release()
+
+
+def _own_address() -> str:
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address

@@ -188,16 +188,17 @@ def _reservation(
 
 
 def _placed(resources: ResourceSettings) -> tune.PlacementGroupFactory:
-    """Return the reservation of a trial on a node with the requested labels: one bundle for each rank. Without GPUs it
+    """Return the reservation of a trial on nodes with the requested labels: one bundle for each rank. Without GPUs it
     keeps off the nodes that have some, if others can run it.
 
     A trial on several ranks gets an additional empty bundle for the process that follows them.
     """
     ranks = resources.processes
-    labels = {**resources.labels, **off_gpu_nodes(resources.amounts)}
+    labels = {**resources.labels, **off_gpu_nodes(resources.on_each_node, times=resources.times)}
     selector: dict[str, Any] = {"bundle_label_selector": [labels] * ranks} if labels else {}
     follower: list[dict[str, float]] = [{}] if ranks > 1 else []
-    return tune.PlacementGroupFactory([*follower, *[resources.bundle] * ranks], strategy="STRICT_PACK", **selector)
+    strategy = "STRICT_PACK" if resources.ranks_on == "one_node" else "PACK"
+    return tune.PlacementGroupFactory([*follower, *[resources.bundle] * ranks], strategy=strategy, **selector)
 
 
 class _InTurn(BasicVariantGenerator):
@@ -209,11 +210,13 @@ class _InTurn(BasicVariantGenerator):
 
     def __init__(self, trials: Sequence[PlannedTrial], sweep: SweepSpec, turns: Turns, at_once: int) -> None:
         super().__init__(max_concurrent=at_once)
-        self._needs = [sweep.reserved(planned.spec).amounts for planned in trials]
+        self._needs = [sweep.reserved(planned.spec) for planned in trials]
         self._turns, self._created = turns, list[Any]()
         self.is_held = False
         """Whether other sweeps come first, and nothing of this one waits for a worker."""
-        self._stays_off_gpus = {repr(needs): bool(off_gpu_nodes(needs)) for needs in self._needs}
+        self._stays_off_gpus = {
+            repr(each): bool(off_gpu_nodes(each.on_each_node, times=each.times)) for each in sweep.resources
+        }
         self._is_scaled = has_autoscaler()
 
     @property
@@ -227,14 +230,16 @@ class _InTurn(BasicVariantGenerator):
         running = sum(trial.status == "RUNNING" for trial in self._created)
         waiting = [needs for trial, needs in zip(self._created, self._needs, strict=False) if trial.status == "PENDING"]
         self._turns.trains(running, [*waiting, *left])
-        if left and not self._turns.may_begin(left[0], running + len(waiting), self._stays_off_gpus[repr(left[0])]):
+        if left and not self._turns.may_begin(
+            left[0].amounts, running + len(waiting), self._stays_off_gpus[repr(left[0])]
+        ):
             self.is_held = not waiting
             if self._created and not running and not waiting:
                 # else Tune would wait here, and its idle workers keep what they reserve
                 self.set_finished()  # type: ignore[no-untyped-call]
             return None
         self.is_held = False
-        if left and not self._is_scaled and len(waiting) > self._turns.fits(left[0]):
+        if left and not self._is_scaled and len(waiting) > self._turns.fits(left[0].amounts):
             return None
         trial = super().next_trial()  # type: ignore[no-untyped-call]
         self._created += [trial] if trial is not None else []

@@ -22,7 +22,7 @@ from ray.experimental import internal_kv
 
 from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources
 from dpsweep.orchestration.records.limits import Turn
-from dpsweep.orchestration.sweeps.resources import LABEL
+from dpsweep.orchestration.sweeps.resources import LABEL, ResourceSettings
 
 _BOARD: Final = b"dpsweep-turns"
 """Namespace of the board in the key-value store."""
@@ -65,12 +65,12 @@ class Turns:
         self._free: Amounts = {}
         self._looked = self._posted = -_LOOK
 
-    def trains(self, running: int, waiting: Sequence[Amounts]) -> None:
+    def trains(self, running: int, waiting: Sequence[ResourceSettings]) -> None:
         """Post that ``running`` trials of this sweep train, and the reservations of those that do not yet."""
         if time.monotonic() >= self._posted + _LOOK:
             self._posted = time.monotonic()
             nodes = [amounts_of(node) for node in alive_nodes()]
-            self._post([needs for needs in waiting if not missing_resources(nodes, needs)], running)
+            self._post([each.amounts for each in waiting if not missing_resources(nodes, each.on_each_node)], running)
 
     def renew(self) -> None:
         """Post the last state again, as that of a driver that lives."""

@@ -29,7 +29,10 @@ class ResourceSettings(SweepSection):
     gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
     """GPUs of each trial: a fraction of one GPU, or a whole number with one GPU for each rank."""
     ranks: int | None = Field(default=None, ge=1, le=1024)
-    """Processes on one node that share a trial's gradients and its reserved CPUs and GPUs; by default one per GPU."""
+    """Processes that share a trial's gradients and its reserved CPUs and GPUs; by default one per GPU."""
+    ranks_on: Literal["one_node", "nodes"] = "one_node"
+    """Where the ranks of a trial run: on ``one_node``, or on as few ``nodes`` as have room, which send each other sums
+    over their network."""
     labels: dict[str, _Label] = Field(default_factory=dict)
     """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
     ``A100``."""
@@ -67,8 +70,22 @@ class ResourceSettings(SweepSection):
 
     @property
     def amounts(self) -> dict[str, float]:
-        """Amounts that a trial reserves on its node, by name; 1 for every label that the node must have."""
-        given = {"CPU": self.cpus, "GPU": self.gpus}
+        """Amounts that a trial reserves, by name; 1 for every label that its nodes must have."""
+        return self._labelled({"CPU": self.cpus, "GPU": self.gpus})
+
+    @property
+    def on_each_node(self) -> dict[str, float]:
+        """The least of `amounts` that a node must have: all of them, or those of one rank where ranks run on several
+        nodes.
+        """
+        return self.amounts if self.ranks_on == "one_node" else self._labelled(self.bundle)
+
+    @property
+    def times(self) -> int:
+        """How often nodes must have `on_each_node` together."""
+        return 1 if self.ranks_on == "one_node" else self.processes
+
+    def _labelled(self, given: Mapping[str, float]) -> dict[str, float]:
         labels = {f"{LABEL}{name}={value}": 1.0 for name, value in self.labels.items()}
         return {name: amount for name, amount in given.items() if amount} | labels
 

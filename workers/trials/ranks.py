@@ -1,13 +1,16 @@
-"""Communication between the processes (ranks) that train one trial together, on one node.
+"""Communication between the processes (ranks) that train one trial together, on one node or on several.
 
 Rank 0 trains; the others compute their share of its gradients (`dpsweep.workers.trials.data_parallel`). Only tensors
-are sent, so nothing is unpickled, and all sockets listen on the loopback interface only.
+are sent, so nothing is unpickled. On one node all sockets listen on the loopback interface only.
 """
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import socket
+import struct
 from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from typing import Final
@@ -15,11 +18,14 @@ from typing import Final
 import torch
 import torch.distributed as distributed
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore, Store
 
-from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
 
 _TIMEOUT: Final = timedelta(days=30)
 """Timeout of a rank that waits for others, which may evaluate or store meanwhile; a lost rank is noticed at once."""
+_SIOCGIFADDR: Final = 0x8915
+"""Linux's question for the address of an interface (netdevice(7))."""
 _VALUES_AT_ONCE: Final = 2**24
 """Number of values of a sum that are gathered at a time."""
 
@@ -134,17 +140,21 @@ class RankGroup:
 
 
 @contextlib.contextmanager
-def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterator[RankGroup]:
-    """Connect this process with the other ranks of its trial on this node for the duration of a ``with`` block.
+def connected(
+    rank: int, size: int, meeting_place: str | Store, *, nccl: bool, address: str = "127.0.0.1"
+) -> Iterator[RankGroup]:
+    """Connect this process with the other ranks of its trial for the duration of a ``with`` block.
 
-    `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
-    `nccl`: whether each rank has its own GPU; otherwise values go through the memory of the host.
+    `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users;
+    of ranks on several nodes, a store in which strangers can neither read nor write. `address`: of this node, by which
+    the others reach it. `nccl`: whether each rank has its own GPU; otherwise values go through the memory of the host.
     """
-    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = "lo"
+    os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_of(address)
+    store = FileStore(meeting_place, size) if isinstance(meeting_place, str) else meeting_place
     with _reporting_lost_ranks():
         distributed.init_process_group(
             "cpu:gloo,cuda:nccl" if nccl else "gloo",
-            store=distributed.FileStore(meeting_place, size),  # type: ignore[attr-defined]  # a compiled class
+            store=store,
             rank=rank,
             world_size=size,
             timeout=_TIMEOUT,
@@ -153,6 +163,20 @@ def connected(rank: int, size: int, meeting_place: str, *, nccl: bool) -> Iterat
         yield RankGroup(rank, size, through_host=not nccl)
     finally:
         distributed.destroy_process_group()
+
+
+def interface_of(address: str) -> str:
+    """Return the network interface of this node that has an address. Raises: InvalidInput if none has."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as asked:
+        for _, name in socket.if_nameindex():
+            with contextlib.suppress(OSError):  # an interface without an address
+                found = fcntl.ioctl(asked, _SIOCGIFADDR, struct.pack("256s", name.encode()))
+                if socket.inet_ntoa(found[20:24]) == address:
+                    return name
+    raise InvalidInput(
+        f"no network interface of {socket.gethostname()} has the address {address}, by which Ray knows this node; give "
+        "ranks one node, or start Ray with --node-ip-address"
+    )
 
 
 @contextlib.contextmanager

@@ -16,13 +16,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import NormShards
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.cluster import connected
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.execution.recorded_tasks import nodes_and_tasks
@@ -32,6 +36,7 @@ from tests.orchestration.processes import PATIENCE, dpsweep, script, start, wait
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.servers import mute
+from tests.workers.rank_runs import ended, started
 
 QUICKSTART = Path(__file__).parents[3] / "sweeps" / "quickstart.yaml"
 SWEEP = small(
@@ -284,7 +289,7 @@ class Notes(nn.Linear):
 def build(feature_shape, num_classes):
     return nn.Sequential(nn.Flatten(), Notes(math.prod(feature_shape), num_classes))
 """
-"""A model that notes, when it is trained by Ray, on which node and with what."""
+"""A model that notes, when it is trained or checked by Ray, on which node and with what."""
 ON_A100 = {"when": {"clipping": "flat"}, "gpus": 0.5, "labels": {"pool": "train", "ray.io/accelerator-type": "A100"}}
 
 
@@ -304,12 +309,48 @@ def test_each_setting_trains_on_what_it_asks_for(address: str, tmp_path: Path) -
     )
     done = run_on(address, tmp_path, text)
     assert done.returncode == 0, done.stderr
-    found = [note.read_text() for note in notes.iterdir()]
+    found = {note.read_text() for note in notes.iterdir()}  # several of each: checks before training copy the model
     assert len(found) == 2, "the baseline and the private trial"
     (on_gpu,) = [note for note in found if "'GPU': 0.5" in note]
     assert on_gpu.startswith("train "), found
     (other,) = [note for note in found if note != on_gpu]
     assert other.startswith("account "), "off the node with a GPU, as another one can run it"
+
+
+ON_NODES = small(
+    model="notes_model:build",
+    clipping="flat",
+    noise="constant",
+    seeds=0,
+    epochs=2,
+    execution={"device": "cpu"},
+    resources={"cpus": 2, "ranks": 2, "ranks_on": "nodes"},
+)
+
+
+@pytest.mark.long
+def test_a_trial_has_ranks_on_two_nodes(address: str, tmp_path: Path) -> None:
+    """With the bits of as many ranks on one node. `python -m tests.hosts ranks` does so between hosts, and loses one.
+
+    Neither node has two CPUs, and it is not kept off the one with a GPU.
+    """
+    notes = tmp_path / "notes"
+    notes.mkdir()
+    (tmp_path / "notes_model.py").write_text(NOTES.replace("{notes!r}", repr(str(notes))))
+    done, files = run_on(address, tmp_path, ON_NODES), SweepFiles(str(tmp_path / "out"))
+    assert done.returncode == 0, done.stderr
+    assert {note.read_text().split()[0] for note in notes.iterdir()} == {"account", "train"}
+    sweep = parse_sweep(ON_NODES)
+    (planned,) = plan_sweep(sweep, permitted(sweep, tmp_path)).trials
+    assert ended(started({"again": planned.spec}, tmp_path, 2)) == [0, 0]
+    there, here = files.trial(planned.key), TrialFiles(str(tmp_path / "again"))
+    models = [torch.load(found.model, weights_only=True) for found in (there, here)]
+    assert all(torch.equal(models[0][name], models[1][name]) for name in models[0])
+    assert read_trace(there.trace) == read_trace(here.trace)
+    (tmp_path / "more").mkdir()
+    more = run_on(address, tmp_path / "more", small(resources={"cpus": 3, "ranks": 3, "ranks_on": "nodes"}))
+    assert more.returncode == 2
+    assert "a trial has 3 ranks on nodes that have room for 2 together" in more.stderr
 
 
 @pytest.mark.long

@@ -21,10 +21,12 @@ import ray
 from dpsweep.orchestration.execution import turns
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.records.limits import Turn
+from dpsweep.orchestration.sweeps.resources import ResourceSettings
 
 turns._LOOK = 0.0
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-cpu, gpu = {"CPU": 2.0}, {"CPU": 2.0, "GPU": 1.0}
+trial, on_gpu, impossible = (ResourceSettings(**given) for given in ({"cpus": 2}, {"cpus": 2, "gpus": 1}, {"cpus": 99}))
+cpu = trial.amounts
 low, high = Turns("low", Turn("ann", 0, None, 1.0)), Turns("high", Turn("bob", 5, None, 2.0))
 said = []
 
@@ -39,25 +41,25 @@ running = Trains.remote()
 ray.get(running.ping.remote())
 while ray.available_resources().get("CPU", 0.0):
     time.sleep(0.1)
-low.trains(1, [cpu])
+low.trains(1, [trial])
 said.append(("alone", low.may_begin(cpu, 1, False), low.fits(cpu)))
-high.trains(0, [cpu])
+high.trains(0, [trial])
 said.append(("behind", low.may_begin(cpu, 1, False), high.may_begin(cpu, 0, False)))
-high.trains(0, [{"CPU": 99.0}])
+high.trains(0, [impossible])
 said.append(("impossible", low.may_begin(cpu, 1, False)))
 high.trains(0, [])
 said.append(("begun", low.may_begin(cpu, 1, False)))
 high.leave()
 said.append(("gone", low.may_begin(cpu, 1, False)))
 needs_gpu = Turns("gpu", Turn("cid", 0, None, 3.0))
-needs_gpu.trains(0, [gpu])
+needs_gpu.trains(0, [on_gpu])
 said.append(("gpu first", low.may_begin(cpu, 1, False), low.may_begin(cpu, 1, True)))
 needs_gpu.leave()
 first, second = Turns("first", Turn("dan", 0, 2, 4.0)), Turns("second", Turn("dan", 0, 2, 5.0))
-first.trains(1, [cpu])
-second.trains(0, [cpu])
+first.trains(1, [trial])
+second.trains(0, [trial])
 said.append(("limit of the owner", first.may_begin(cpu, 1, False), second.may_begin(cpu, 0, False)))
-first.trains(2, [cpu])
+first.trains(2, [trial])
 said.append(("limit reached", first.may_begin(cpu, 2, False), low.may_begin(cpu, 1, False)))
 first.trains(1, [])
 said.append(("the next", second.may_begin(cpu, 0, False)))
@@ -108,5 +110,7 @@ def test_work_without_a_gpu_keeps_off_nodes_with_some_while_others_can_run_it() 
     assert off_gpu_nodes(CPU, [plain]) == off_gpu_nodes(GPU, [plain, with_gpu]) == {}
     assert off_gpu_nodes(CPU, [with_gpu, labelled]) == {}, "nowhere else"
     assert off_gpu_nodes({"CPU": 4.0}, [plain, with_gpu]) == {}, "no other node is large enough"
+    assert off_gpu_nodes(CPU, [plain, with_gpu], times=2)
+    assert off_gpu_nodes(CPU, [plain, with_gpu], times=3) == {}, "of three ranks on nodes, one is left over"
     needs, own = {"CPU": 1.0, "label dpsweep=account": 1.0}, node("a", {"dpsweep": "account"}, CPU=2.0)
     assert off_gpu_nodes(needs, [own, with_gpu]) == {"ray.io/node-id": "!in(b)"}, "and the label that was asked for"

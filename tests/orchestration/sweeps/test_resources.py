@@ -55,6 +55,17 @@ def test_each_rank_has_its_share(given: Any, ranks: int, bundle: dict[str, float
     assert (section.processes, section.bundle) == (ranks, bundle)
 
 
+def test_on_several_nodes_each_has_what_one_rank_reserves() -> None:
+    (section,) = parse_sweep(small(resources={"cpus": 8, "gpus": 4, "ranks_on": "nodes"})).resources
+    assert (section.amounts, section.on_each_node, section.times) == (
+        {"CPU": 8.0, "GPU": 4.0},
+        {"CPU": 2.0, "GPU": 1.0},
+        4,
+    )
+    (section,) = parse_sweep(small(resources={"cpus": 8, "gpus": 4})).resources
+    assert (section.on_each_node, section.times) == (section.amounts, 1)
+
+
 @pytest.mark.parametrize(
     ("sections", "message"),
     [

@@ -29,6 +29,7 @@ from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, 
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.history import TrainingResult, read_training_result
 from dpsweep.workers.trials.data_parallel import first_random_states
+from dpsweep.workers.trials.ranks import interface_of
 from dpsweep.workers.trials.trained_model import load_model
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.rank_runs import LOST, ended, started
@@ -248,3 +249,9 @@ def test_ranks_draw_from_the_seed_or_from_secret_keys_each_of_its_own() -> None:
         halves = [bytes(half) for state in first for half in state.numpy().reshape(2, -1)]
         assert len({*halves}) == 4, "models and augmentation of two ranks"
         assert [torch.equal(one, other) for one, other in zip(first, again, strict=True)] == [source == "seeded"] * 2
+
+
+def test_ranks_listen_where_their_node_is_known() -> None:
+    assert interface_of("127.0.0.1") == "lo"
+    with pytest.raises(InvalidInput, match=r"has the address 192\.0\.2\.7, .* start Ray with --node-ip-address"):
+        interface_of("192.0.2.7")
