@@ -29,7 +29,8 @@ def init(
         str | None, typer.Option(help="The column that names the owner of each row, if one may have several.")
     ] = None,
     text: Annotated[
-        str | None, typer.Option(help="A column of texts that models read; needs --tokenizer or --pretrained.")
+        str | None,
+        typer.Option(help="A column of texts: its letters are counted, or read by --tokenizer or --pretrained."),
     ] = None,
     tokenizer: Annotated[
         Path | None, typer.Option(help="A tokenizer.json of the package tokenizers.", readable=False)
@@ -56,7 +57,7 @@ def init(
     if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
     try:
-        draft = draft_sweep(data, label, group, user, column)
+        draft = draft_sweep(data, label, group, user, column, text if column is None else None)
     except InvalidInput as error:
         raise InvalidInput(full_text(error)) from error
     write_file("--to", target, draft.encode(), private=True)

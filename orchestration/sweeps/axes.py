@@ -31,6 +31,7 @@ _TABLE: Final = {
     "categories": _LISTS_BY_NAME,
     "numbers": Mapping[str, str],
     "unscaled": _LIST,
+    "hashed": Mapping[str, int],
     "ignore_case": _LIST,
 }
 LIST_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {

@@ -9,15 +9,23 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Final, Literal
+from typing import Final
 
 import pyarrow as pa
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.sweeps.draft_scale import (
+    HIDDEN,
+    PLACES,
+    SCALE_OF_TOKENS,
+    Scale,
+    batch_size,
+    digits,
+    scale_of,
+)
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
 from dpsweep.workers.tasks import task_called
-from dpsweep.workers.training.robust_ranges import ROUNDS
 
 MOST_VALUES = 50
 """Maximum number of distinct values of a category, class or group column that a draft lists."""
@@ -26,25 +34,6 @@ _MOST_MISSING = 0.5
 _FEWEST_ROWS = 50
 _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
-_ROWS_OVER_NOISE: Final = 40.0
-"""Training rows over the noise of a count of private ranges, at which a few percent of the rows show above it."""
-_NOISE_OF_SCALING: Final = (8.0, 50.0)
-"""Least and largest noise multiplier of a private scale. The least costs a fifth of the budget at an epsilon of 1."""
-_MOST_NOISE_OF_MEANS: Final = 0.1
-"""Largest noise of a private mean of numbers in [0, 1], whose deviation is seldom less."""
-_SQUARED_IN_RANGE: Final = 0.3
-"""Mean square of a number in [0, 1], as ranges scale it; that of private ranges is 1."""
-_LARGEST_BATCH: Final = 16_384
-_FULL_RATE: Final = 100
-"""Rows of a batch from which on the learning rate is that of a model without noise."""
-_BOUND: Final = 0.2
-"""Clipping bound over the norm of a row."""
-_HIDDEN: Final = 64
-_OVER_NOISE: Final = 10.0
-"""Rows of a batch over the norm of the noise of all weights, for a multiplier of 1, from which on a hidden layer may
-learn more than a linear model at an epsilon of 1. More rows bear a bound that is larger by as much."""
-_LARGEST_BOUND: Final = 4.0
-"""Bound for many rows over that for few."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -70,23 +59,21 @@ class TextColumn:
     pretrained: Path | None = None
 
     @classmethod
-    def read_by(cls, name: str, tokenizer: Path | None, pretrained: Path | None) -> TextColumn:
-        """Return the column with the tokenizer of the pretrained model where no other is given."""
+    def read_by(cls, name: str, tokenizer: Path | None, pretrained: Path | None) -> TextColumn | None:
+        """Return the column with the tokenizer of the pretrained model where no other is given; None without both."""
         if tokenizer is None and pretrained is not None:
             tokenizer = pretrained / "tokenizer.json"
             if not tokenizer.is_file():
                 raise InvalidInput(
                     f"{pretrained} has no tokenizer.json; give the tokenizer that the model was trained with"
                 )
-        if tokenizer is None:
-            raise InvalidInput("--text needs --tokenizer FILE, or --pretrained DIR with a tokenizer.json in it")
-        return cls(name, tokenizer, pretrained)
+        return None if tokenizer is None else cls(name, tokenizer, pretrained)
 
 
 @dataclass(frozen=True)
 class _Subject:
     """The table and columns of a draft. task: decided by the labels. groups: profile of the group column, if any. user:
-    the column that names the owner of each row, if any."""
+    the column that names the owner of each row, if any. hashed: a column of texts that was asked for."""
 
     path: Path
     labels: tuple[ColumnProfile, ...]
@@ -95,6 +82,7 @@ class _Subject:
     groups: ColumnProfile | None
     user: str | None
     text: TextColumn | None
+    hashed: str | None
     encoding: str | None
 
     @property
@@ -106,6 +94,7 @@ class _Subject:
     def command(self) -> str:
         given = [f"--label {each.name}" for each in self.labels]
         given += [f"--{role} {name}" for role, name in (("group", self.group), ("user", self.user)) if name is not None]
+        given += [] if self.hashed is None else [f"--text {self.hashed}"]
         if self.text is not None:
             given += [f"--text {self.text.name}", f"--tokenizer {self.text.tokenizer.name}"]
             given += [] if self.text.pretrained is None else [f"--pretrained {self.text.pretrained.name}"]
@@ -113,33 +102,39 @@ class _Subject:
 
 
 def draft_sweep(
-    path: Path, labels: Sequence[str], group: str | None, user: str | None = None, text: TextColumn | None = None
+    path: Path,
+    labels: Sequence[str],
+    group: str | None,
+    user: str | None = None,
+    text: TextColumn | None = None,
+    hashed: str | None = None,
 ) -> str:
     """Return the YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a
     model, a baseline, two clipping methods, and a privacy target.
 
     `labels`: one column of classes or numbers, or several columns of numbers or of 0 and 1; they decide the task.
     `group`: the column whose values are compared; by default the classes of the label. `user`: the column that names
-    the owner of each row. `text`: a text column that the model reads in place of features. Comments in the draft mark
-    what was read off the data.
+    the owner of each row. `text`: a text column that the model reads in place of features. `hashed`: one that is read
+    as counts of letters beside features, as columns of several words are by themselves. Comments in the draft mark what
+    was read off the data.
     Raises: InvalidInput for an unknown column, a label named twice, and labels that fit no task. Also for a group with
     one value or more than `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature;
     DataCorruption for a file that cannot be read.
     """
-    table, subject = _profiled(path, labels, group, user, text)
+    table, subject = _profiled(path, labels, group, user, text, hashed)
     roles = {*labels, group, user, *([text.name] if text else [])}
     features = [column for column in table.columns if column.name not in roles]
     left_out = [(each.name, why) for each in features if (why := _unusable(each, table))]
     used = [column for column in features if column.name not in dict(left_out)]
     used.sort(key=lambda column: column.span is None)  # numbers first, as robust_ranges takes them
-    scale = _scale(used, table.rows, subject)
+    scale = SCALE_OF_TOKENS if text else scale_of(used, table.rows, subject.task, subject.outputs)
     has_private_ranges = scale.preprocessing == "robust_ranges"
     if not used and text is None:
         named = " and ".join(map(repr, filter(None, (*labels, group, user))))
         reasons = "; ".join(f"{name!r}, {why}" for name, why in left_out)
         raise InvalidInput(
             f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
-            f"COLUMN --tokenizer FILE. Left out: {reasons or 'nothing'}"
+            f"COLUMN. Left out: {reasons or 'nothing'}"
         )
     above = (
         *_header(subject, has_private_ranges, table.has_values_as_names),
@@ -165,104 +160,47 @@ def draft_sweep(
     return "\n".join((*above, *(f"  # {note}".replace("\n", " ") for note in notes), *below)) + "\n"
 
 
-@dataclass(frozen=True)
-class _Scale:
-    """How numbers are scaled, and how large a row is then, on which bound and learning rate depend.
-
-    `preprocessing`: its name, if enough rows show through its noise. `numbers`: columns of numbers, an embedding's
-    counted each. `squared_norm`: that of a row, expected, with a constant 1 for the bias.
-
-    With features divided by their norm, a learning rate of 4 with momentum 0.9 is stable for cross-entropy, whose
-    Hessian has a norm of at most 1/2; squares are steeper by 4. A batch of fewer than 100 rows takes a smaller rate, as
-    the noise of a step is divided by the batch. Gradients have a norm of about 1/2 at first and of 1/10 later. The
-    bound lies between: noise grows with it, and below it nothing is cut.
-
-    A model with a hidden layer is drafted beside the linear one where the sizes of the table promise that the noise of
-    its many weights is small beside a batch. More rows then bear a larger bound, which lets both models learn faster.
-    `python -m benchmarks.drafts` tries these values on ten tables.
-    """
-
-    preprocessing: Literal["robust_ranges", "standardised"] | None
-    noise_multiplier: float
-    numbers: int
-    squared_norm: float
-    has_hidden_layer: bool
-    learning_rate: float
-    bound: float
-
-
-def _batch(rows: int) -> int:
-    """Return the batch size for a table of so many rows, with a fifth held out."""
-    return max(16, min(_LARGEST_BATCH, round(0.08 * rows)))
-
-
-def _scale(used: Sequence[ColumnProfile], rows: int, subject: _Subject) -> _Scale:
-    if subject.text is not None:
-        return _Scale(None, 0.0, 0, 4.0, False, 0.2, 1.0)
-    numbers = sum(max(column.places, 1) for column in used if column.span is not None)
-    name, noise = _private_scaling(0.8 * rows, numbers)
-    squared = 1.0 + numbers * (_SQUARED_IN_RANGE if name is None else 1.0) + sum(each.span is None for each in used)
-    rate = (1.0 if subject.task == "regression" else 4.0) * min(1.0, _batch(rows) / _FULL_RATE) / squared
-    bound = _BOUND * math.sqrt(squared)
-    inputs = numbers + sum(len(each.values or ()) for each in used if each.span is None)
-    over_noise = _batch(rows) / math.sqrt(_weights(inputs, subject.outputs)) / _OVER_NOISE
-    bound *= min(max(over_noise, 1.0), _LARGEST_BOUND)
-    return _Scale(name, noise, numbers, squared, over_noise >= 1.0, _digits(rate), _digits(bound))
-
-
-def _weights(inputs: int, outputs: int) -> int:
-    """Return the number of weights of a model with a hidden layer."""
-    return (inputs + 1) * _HIDDEN + (_HIDDEN + 1) * outputs
-
-
-def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:
-    """Return the preprocessing whose noise so many rows bear, and its noise multiplier; by public numbers alone."""
-    least, most = _NOISE_OF_SCALING
-    if not numbers:
-        return None, 0.0
-    ranges = rows / (_ROWS_OVER_NOISE * math.sqrt(ROUNDS * numbers))
-    if ranges >= least:
-        return "robust_ranges", _digits(min(ranges, most))
-    of_means = math.sqrt(numbers / 2.0) / rows  # noise of a mean in [0, 1], for a multiplier of 1
-    if least * of_means > _MOST_NOISE_OF_MEANS:
-        return None, 0.0
-    return "standardised", _digits(min(max(0.02 / of_means, least), most))
-
-
-def _digits(value: float) -> float:
-    return float(f"{value:.2g}")
-
-
 def _profiled(
-    path: Path, labels: Sequence[str], group: str | None, user: str | None, text: TextColumn | None
+    path: Path,
+    labels: Sequence[str],
+    group: str | None,
+    user: str | None,
+    text: TextColumn | None,
+    hashed: str | None,
 ) -> tuple[TableProfile, _Subject]:
     """Profile the table, and choose its label, group, user and text columns. Raises: as `draft_sweep`."""
     if repeat := next((name for name in labels if labels.count(name) > 1), None):
         raise InvalidInput(f"the label {repeat!r} is named more than once; name each label once")
     named = tuple(labels)
-    as_text = () if group is None or group in named else (group,)
+    as_text = tuple(name for name in (group, hashed) if name is not None and name not in named)
     table = profile_table(str(path), as_text, MOST_VALUES)
-    roles = (*named, *(name for name in (group, user, text and text.name) if name is not None))
+    roles = (*named, *(name for name in (group, user, text and text.name, hashed) if name is not None))
+    if hashed in roles[:-1]:
+        raise InvalidInput(f"the text column {hashed!r} is also a label, group or user; name another one with --text")
     if repeat := next((name for name in roles if name in table.repeated), None):
         raise InvalidInput(f"the table {path} has more than one column called {repeat!r}; rename the others")
     if lists := next((each.name for each in table.columns if each.name in roles and each.places), None):
         raise InvalidInput(f"the column {lists!r} holds lists, and can only be a feature; name another one")
     if table.rows < _FEWEST_ROWS:
         raise InvalidInput(f"the table {path} has {table.rows} rows; a sweep needs at least {_FEWEST_ROWS}")
-    if text is not None:
-        table.column(text.name, "text")
+    if read := hashed or (text and text.name):
+        table.column(read, "text")
     if user is not None:
         table.column(user, "user")
     task = _task_of(tuple(table.column(name, "label") for name in named))
     if task == "classification":
         table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES)
+    if hashed is not None:
+        table = table.with_prose(hashed)
     found = tuple(table.column(name, "label") for name in named)
     if task == "classification":
         _named(found[0], "label")
     of_group = None if group is None or group in named else table.column(group, "group")
     if of_group is not None:
         _named(of_group, "group")
-    return table, _Subject(path, found, task, None if of_group is None else group, of_group, user, text, table.encoding)
+    return table, _Subject(
+        path, found, task, None if of_group is None else group, of_group, user, text, hashed, table.encoding
+    )
 
 
 def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
@@ -319,8 +257,9 @@ def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
         return "which holds dates; as numbers, such as days since one of them, they can be features"
     if column.has_lists:
         return "whose texts are lists of numbers; as lists of a .parquet file they can be features"
-    if column.span is None and column.values is None:
-        return f"which has more than {MOST_VALUES} different texts; declare its categories to use it"
+    if column.span is None and column.values is None and not column.is_prose:
+        how = "declare its categories to use it, or read it as texts with --text"
+        return f"which has more than {MOST_VALUES} different texts; {how}"
     if column.span is not None and not math.isfinite(_outward(*column.span)[1] - _outward(*column.span)[0]):
         return "whose numbers are too large for a range"
     return None
@@ -423,7 +362,14 @@ def _features(subject: _Subject, features: list[ColumnProfile], has_private_rang
         yield f"  unscaled: {_listed(tuple(column.name for column in numeric))}"
         yield from _remarks(numeric)
     yield from _ranges(targets if has_private_ranges else [*targets, *numeric])
-    texts = [column for column in features if column.span is None]
+    prose = [column for column in features if column.span is None and column.values is None]
+    if prose:
+        yield "  # texts: counts of letter triples, hashed to so many features; nothing is read off other rows"
+        yield f"  hashed: {{{', '.join(f'{_text(column.name)}: {PLACES}' for column in prose)}}}"
+    for column in prose:
+        if column.missing:
+            yield f"  # {_text(column.name)}:{_lacking(column)[1:]}"
+    texts = [column for column in features if column.span is None and column.values is not None]
     if texts:
         yield "  categories:    # CONFIRM: one feature for each value; a value that is not listed becomes all zeros"
     for column in texts:
@@ -501,7 +447,7 @@ def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str
 
 
 def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
-    layer = f"{{name: mlp, hidden: [{_HIDDEN}]}}"
+    layer = f"{{name: mlp, hidden: [{HIDDEN}]}}"
     if subject.text is None and has_hidden_layer:
         yield "model:    # rows enough to try two: more weights learn what is not linear, and have more noise"
         yield f"  - logistic    # {_MODELS[subject.task]}"
@@ -520,7 +466,7 @@ def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
         yield f"# model: {{name: hugging_face, path: {path}, {lora}}}    # an hour in place of a minute"
 
 
-def _preparation(scale: _Scale) -> Iterator[str]:
+def _preparation(scale: Scale) -> Iterator[str]:
     """Yield the preprocessing, and why."""
     noise = _number(scale.noise_multiplier)
     match scale.preprocessing:
@@ -537,7 +483,7 @@ def _preparation(scale: _Scale) -> Iterator[str]:
     yield f"preprocessing: {{name: {scale.preprocessing}, columns: {scale.numbers}, noise_multiplier: {noise}}}"
 
 
-def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[str]:
+def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[str]:
     delta = 10.0 ** -math.ceil(math.log10(10.0 * rows))
     if subject.task != "classification":
         yield f"loss: {_LOSSES[subject.task]}"
@@ -547,7 +493,7 @@ def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[s
     yield f"optimizer: {{name: sgd, learning_rate: {_number(rate)}, momentum: 0.9}}"
     yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"
     why = "a tenth of the rows: noise costs large batches less"
-    yield f"sampling: {{method: poisson, batch_size: {_batch(rows)}}}    # {why}"
+    yield f"sampling: {{method: poisson, batch_size: {batch_size(rows)}}}    # {why}"
     yield "epochs: 30    # about 300 steps: fewer learn less, and more have more noise each"
     yield ""
     yield "clipping:"
@@ -555,7 +501,7 @@ def _training_section(rows: int, subject: _Subject, scale: _Scale) -> Iterator[s
     yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; gradients are longer at first, shorter later"
     yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
     yield "# Bound and learning rate matter most. To let each setting choose its own, by public_fraction in data:"
-    bounds, rates = (", ".join(_number(_digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
+    bounds, rates = (", ".join(_number(digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
     places = f"clipping.bound: [{bounds}], optimizer.learning_rate: [{rates}]"
     by = "" if subject.task == "classification" else f" select_by: {task_called(subject.task).main},"
     yield f"# tune: {{parameters: {{{places}}},{by} privacy: unaccounted}}"

@@ -44,6 +44,7 @@ from dpsweep.workers.data.masks import image_masks
 from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.table_profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
+from dpsweep.workers.data.tabular import NORM_OF_TEXT
 from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.dataset_description import DatasetDescription, RowsKept, RowsPerUser
@@ -187,6 +188,7 @@ def rows_per_user(split: Split) -> RowsPerUser:
 __all__ = [
     "FEW_ROWS",
     "IMAGENET_SCALING",
+    "NORM_OF_TEXT",
     "SOURCES",
     "ColumnProfile",
     "Dataset",

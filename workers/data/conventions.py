@@ -155,6 +155,17 @@ def is_list(text: str) -> bool:
     )
 
 
+def is_prose(text: str) -> bool:
+    """Return whether a text has several words, or as many letters of a script that needs no blanks between them."""
+    return len(text.split()) >= _FEWEST_WORDS or sum(map(_UNSPACED.__le__, text)) >= _FEWEST_SIGNS
+
+
+_FEWEST_WORDS: Final = 3
+_FEWEST_SIGNS: Final = 6
+_UNSPACED: Final = "\u2e80"
+"""First sign of the scripts of East Asia; Thai and its neighbours put blanks between phrases."""
+
+
 def is_date(text: str) -> bool:
     """Return whether the text spells a date, with or without a time.
 

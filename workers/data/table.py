@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from collections import Counter
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Container, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn
@@ -28,6 +29,7 @@ from dpsweep.workers.data.table_files import places_of, read_table, repeated_nam
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
+    Hashed,
     Numeric,
     Unscaled,
     attributes,
@@ -84,10 +86,16 @@ class Declared:
     groups: Mapping[str, Values]
     numbers: Mapping[str, Convention] = field(default_factory=dict)
     unscaled: Sequence[str] = ()
+    hashed: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def ways(self) -> tuple[Collection[str], ...]:
+        """Names of features by each way of encoding."""
+        return self.ranges, self.categories, self.unscaled, self.hashed
 
     def covers(self, name: str) -> bool:
         """Return whether it is declared how a feature is encoded."""
-        return name in self.ranges or name in self.categories or name in self.unscaled
+        return any(name in way for way in self.ways)
 
     def __post_init__(self) -> None:
         if self.classes is not None and self.task != "classification":
@@ -98,7 +106,7 @@ class Declared:
         columns: dict[str, list[Value]] = {user: [] for user in users}
         grouped = ((group, self.groups.get(group)) for group in groups)
         classes = ((label, self.classes) for label in labels if self.task == "classification")
-        written = ((name, None) for name in self.numbers)
+        written = ((name, None) for name in (*self.numbers, *self.hashed))
         for name, values in (*classes, *grouped, *self.categories.items(), *written):
             columns.setdefault(name, []).extend(values or ())
         return columns
@@ -163,6 +171,7 @@ def table(
     groups: Values | Mapping[str, Values] | None = None,
     numbers: Mapping[str, Convention] | None = None,
     unscaled: Sequence[str] = (),
+    hashed: Mapping[str, int] | None = None,
     encoding: str | None = None,
     ignore_case: Sequence[str] = (),
     task: TableTask = "classification",
@@ -186,16 +195,24 @@ def table(
 
     numbers: {column: point or comma}, the decimal sign of columns that write numbers with thousands, a currency,
     percent or a unit; a text that is no number is missing. unscaled: numbers that are taken as they are, for a
-    preprocessing that scales them, such as ``robust_ranges``. encoding: of CSV, by default UTF-8, or as a byte order
-    mark says. ignore_case: columns that are read in lower case. Outer blanks of texts in CSV are left out. Of several
-    columns of one name, the second is called "name.1"; list ``features`` then.
+    preprocessing that scales them, such as ``robust_ranges``. hashed: {column: places}, texts as counts of their letter
+    triples, hashed to so many features; no vocabulary is taken from the rows. encoding: of CSV, by default UTF-8, or as
+    a byte order mark says. ignore_case: columns that are read in lower case. Outer blanks of texts in CSV are left out.
+    Of several columns of one name, the second is called "name.1"; list ``features`` then.
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """
     labels = label_columns(label, task)
     by = () if group is None and task != "classification" else attributes("table", labels if group is None else group)
     given = Declared(
-        task, ranges or {}, categories or {}, classes, declared_groups(by, groups), numbers or {}, unscaled
+        task,
+        ranges or {},
+        categories or {},
+        classes,
+        declared_groups(by, groups),
+        numbers or {},
+        unscaled,
+        hashed or {},
     )
     no_values: dict[str, list[Value]] = {name: [] for name in ignore_case}
     owners = OwnerColumns.of(user, user_separator)
@@ -206,7 +223,7 @@ def table(
 
     rows = read(path)
     declared, features = _by_place(given, rows.column_names), _expanded(features, places_of(rows.column_names))
-    described = (*declared.ranges, *declared.categories, *declared.numbers, *declared.unscaled)
+    described = (*itertools.chain(*declared.ways), *declared.numbers)
     roles = _roles(rows.column_names, labels, by, owners.column, features, described)
     _require_single(rows, roles, features, path)
     tables = [used_columns(rows, roles, texts, path, declared.numbers)]
@@ -425,14 +442,15 @@ def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
     rows.
     """
     targets = roles.labels if declared.task == "regression" else ()
-    for name in (*declared.ranges, *declared.categories, *declared.unscaled):
+    for name in itertools.chain(*declared.ways):
         if name not in roles.features and not (name in targets and name in declared.ranges):
             raise InvalidInput(
                 f"{name!r} has a range or categories, but is no feature; correct it, or name it in `features`"
             ) from PrivateDetail(nearest(name, roles.features))
-        if sum(name in each for each in (declared.ranges, declared.categories, declared.unscaled)) > 1:
+        if sum(name in way for way in declared.ways) > 1:
             raise InvalidInput(
-                f"column {name!r} has more than one of a range, categories and a place in `unscaled`; keep one of them"
+                f"column {name!r} has more than one of a range, categories and a place in `unscaled` or `hashed`; keep "
+                "one of them"
             )
     complete = _complete(rows, roles)
     labels = _labels(complete, roles, declared)
@@ -511,6 +529,8 @@ def _column(values: pa.ChunkedArray, name: str, declared: Declared, roles: Roles
         return Numeric(name, *declared.ranges[name])
     if name in declared.unscaled:
         return Unscaled(name)
+    if name in declared.hashed:
+        return Hashed(name, declared.hashed[name])
     called = roles.called(name)
     return _learnt_range(values, name, called) if is_numeric(values) else _learnt_categories(values, name, called)
 

@@ -20,6 +20,7 @@ from dpsweep.workers.data.conventions import (
     Written,
     is_date,
     is_list,
+    is_prose,
     number_of,
     parsed,
     written_in_several_ways,
@@ -44,7 +45,7 @@ class ColumnProfile:
     rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: of the listed values, those of fewer
     than `FEW_ROWS` rows. `apart`: a number that many rows share, far from all others. `ways`: texts that write numbers
     in several ways. `has_lists`: whether texts spell lists of numbers.
-    `has_dates`: whether they spell dates.
+    `has_dates`: whether they spell dates. `is_prose`: whether most of them have several words.
     """
 
     name: str
@@ -65,6 +66,7 @@ class ColumnProfile:
     ways: tuple[str, ...] = ()
     has_lists: bool = False
     has_dates: bool = False
+    is_prose: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,6 +102,11 @@ class TableProfile:
             f"the {role} column {name!r} is not in the table; {nearest(name, [each.name for each in self.columns])}"
             f"{alone}"
         )
+
+    def with_prose(self, name: str) -> TableProfile:
+        """Return the profile in which the column called ``name`` holds texts of several words."""
+        columns = (replace(each, values=None, is_prose=True) if each.name == name else each for each in self.columns)
+        return replace(self, columns=tuple(columns))
 
 
 def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableProfile:
@@ -245,7 +252,8 @@ def _column(
         texts = [] if found is not None else compute.unique(known).slice(0, _LOOKED_AT).to_pylist()
         ways, lists = written_in_several_ways(texts), bool(texts) and all(map(is_list, texts))
         column = ColumnProfile(name, None, False, found, count, missing, rare=_rare(known, found), ways=ways)
-        return replace(column, has_lists=lists, has_dates=bool(texts) and all(map(is_date, texts)))
+        dates, prose = bool(texts) and all(map(is_date, texts)), sum(map(is_prose, texts)) > len(texts) / 2
+        return replace(column, has_lists=lists, has_dates=dates, is_prose=prose)
     whole, span = bool((present == present.round()).all()), (float(present.min()), float(present.max()))
     different = count == len(values)
     is_order = whole and different and _counts_rows(present)

@@ -9,18 +9,24 @@ import itertools
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as compute
 
-from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail, keep_whole
 from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.base import repeated
 
 Rows = npt.NDArray[np.float32]
+NORM_OF_TEXT: Final = 3.0
+"""Norm of the features of a text. That of nine standardised numbers lets a text count beside the columns of a table."""
+_LETTERS: Final = 3
+"""Letters of the n-grams of a text: they need no blanks between words, and survive a spelling mistake."""
+_MOST_PLACES: Final = 2**20
+_TEXTS_AT_ONCE: Final = 4096
 
 
 class Column(Protocol):
@@ -102,6 +108,37 @@ class Categorical:
         rows = np.zeros((len(position), self.width), dtype=np.float32)
         known = np.flatnonzero(position >= 0)
         rows[known, position[known]] = 1.0
+        return rows
+
+
+@dataclass(frozen=True)
+class Hashed:
+    """A text as the counts of its letter triples, hashed to ``places`` features, scaled to norm `NORM_OF_TEXT`.
+
+    A text without a letter becomes all zeros. Neither a vocabulary nor a weight is taken from the rows.
+    """
+
+    name: str
+    places: int
+
+    def __post_init__(self) -> None:
+        keep_whole(self, "places", f"places of the texts {self.name!r}", at_least=1, at_most=_MOST_PLACES)
+
+    @property
+    def width(self) -> int:
+        return self.places
+
+    def encode(self, values: pa.ChunkedArray) -> Rows:
+        from sklearn.feature_extraction.text import HashingVectorizer  # late: it takes a second
+
+        hashing = HashingVectorizer(
+            analyzer="char_wb", ngram_range=(_LETTERS, _LETTERS), n_features=self.places, dtype=np.float32
+        )
+        rows = np.zeros((len(values), self.places), dtype=np.float32)
+        for start in range(0, len(rows), _TEXTS_AT_ONCE):
+            texts = values.slice(start, _TEXTS_AT_ONCE).to_pylist()
+            hashing.transform(texts).toarray(out=rows[start : start + len(texts)])
+        rows *= NORM_OF_TEXT
         return rows
 
 

@@ -21,6 +21,7 @@ from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.processes import dpsweep
 from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
 
@@ -164,6 +165,49 @@ def test_texts_are_drafted_with_a_tokenizer(tmp_path: Path) -> None:
     assert plan.trials[0].dataset.feature_shape == (128,)
 
 
+def messages(path: Path, rows: int = 1_500) -> Path:
+    """Short texts, of which one in ten is of the rare kind, with words of its own."""
+    draw = random.Random(0)
+    lines = []
+    for row in range(rows):
+        is_spam = row % 10 == 0
+        words = [draw.choice(("meet", "later", "lunch", "home", "thanks", "tomorrow", "see", "you")) for _ in range(6)]
+        words[draw.randrange(6)] = draw.choice(("prize", "winner", "claim", "urgent")) if is_spam else str(row)
+        lines.append(f"{' '.join(words)},{'spam' if is_spam else 'ham'}")
+    path.write_text("\n".join(["message,kind", *lines]) + "\n")
+    return path
+
+
+def test_a_table_of_texts_alone_is_drafted_and_its_rare_class_is_found(tmp_path: Path) -> None:
+    """Without any file beside the table, at an epsilon of 1, and with nothing taken from the rows."""
+    drafted = yaml.safe_load(draft_sweep(messages(tmp_path / "messages.csv"), ["kind"], None))
+    assert drafted["data"]["hashed"] == {"message": 1024}
+    drafted |= {"clipping": drafted["clipping"][1], "seeds": 0, "norms": "off"}
+    drafted["privacy"]["target_epsilon"] = 1
+    plan = plan_sweep(parse_sweep(yaml.safe_dump(drafted)))
+    assert (plan.refusals, plan.warnings, plan.trials[0].dataset.reasons) == ((), (), ())
+    groups = run_trial(plan.trials[0].spec, str(tmp_path / "trial")).evaluation.groups
+    found = {group.name: group.accuracy or 0.0 for group in groups}
+    assert found["spam"] > 0.5
+    assert found["ham"] > 0.9
+
+
+def test_columns_of_several_words_are_texts_and_any_other_if_asked_for(tmp_path: Path) -> None:
+    """Signs that need no blanks are words, too; names and identifiers are not."""
+    table = tmp_path / "notes.csv"
+    draw = random.Random(0)
+    written = ((f"nota numero {row}", "汉字汉字汉字" + chr(0x4E00 + row), f"user{row}") for row in range(120))
+    table.write_text("note,han,user,y\n" + "".join(f"{','.join(each)},{draw.randint(0, 1)}\n" for each in written))
+    for asked, hashed in ((None, ["note", "han"]), ("user", ["note", "han", "user"])):
+        text = draft_sweep(table, ["y"], None, hashed=asked)
+        sweep = parse_sweep(text)
+        assert list(sweep.data[0].params["hashed"]) == hashed
+        assert ('# left out: "user", which has more than 50 different texts' in text) == (asked is None)
+        assert plan_sweep(sweep).refusals == ()
+    with pytest.raises(InvalidInput, match="the text column 'y' is also a label, group or user"):
+        draft_sweep(table, ["y"], None, hashed="y")
+
+
 def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     transformers = pytest.importorskip("transformers")
     path, model = make_texts(tmp_path / "texts.csv"), tmp_path / "model"
@@ -207,8 +251,8 @@ def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
             draft_sweep(numbers, labels, None)
     with pytest.raises(InvalidInput, match="the text column 'bodi' is not in the table; did you mean 'body'"):
         draft_sweep(make_texts(tmp_path / "texts.csv"), ["mood"], None, text=TextColumn("bodi", tmp_path))
-    texts = dpsweep("init", tmp_path / "texts.csv", "--label", "mood", "--group", "lang", "--text", "body")
-    assert (texts.returncode, "--text needs --tokenizer FILE, or --pretrained DIR" in texts.stderr) == (2, True)
+    texts = dpsweep("init", tmp_path / "texts.csv", "--label", "mood", "--group", "lang", "--tokenizer", tmp_path)
+    assert (texts.returncode, "read a column of texts; name it with --text" in texts.stderr) == (2, True)
 
 
 def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:

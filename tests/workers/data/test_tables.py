@@ -42,6 +42,23 @@ class TestTable:
         assert source.train.labels.tolist() == [0, 1, 0]
         assert source.notes == ()
 
+    def test_texts_become_counts_that_depend_on_no_other_row(self, tmp_path: Path) -> None:
+        """Also where a text of numbers alone looks like one, and for a text without letters."""
+        path = tmp_path / "notes.csv"
+
+        def features(*texts: str) -> torch.Tensor:
+            csv.write_csv(pa.table({"note": texts, "y": ["a", "b"] * (len(texts) // 2)}), path)
+            source = load_source(
+                DataSpec("csv", {"path": str(path), "label": "y", "hashed": {"note": 64}, "classes": ["a", "b"]})
+            )
+            assert source.reasons == ()
+            return source.train.features
+
+        together = features("Call me later", "call me  LATER", "12 345", "汉字", "!", "another")
+        assert together.norm(dim=1).tolist() == pytest.approx([3.0] * 6)
+        assert torch.equal(together[0], together[1]), "neither case nor the number of blanks counts"
+        assert torch.equal(together[2:4], features("12 345", "汉字"))
+
     def test_rows_with_missing_values_leave_their_id_unused(self, tmp_path: Path) -> None:
         path = make_table(tmp_path / "people.parquet")
         source = load_source(DataSpec("parquet", {"path": str(path), "label": "income", "features": ["age", "job"]}))
@@ -232,6 +249,9 @@ class TestTable:
             ({"label": "income", "encoding": "undefined"}, "encoding is 'undefined', which Python does not know"),
             ({"label": "income", "unscaled": ["agee"]}, "'agee' has a range or categories, but is no feature"),
             ({"label": "income", "unscaled": ["age"], "ranges": {"age": [0, 9]}}, "more than one of a range"),
+            ({"label": "income", "hashed": {"jobb": 9}}, "'jobb' has a range or categories, but is no feature"),
+            ({"label": "income", "hashed": {"job": 9}, "categories": {"job": ["a"]}}, "more than one of a range"),
+            ({"label": "income", "hashed": {"job": 0}}, "places of the texts 'job' is 0"),
             ({"label": "income", "ignore_case": ["jobb"]}, "there is no column 'jobb'"),
             ({}, "needs label"),
         ],

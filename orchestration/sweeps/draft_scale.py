@@ -1,0 +1,110 @@
+"""How a draft scales the features of a table, and the learning rate, bound and model that follow from it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from dpsweep.workers.data import NORM_OF_TEXT, ColumnProfile, TableTask
+from dpsweep.workers.training.robust_ranges import ROUNDS
+
+_ROWS_OVER_NOISE: Final = 40.0
+"""Training rows over the noise of a count of private ranges, at which a few percent of the rows show above it."""
+_NOISE_OF_SCALING: Final = (8.0, 50.0)
+"""Least and largest noise multiplier of a private scale. The least costs a fifth of the budget at an epsilon of 1."""
+_MOST_NOISE_OF_MEANS: Final = 0.1
+"""Largest noise of a private mean of numbers in [0, 1], whose deviation is seldom less."""
+_SQUARED_IN_RANGE: Final = 0.3
+"""Mean square of a number in [0, 1], as ranges scale it; that of private ranges is 1."""
+_SPREAD_OF_TEXT: Final = 0.6
+"""Share of the squared norm of a text that counts for the rate: its features hardly vary together."""
+PLACES: Final = 1024
+"""Features of a column of texts. More learn more, and have more noise: by mails of 150 letters, 13 % of them spam."""
+_LARGEST_BATCH: Final = 16_384
+_FULL_RATE: Final = 100
+"""Rows of a batch from which on the learning rate is that of a model without noise."""
+_BOUND: Final = 0.2
+"""Clipping bound over the norm of a row."""
+HIDDEN: Final = 64
+_OVER_NOISE: Final = 10.0
+"""Rows of a batch over the norm of the noise of all weights, for a multiplier of 1, from which on a hidden layer may
+learn more than a linear model at an epsilon of 1. More rows bear a bound that is larger by as much."""
+_LARGEST_BOUND: Final = 4.0
+"""Bound for many rows over that for few."""
+
+
+@dataclass(frozen=True)
+class Scale:
+    """How numbers are scaled, and how large a row is then, on which bound and learning rate depend.
+
+    `preprocessing`: its name, if enough rows show through its noise. `numbers`: columns of numbers, an embedding's
+    counted each. `squared_norm`: that of a row, expected, with a constant 1 for the bias.
+
+    With features divided by their norm, a learning rate of 4 with momentum 0.9 is stable for cross-entropy, whose
+    Hessian has a norm of at most 1/2; squares are steeper by 4. A batch of fewer than 100 rows takes a smaller rate, as
+    the noise of a step is divided by the batch. Gradients have a norm of about 1/2 at first and of 1/10 later. The
+    bound lies between: noise grows with it, and below it nothing is cut.
+
+    A model with a hidden layer is drafted beside the linear one where the sizes of the table promise that the noise of
+    its many weights is small beside a batch. More rows then bear a larger bound, which lets both models learn faster.
+    `python -m benchmarks.drafts` tries these values on ten tables.
+    """
+
+    preprocessing: Literal["robust_ranges", "standardised"] | None
+    noise_multiplier: float
+    numbers: int
+    squared_norm: float
+    has_hidden_layer: bool
+    learning_rate: float
+    bound: float
+
+
+def batch_size(rows: int) -> int:
+    """Return the batch size for a table of so many rows, with a fifth held out."""
+    return max(16, min(_LARGEST_BATCH, round(0.08 * rows)))
+
+
+SCALE_OF_TOKENS: Final = Scale(None, 0.0, 0, 4.0, False, 0.2, 1.0)
+"""For texts that a tokenizer reads in place of features."""
+
+
+def scale_of(used: Sequence[ColumnProfile], rows: int, task: TableTask, outputs: int) -> Scale:
+    """Return the scale for features of these columns; for a model with so many outputs. By public numbers alone."""
+    numbers = sum(max(column.places, 1) for column in used if column.span is not None)
+    name, noise = _private_scaling(0.8 * rows, numbers)
+    categories = [column.values for column in used if column.span is None and column.values is not None]
+    texts = len(used) - len(categories) - sum(column.span is not None for column in used)
+    of_table = 1.0 + numbers * (_SQUARED_IN_RANGE if name is None else 1.0) + len(categories)
+    squared, spread = (of_table + texts * NORM_OF_TEXT**2 * share for share in (1.0, _SPREAD_OF_TEXT))
+    rate = (1.0 if task == "regression" else 4.0) * min(1.0, batch_size(rows) / _FULL_RATE) / spread
+    bound = _BOUND * math.sqrt(squared)
+    inputs = numbers + sum(map(len, categories)) + texts * PLACES
+    over_noise = batch_size(rows) / math.sqrt(_weights(inputs, outputs)) / _OVER_NOISE
+    bound *= min(max(over_noise, 1.0), _LARGEST_BOUND)
+    return Scale(name, noise, numbers, squared, over_noise >= 1.0, digits(rate), digits(bound))
+
+
+def _weights(inputs: int, outputs: int) -> int:
+    """Return the number of weights of a model with a hidden layer."""
+    return (inputs + 1) * HIDDEN + (HIDDEN + 1) * outputs
+
+
+def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:
+    """Return the preprocessing whose noise so many rows bear, and its noise multiplier; by public numbers alone."""
+    least, most = _NOISE_OF_SCALING
+    if not numbers:
+        return None, 0.0
+    ranges = rows / (_ROWS_OVER_NOISE * math.sqrt(ROUNDS * numbers))
+    if ranges >= least:
+        return "robust_ranges", digits(min(ranges, most))
+    of_means = math.sqrt(numbers / 2.0) / rows  # noise of a mean in [0, 1], for a multiplier of 1
+    if least * of_means > _MOST_NOISE_OF_MEANS:
+        return None, 0.0
+    return "standardised", digits(min(max(0.02 / of_means, least), most))
+
+
+def digits(value: float) -> float:
+    """Return the value to two digits."""
+    return float(f"{value:.2g}")
