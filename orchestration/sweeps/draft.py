@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -32,6 +33,8 @@ MOST_VALUES = 50
 _MOST_MISSING = 0.5
 """Largest share of missing values in a feature column; training leaves out rows with a missing value."""
 _FEWEST_ROWS = 50
+_FEWEST_OF_COUNTS: Final = 100
+"""Rows below which private counts of a batch, then more than a fifth of the rows, cost most of an epsilon of 1."""
 _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
@@ -127,8 +130,6 @@ def draft_sweep(
     left_out = [(each.name, why) for each in features if (why := _unusable(each, table))]
     used = [column for column in features if column.name not in dict(left_out)]
     used.sort(key=lambda column: column.span is None)  # numbers first, as robust_ranges takes them
-    scale = SCALE_OF_TOKENS if text else scale_of(used, table.rows, subject.task, subject.outputs)
-    has_private_ranges = scale.preprocessing == "robust_ranges"
     if not used and text is None:
         named = " and ".join(map(repr, filter(None, (*labels, group, user))))
         reasons = "; ".join(f"{name!r}, {why}" for name, why in left_out)
@@ -136,28 +137,46 @@ def draft_sweep(
             f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
             f"COLUMN. Left out: {reasons or 'nothing'}"
         )
-    above = (
-        *_header(subject, has_private_ranges, table.has_values_as_names),
-        *_data_section(subject),
-        *(_features(subject, used, has_private_ranges) if text is None else _text_section(text)),
-        "  test_fraction: 0.2    # held out for evaluation",
-        "  # public_fraction: 0.1    # of the rest, for tune: rows that you declare public",
-    )
-    below = (
-        *(f"  # left out: {json.dumps(name)}, {why}" for name, why in left_out if text is None),
-        "",
-        *_model(subject, scale.has_hidden_layer),
-        *_preparation(scale),
-        *_training_section(table.rows, subject, scale),
-    )
-    drafted = "\n".join((*above, *below)) + "\n"
+    draft = _Draft(table, subject, tuple(used), () if text else tuple(left_out))
     if text is not None or not any(column.missing for column in (*used, *subject.labels, subject.groups) if column):
-        return drafted
+        return draft.text(table.rows)
     try:
-        notes = load_source(parse_sweep(drafted).data[0]).notes
+        source = load_source(parse_sweep(draft.text(table.rows)).data[0])
     except InvalidInput as error:
-        notes = (f"as drafted, this cannot be read: {error}",)
-    return "\n".join((*above, *(f"  # {note}".replace("\n", " ") for note in notes), *below)) + "\n"
+        return draft.text(table.rows, (f"as drafted, this cannot be read: {error}",))
+    return draft.text(len(source.train), source.notes)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """The columns that a draft uses, and those that it leaves out, each with the reason."""
+
+    table: TableProfile
+    subject: _Subject
+    used: tuple[ColumnProfile, ...]
+    left_out: tuple[tuple[str, str], ...]
+
+    def text(self, rows: int, notes: Sequence[str] = ()) -> str:
+        """Return the sweep for so many complete rows. notes: of the rows that are left out."""
+        subject = self.subject
+        by_tokens = subject.text is not None
+        scale = SCALE_OF_TOKENS if by_tokens else scale_of(self.used, rows, subject.task, subject.outputs)
+        has_private_ranges = scale.preprocessing == "robust_ranges"
+        by_columns = _features(subject, self.used, has_private_ranges)
+        lines = (
+            *_header(subject, has_private_ranges, self.table.has_values_as_names),
+            *_data_section(subject),
+            *(by_columns if subject.text is None else _text_section(subject.text)),
+            "  test_fraction: 0.2    # held out for evaluation",
+            "  # public_fraction: 0.1    # of the rest, for tune: rows that you declare public",
+            *(f"  # {note}".replace("\n", " ") for note in notes),
+            *(f"  # left out: {json.dumps(name)}, {why}" for name, why in self.left_out),
+            "",
+            *_model(subject, scale.has_hidden_layer),
+            *_preparation(scale),
+            *_training_section(rows, subject, scale),
+        )
+        return "\n".join(lines) + "\n"
 
 
 def _profiled(
@@ -238,7 +257,7 @@ def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
     if column.unreadable is not None:
         kind = column.unreadable
         is_fixed = pa.types.is_fixed_size_list(kind) and not pa.types.is_boolean(kind.value_type)
-        fixed = ", of no fixed size where rows have none" if is_fixed else ""
+        fixed = ", of no fixed size where rows have none," if is_fixed else ""
         return f"whose values are of type {kind}; lists of equally many numbers{fixed} can be features"
     if column.same_as:
         return f"whose values are those of {_text(column.same_as)}"
@@ -346,7 +365,7 @@ def _text_section(text: TextColumn) -> Iterator[str]:
     yield "  max_length: 128    # tokens; longer texts are cut"
 
 
-def _features(subject: _Subject, features: list[ColumnProfile], has_private_ranges: bool) -> Iterator[str]:
+def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_ranges: bool) -> Iterator[str]:
     yield f"  features: {_listed(tuple(column.name for column in features))}"
     targets = list(subject.labels) if subject.task == "regression" else []
     numeric = [column for column in features if column.span is not None]
@@ -419,14 +438,19 @@ def _lacking(column: ColumnProfile) -> str:
 
 
 def _alike(column: ColumnProfile) -> Iterator[str]:
-    """Yield a comment on values that differ only by case or blanks."""
+    """Yield a comment on values that differ only by case or blanks, or by how Unicode spells a letter."""
     by_letters: dict[str, list[str]] = {}
     for value in column.values or ():
-        by_letters.setdefault("".join(value.casefold().split()), []).append(value)
+        by_letters.setdefault(_letters(unicodedata.normalize("NFKC", value)), []).append(value)
     for values in by_letters.values():
         if len(values) > 1:
             named = " and ".join(map(_text, values))
-            yield f"  # {named} differ only by case or blanks: the same class? If so, {_cure(column, by_letters)}"
+            by = "case or blanks" if len(set(map(_letters, values))) == 1 else "how Unicode spells a letter"
+            yield f"  # {named} differ only by {by}: the same class? If so, {_cure(column, by_letters)}"
+
+
+def _letters(value: str) -> str:
+    return "".join(value.casefold().split())
 
 
 def _too_few(column: ColumnProfile) -> Iterator[str]:
@@ -499,7 +523,10 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     yield "clipping:"
     yield "  - none    # the non-private baseline"
     yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; gradients are longer at first, shorter later"
-    yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
+    if rows >= _FEWEST_OF_COUNTS:
+        yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
+    else:
+        yield "  # dpsgd_f, whose bounds follow the groups, counts examples: too few rows for the noise of these counts"
     yield "# Bound and learning rate matter most. To let each setting choose its own, by public_fraction in data:"
     bounds, rates = (", ".join(_number(digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
     places = f"clipping.bound: [{bounds}], optimizer.learning_rate: [{rates}]"

@@ -388,6 +388,21 @@ def test_values_that_differ_by_case_or_blanks_are_asked_about(tmp_path: Path) ->
     plan = plan_sweep(parse_sweep(merged))
     assert plan.refusals == ()
     assert plan.trials[0].dataset.class_names == ("no", "yes")
+    coded = [("caf\u00e9", "cafe\u0301", "no")[row % 3] for row in range(120)]
+    text = draft_sweep(table(tmp_path, {"x": [row % 60 for row in range(120)], "y": coded}), ["y"], None)
+    assert "differ only by how Unicode spells a letter: the same class? If so, spell them alike in the table" in text
+
+
+def test_settings_are_drafted_for_the_rows_that_are_complete(tmp_path: Path) -> None:
+    """Where half of few rows lack a value, counts of groups would cost more than the target."""
+    jobs: list[object] = ["" if row % 2 else "clerk" if row % 4 else "farmer" for row in range(120)]
+    drafted = draft_sweep(
+        table(tmp_path, {"job": jobs, "x": [row % 60 for row in range(120)], "y": LABELS}), ["y"], None
+    )
+    plan = plan_sweep(parse_sweep(drafted))
+    assert plan.refusals == ()
+    assert {trial.spec.clipping.name for trial in plan.trials} == {"none", "flat"}
+    assert "dpsgd_f, whose bounds follow the groups" in drafted
 
 
 def test_an_embedding_is_features_and_other_nested_columns_are_left_out(tmp_path: Path) -> None:
