@@ -146,6 +146,16 @@ VECTORS: Mapping[str, Brought] = {
     "single precision, one part in double": Brought(
         lambda: Calls(lambda m, x: m.out(x.double()).float(), out=linear().double()), "vectors"
     ),
+    "double precision, given single": Brought(
+        lambda: linear().double(),
+        "vectors",
+        "refused",
+        r"torch\.float64, and its features torch\.float32: return it in \.float\(\), or begin its forward with x\.doub",
+        "double precision",
+    ),
+    "rows on the second axis": Brought(
+        lambda: Calls(lambda m, x: m.out(x).T, out=linear()), "vectors", "refused", "its first axis must be the rows"
+    ),
     "double precision": Brought(
         lambda: Calls(
             lambda m, x: m.out(torch.tanh(m.inner(x.double()))), inner=nn.Linear(WIDTH, 16), out=linear(16)

@@ -183,7 +183,10 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: st
     is_wider = len(shape) == 2 and len(output) == 1 and shape[0] == rows and shape[1] > output[0]
     if shape == (rows, *output) or (is_wider and has_own_loss):
         return
-    lost = "; a squeeze() takes off the batch axis: name the axis, as in squeeze(-1)" * (shape[:1] != (rows,))
+    is_moved = len(shape) > len(output) and shape[:1] != (rows,)
+    lost = "; its first axis must be the rows" * is_moved or (
+        "; a squeeze() takes off the batch axis: name the axis, as in squeeze(-1)" * (shape[:1] != (rows,))
+    )
     wider = f"; {FURTHER_COLUMNS}" * is_wider
     raise InvalidInput(
         f"for {rows} row{'s' * (rows > 1)} it returns the shape {shape}, but must return {(rows, *output)}: for each "
@@ -191,9 +194,24 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: st
     )
 
 
+@contextlib.contextmanager
+def _precision_named(model: nn.Module, x: Tensor) -> Iterator[None]:
+    """Say so where a model fails on numbers of another precision than that of all its parameters."""
+    try:
+        yield
+    except RuntimeError as error:
+        kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+        if not x.is_floating_point() or kinds != {torch.float64}:
+            raise
+        raise InvalidInput(
+            f"its parameters are torch.float64, and its features {x.dtype}: return it in .float(), or begin its "
+            "forward with x.double()"
+        ) from error
+
+
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, has_own_loss: bool) -> Tensor:
     """Return the logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
-    with torch.enable_grad(), in_its_precision(model, x.device):
+    with torch.enable_grad(), in_its_precision(model, x.device), _precision_named(model, x):
         logits = model(x)
     if not isinstance(logits, Tensor):
         raise InvalidInput(f"its forward returns a {type(logits).__name__}, but must return a tensor of logits")

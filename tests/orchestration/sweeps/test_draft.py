@@ -388,7 +388,7 @@ def test_values_that_differ_by_case_or_blanks_are_asked_about(tmp_path: Path) ->
     plan = plan_sweep(parse_sweep(merged))
     assert plan.refusals == ()
     assert plan.trials[0].dataset.class_names == ("no", "yes")
-    coded = [("caf\u00e9", "cafe\u0301", "no")[row % 3] for row in range(120)]
+    coded: list[object] = [("caf\u00e9", "cafe\u0301", "no")[row % 3] for row in range(120)]
     text = draft_sweep(table(tmp_path, {"x": [row % 60 for row in range(120)], "y": coded}), ["y"], None)
     assert "differ only by how Unicode spells a letter: the same class? If so, spell them alike in the table" in text
 
