@@ -10,4 +10,5 @@ __all__ = [
     "folders",
     "memory",
     "stored_tensors",
+    "triton_support",
 ]

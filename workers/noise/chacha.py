@@ -1,7 +1,7 @@
 """ChaCha20 (RFC 8439): uniform bits from a secret key, the same on every device.
 
-On a CPU OpenSSL computes them. Another device computes them itself, by integer operations of torch, so that noise for
-a model on a GPU needs neither the host nor copies.
+On a CPU OpenSSL computes them. Another device computes them itself, so that noise for a model on a GPU needs neither
+the host nor copies: CUDA in one kernel where Triton can compile it, other devices by integer operations of torch.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.accounting.records.keystream import fresh_key
+from dpsweep.workers.machine.triton_support import has_triton
 
 if TYPE_CHECKING:  # importing it late keeps it away from research mode
     from cryptography.hazmat.primitives.ciphers import CipherContext
@@ -82,6 +83,18 @@ class Series:
         self._next_block += blocks
         return keystream(self._key, self._nonce, first, blocks, self._device)[:count]
 
+    def add_noise(self, values: Tensor, draws: int, scale: float, grid: float) -> None:
+        """Add the sum of the next ``draws`` normal values (1 or 4) times ``scale`` to each of ``values`` [n], in place.
+
+        The results are rounded to multiples of ``grid``. The device must be one on which `has_kernels`.
+        """
+        from dpsweep.workers.noise import fused_kernels
+
+        blocks = -(-len(values) * draws // WORDS)
+        _require_blocks(self._next_block + blocks)
+        fused_kernels.add_noise(values, self._key, self._nonce, self._next_block, draws, scale, grid)
+        self._next_block += blocks
+
 
 class ChaChaBits:
     """Uniform bits of a `ChaChaStream` on the CPU as numpy arrays; every call draws from a new series."""
@@ -117,15 +130,21 @@ def keystream(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.d
 
     Raises: InvalidInput beyond the last block of a nonce, where the counter would start again at 0.
     """
-    if first + blocks > MOST_BLOCKS:
-        raise InvalidInput(
-            f"{(first + blocks) * WORDS} random words are asked for at once, but one nonce of ChaCha20 has "
-            f"{MOST_BLOCKS * WORDS}; draw them in several calls"
-        )
+    _require_blocks(first + blocks)
     if blocks == 0:
         return torch.empty(0, dtype=torch.int64, device=device)
-    by = _by_openssl if device.type == "cpu" else by_integer_operations
+    if device.type == "cpu":
+        return _by_openssl(key, nonce, first, blocks, device)
+    by = _by_kernel if has_kernels(device) else by_integer_operations
     return by(key, nonce, first, blocks, device)
+
+
+def _require_blocks(last: int) -> None:
+    if last > MOST_BLOCKS:
+        raise InvalidInput(
+            f"{last * WORDS} random words are asked for at once, but one nonce of ChaCha20 has "
+            f"{MOST_BLOCKS * WORDS}; draw them in several calls"
+        )
 
 
 def _by_openssl(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
@@ -178,16 +197,38 @@ def _quarter_rounds(a: Tensor, b: Tensor, c: Tensor, d: Tensor) -> None:
         torch.add(low, turned, alpha=1 << bits, out=turned)
 
 
+def _by_kernel(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+    from dpsweep.workers.noise import fused_kernels
+
+    made = torch.empty(WORDS * blocks, dtype=torch.int64, device=device)
+    fused_kernels.write_words(made, key, nonce, first)
+    return made
+
+
+@functools.cache
+def has_kernels(device: torch.device) -> bool:
+    """Return whether `dpsweep.workers.noise.fused_kernels` run on the device and give the words of RFC 8439."""
+    return has_triton(device) and torch.equal(_by_kernel(_KEY, _NONCE, _FIRST, _CHECKED, device).cpu(), _standard())
+
+
 @functools.cache
 def require_standard(device: torch.device) -> None:
     """Check, once for each device, that it computes the same blocks as OpenSSL for a fixed public key.
 
     Raises: DpsweepError when they differ.
     """
-    key, nonce, first, blocks = bytes(range(KEY_BYTES)), bytes(range(NONCE_BYTES)), 2**31 - 500, 1000
-    expected = _by_openssl(key, nonce, first, blocks, torch.device("cpu"))
-    if not torch.equal(by_integer_operations(key, nonce, first, blocks, device).cpu(), expected):
+    if has_kernels(device):
+        return
+    if not torch.equal(by_integer_operations(_KEY, _NONCE, _FIRST, _CHECKED, device).cpu(), _standard()):
         raise DpsweepError(
             f"torch {torch.__version__} computes another ChaCha20 on {device} than RFC 8439 defines, so noise that is "
             "made there would not be secret; set execution.device: cpu, or use another version of torch"
         )
+
+
+_KEY, _NONCE, _FIRST, _CHECKED = bytes(range(KEY_BYTES)), bytes(range(NONCE_BYTES)), 2**31 - 500, 1000
+"""Public key, nonce, first block and number of blocks by which a device is checked."""
+
+
+def _standard() -> Tensor:
+    return _by_openssl(_KEY, _NONCE, _FIRST, _CHECKED, torch.device("cpu"))

@@ -24,6 +24,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.numerics.rounding import release_grid
+from dpsweep.workers.noise.chacha import has_kernels
 from dpsweep.workers.noise.gaussians import SharedChaChaGaussians
 
 
@@ -138,6 +139,9 @@ class KeyedNoise:
         if std == 0.0:
             return values
         require_finite("noise std", std, at_least=0.0)
+        if has_kernels(values.device) and (series := self._gaussians.series(len(values) * self._draws)) is not None:
+            series.add_noise(values, self._draws, std / math.sqrt(self._draws), release_grid(std))
+            return values
         with one_thread():
             for part, noise in self._scaled(values, std):
                 part.copy_(self.rounded(noise.add_(part.to(noise.device)), std))

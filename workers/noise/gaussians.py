@@ -51,6 +51,10 @@ class ChaChaGaussians:
             values = torch.stack(_normal(*pairs.unbind(1)), 1).flatten()[:needed]
             yield values if draws == 1 else values.view(-1, draws).sum(1)
 
+    def series(self, count: int) -> Series | None:
+        """Return a new series for a call of ``count`` draws, None if the call shares one with others."""
+        return self._stream.series()
+
     def state(self) -> dict[str, Any]:
         return self._stream.state()
 
@@ -78,6 +82,9 @@ class SharedChaChaGaussians(ChaChaGaussians):
         elif count > 0:
             values = self._next(count * draws)
             yield values if draws == 1 else values.view(-1, draws).sum(1)
+
+    def series(self, count: int) -> Series | None:
+        return None if count <= _MAX_SHARED_DRAWS else super().series(count)
 
     def _next(self, needed: int) -> Tensor:
         if self._used + needed > len(self._ahead):

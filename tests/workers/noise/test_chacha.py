@@ -235,6 +235,7 @@ def test_a_device_that_computes_another_cipher_is_refused(monkeypatch: pytest.Mo
     require_standard.cache_clear()
     require_standard(DEVICE)
     require_standard.cache_clear()
+    monkeypatch.setattr(chacha, "has_kernels", lambda device: False)  # they have constants of their own
     monkeypatch.setattr(chacha, "_CONSTANTS", (1, 2, 3, 4))
     with pytest.raises(DpsweepError, match=r"another ChaCha20 on .*; set execution.device: cpu"):
         require_standard(DEVICE)
