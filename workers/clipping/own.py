@@ -137,6 +137,11 @@ def own_clipping(name: str, method: object) -> OwnClipping:
 
 def rehearse(method: ClippingMethod, facts: PublicFacts) -> None:
     """Run one step on synthetic norms from 1e-6 to 1e6, so that planning already finds methods that fail the checks."""
+    with torch.device("cpu"):  # whatever torch's default device is
+        _rehearse(method, facts)
+
+
+def _rehearse(method: ClippingMethod, facts: PublicFacts) -> None:
     order = torch.randperm(facts.dataset_size, generator=torch.Generator().manual_seed(0))
     norms = torch.logspace(-6.0, 6.0, facts.dataset_size)[order]
     layers = norms[:, None].expand(-1, len(facts.layer_names)) / len(facts.layer_names) ** 0.5

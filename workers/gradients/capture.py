@@ -149,6 +149,8 @@ def _run_by_rule(layer: Layer, capture: Capture, original: Callable[..., Tensor]
 
 
 def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[[Tensor], Tensor]) -> Tensor:
+    if is_rounded_by_autocast(activation) and isinstance(layer.module, nn.Linear):
+        activation = activation.to(torch.get_autocast_dtype("cuda"))  # as the layer would: once for it and its rule
     output = run(activation)
     if output.requires_grad:
         if output._is_view():  # an in-place change of a view removes its edge from the graph
@@ -158,6 +160,12 @@ def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[
         differentiate = layer.rule(layer.module, activation, read, capture.examples)
         capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
     return output
+
+
+def is_rounded_by_autocast(activation: Tensor) -> bool:
+    """Return whether products on a GPU would first round the activation to half precision."""
+    on_gpu = activation.device.type == "cuda" and activation.dtype == torch.float32
+    return on_gpu and torch.is_autocast_enabled("cuda")
 
 
 def _holds_batch(layer: Layer, capture: Capture, activation: Tensor) -> bool:

@@ -29,6 +29,8 @@ INPUT: Final = "the input"
 NUMBERS: Final = "numbers from whole numbers of the input"
 """Names of the tensors, besides parameters, by which losses are differentiated."""
 
+_CPU: Final = torch.device("cpu")
+"""Where choices are drawn, whatever torch's default device is."""
 _INTO_THE_FIRST: Final = frozenset({Tensor.__setitem__, Tensor.set_})
 """Functions that write into their first argument, and do not return it."""
 _HOLDS_TENSORS: Final = (Tensor, list, tuple, dict)
@@ -56,17 +58,17 @@ def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
     turn: another turn draws another half. At least two examples.
     """
     generator = torch.Generator().manual_seed(turn)
-    chosen = torch.zeros(examples, dtype=torch.bool)
-    chosen[torch.randperm(examples - 2, generator=generator)[: (examples - 1) // 2] + 1] = True
+    chosen = torch.zeros(examples, dtype=torch.bool, device=_CPU)
+    chosen[torch.randperm(examples - 2, generator=generator, device=_CPU)[: (examples - 1) // 2] + 1] = True
     chosen[0] = True
-    levels = torch.randperm(examples, generator=generator) % _LEVELS - _LEVELS // 2
+    levels = torch.randperm(examples, generator=generator, device=_CPU) % _LEVELS - _LEVELS // 2
 
     def side(kept: Tensor) -> Side:
         inside, outside = kept.nonzero().squeeze(1), kept.logical_not().nonzero().squeeze(1)
-        sources = torch.arange(examples)
-        sources[outside] = inside[torch.randint(len(inside), (len(outside),), generator=generator)]
+        sources = torch.arange(examples, device=_CPU)
+        sources[outside] = inside[torch.randint(len(inside), (len(outside),), generator=generator, device=_CPU)]
         weights = torch.pow(2.0, levels[inside].double())
-        of_others = torch.randn(len(outside), generator=generator, dtype=torch.float64)
+        of_others = torch.randn(len(outside), generator=generator, device=_CPU, dtype=torch.float64)
         device = like.device
         return Side(
             kept=inside.to(device),
@@ -82,14 +84,19 @@ def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
 def spread(examples: int, turn: int, most: int) -> list[int]:
     """Return up to ``most`` different examples: the first, the last, the middle one, and random ones, ascending."""
     generator = torch.Generator().manual_seed(turn)
-    order = [0, examples - 1, examples // 2, *torch.randperm(examples, generator=generator)[:most].tolist()]
+    order = [
+        0,
+        examples - 1,
+        examples // 2,
+        *torch.randperm(examples, generator=generator, device=_CPU)[:most].tolist(),
+    ]
     return sorted(list(dict.fromkeys(order))[: min(most, examples)])
 
 
 def order_of(examples: int, like: Tensor) -> Tensor:
     """Return a random order of the examples, in which none stands at its place."""
     generator = torch.Generator().manual_seed(examples)
-    drawn = torch.randperm(examples, generator=generator)
+    drawn = torch.randperm(examples, generator=generator, device=_CPU)
     order = torch.empty_like(drawn).scatter_(0, drawn, drawn.roll(1))
     return order.to(like.device)
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -16,10 +17,14 @@ from dpsweep.workers.gradients.factors import (
     Instantiated,
     Method,
     Planned,
+    as_multiplied,
     gram_norm_sq,
+    in_matrix_units,
     keep,
-    mark,
+    product,
+    scaled_parts,
     summed_rows,
+    wide,
     widen,
 )
 from dpsweep.workers.gradients.planners import rates
@@ -31,6 +36,10 @@ CACHED_NUMBERS = 600_000
 CHANNEL_BLOCK = 8
 """Channels that oneDNN's grouped convolutions compute at once. For numbers of input or output channels per group that
 are not a multiple of it, they multiply unfolded inputs group by group, which is slower than `unfold`."""
+
+
+_PATCHES: Final = 2**28
+"""Number of values of the patches that a sum over a batch unfolds at once."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +124,36 @@ class Correlations(Planned):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the weight gradient of an ordinary convolution, at its ordinary cost."""
         per_row = weights if self._rows == 1 else weights.repeat_interleave(self._rows)
-        return self.geometry.weight_gradient(self.inputs, self.grads * per_row.view(-1, *[1] * (self.grads.dim() - 1)))
+        if in_matrix_units(self.inputs):
+            return self._sum_by_unfolding(scaled_parts(self.grads, per_row, self.inputs))
+        scaled = self.grads * per_row.view(-1, *[1] * (self.grads.dim() - 1))
+        return self.geometry.weight_gradient(self.inputs, scaled)
+
+    def _sum_by_unfolding(self, parts: Sequence[Tensor]) -> Tensor:
+        """Return the weight gradient for grads that are the sum of ``parts``, in float32.
+
+        A convolution in half precision would round the sum, by more than the noise hides.
+        """
+        size = self.geometry.shape[0], prod(self.geometry.shape[1:])
+        total = torch.zeros(size, device=self.grads.device)
+        for rows in self._rows_at_once():
+            by_tap = torch.movedim(self._unfolded(rows), 0, 1 + len(self.geometry.kernel)).reshape(total.shape[1], -1)
+            for part in parts:
+                total += product(part[rows].transpose(0, 1).reshape(len(total), -1), by_tap.mT)
+        return total.view(self.geometry.shape)
+
+    def _rows_at_once(self) -> Iterator[slice]:
+        """Yield parts of the batch whose patches have few values."""
+        size = max(1, len(self.grads) * _PATCHES // max(1, self._patches()))
+        return (slice(start, start + size) for start in range(0, len(self.grads), size))
+
+    def _unfolded(self, rows: slice) -> Tensor:
+        """Return the patches of some rows: [rows, in, *kernel, *positions], a view."""
+        return self.geometry.patches(self.inputs[rows], self.grads.shape[2:])
+
+    def _patches(self) -> int:
+        """Return the number of values in the patches of the batch."""
+        return len(self.grads) * prod(self.grads.shape[2:]) * self.geometry.groups * prod(self.geometry.shape[1:])
 
     def instantiate(self) -> Tensor:
         _, gradients = min(self._instantiating().values(), key=lambda method: method.norm_seconds).prepare()
@@ -146,14 +184,15 @@ class Correlations(Planned):
         sweep = self.examples * size / rate.elementwise
         moved = sweep + (self.inputs.numel() + self.grads.numel()) / rate.elementwise
         operations = 2.0 * rows * length * size
-        patches = rows * length * geometry.groups * prod(geometry.shape[1:])
-        copied = 0.0 if geometry.is_pointwise else patches / rate.unfold
+        copied = 0.0 if geometry.is_pointwise else self._patches() / rate.unfold
         unfold = operations / rate.gemm + copied
         grouped = operations / rate.grouped if self._reaches_grouped_rate() else unfold + copied
-        return {
-            "grouped": Method(grouped + moved + sweep, sweep, lambda: keep(self._instantiate_by_groups())),
-            "unfold": Method(unfold + sweep, sweep, lambda: keep(self._instantiate_by_unfolding())),
-        }
+        kept = self.examples * size
+        by_unfolding = Method(unfold + sweep, sweep, lambda: keep(self._instantiate_by_unfolding()), kept)
+        if in_matrix_units(self.inputs):  # grouped convolutions would round to half precision
+            return {"unfold": by_unfolding}
+        by_groups = Method(grouped + moved + sweep, sweep, lambda: keep(self._instantiate_by_groups()), kept)
+        return {"grouped": by_groups, "unfold": by_unfolding}
 
     def _reaches_grouped_rate(self) -> bool:
         """Return whether grouped convolutions of this shape are fast.
@@ -182,7 +221,8 @@ class Correlations(Planned):
         for chunk in self._chunks(groups * prod(geometry.shape[1:]) * prod(positions) * self._rows):
             patches = geometry.patches(chunk.inputs, positions)
             by_group = patches.reshape(len(patches), groups, prod(geometry.shape[1:]), -1)
-            per_row = chunk.grads.view(len(patches), groups, geometry.shape[0] // groups, -1) @ by_group.mT
+            by_output = chunk.grads.view(len(patches) * groups, geometry.shape[0] // groups, -1)
+            per_row = product(by_output, by_group.flatten(0, 1).mT)
             parts.append(summed_rows(per_row.view(-1, *geometry.shape), chunk.examples))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
@@ -197,7 +237,14 @@ class Correlations(Planned):
         sweeps = geometry.kernel[0] * pixels * length + sum(geometry.kernel[1:]) * length**2 + 2 * length**2
         seconds = self.examples * (products / rate.gemm + sweeps / rate.elementwise)
         again = 2.0 * self.examples * length * prod(geometry.shape) / rate.gemm
-        return {"gram": Method(seconds, again, lambda: (self._gram_norm_sq(), self))}
+        by_pixels = Method(seconds, again, lambda: (self._gram_norm_sq(), self))
+        if self.grads.device.type == "cpu":
+            return {"gram": by_pixels}
+        width = prod(geometry.shape[1:])
+        products = 2.0 * length**2 * (width + geometry.shape[0]) / rate.gemm
+        copied = length * width / rate.unfold + 4 * length**2 / rate.elementwise
+        by_patches = Method(self.examples * (products + copied), again, lambda: (self._gram_of_patches(), self))
+        return {"gram": by_pixels, "gram of patches": by_patches}
 
     def _gram_norm_sq(self) -> Tensor:
         """Ghost norms without unfolding: inner products of patches are sums of inner products of pixels.
@@ -209,16 +256,23 @@ class Correlations(Planned):
         norms = []
         for chunk in self._chunks((self._rows * prod(self.inputs.shape[2:])) ** 2):
             grads = _by_example(chunk.grads, chunk.examples).flatten(2)
-            grad_gram = grads.mT @ grads
-            norms.append(mark(*gram_norm_sq(chunk._patch_gram().view(grad_gram.shape), grad_gram)))
+            grad_gram = product(grads.mT, grads)
+            norms.append(gram_norm_sq(chunk._patch_gram().view(grad_gram.shape), grad_gram))
         return norms[0] if len(norms) == 1 else torch.cat(norms)
+
+    def _gram_of_patches(self) -> Tensor:
+        """Ghost norms from unfolded patches: more products than from pixels, and fewer passes over memory."""
+        patches = self.geometry.patches(self.inputs, self.grads.shape[2:])
+        by_tap = patches.reshape(len(patches), prod(self.geometry.shape[1:]), -1)
+        factors = (_by_example(each, self.examples).flatten(2) for each in (by_tap, self.grads))
+        return gram_norm_sq(*(product(each.mT, each) for each in factors))
 
     def _patch_gram(self) -> Tensor:
         """[B, K, *positions, K, *positions]: inner products of the patches of two output positions."""
         pixels = _by_example(self.inputs, self.examples)
         sizes = pixels.shape[2:]  # K, *size
         flat = pixels.flatten(2)
-        gram = (flat.mT @ flat).view(self.examples, *sizes, *sizes)
+        gram = product(flat.mT, flat).view(self.examples, *sizes, *sizes)
         for axis, outputs in enumerate(self.grads.shape[2:]):
             gram = self._summed_over_taps(gram, axis, outputs)
         return gram
@@ -254,7 +308,12 @@ def _by_example(rows: Tensor, examples: int) -> Tensor:
 
 def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
     """Return per-example gradients of the kernel of a convolution module."""
-    inputs, grads = widen(activation).contiguous(), widen(grad).contiguous()
+    overlap = any(size > step for size, step in zip(module.kernel_size, module.stride, strict=True))
+    if overlap or module.groups > 1:
+        inputs, grads = widen(activation), widen(grad)
+    else:  # half precision would cost more, as overlapping patches are unfolded to several times the values
+        inputs, grads = as_multiplied(activation, grad)
+    inputs, grads = inputs.contiguous(), grads.contiguous()
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):
         padding = module.padding
     else:  # "same" may pad unevenly, and other modes copy values: pad first
@@ -272,7 +331,7 @@ def convolution(module: _ConvNd, activation: Tensor, output: Tensor | None, exam
         weight = correlations(module, activation, grad, examples)
         if module.bias is None:
             return {"weight": weight}
-        bias = summed_rows(weight.grads.flatten(2).sum(2), examples)
+        bias = summed_rows(weight.grads.flatten(2).sum(2, dtype=wide(weight.grads)), examples)
         return {"weight": weight, "bias": Instantiated(bias)}
 
     return differentiate

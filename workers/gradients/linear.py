@@ -14,10 +14,15 @@ from dpsweep.workers.gradients.factors import (
     Instantiated,
     Method,
     Planned,
+    as_multiplied,
     gram_norm_sq,
     keep,
     mark,
+    product,
+    scaled_parts,
+    sum_of,
     sum_of_squares,
+    wide,
     widen,
 )
 from dpsweep.workers.gradients.planners import Planner, rates
@@ -38,29 +43,31 @@ class OuterProducts(Planned):
         (examples, length, width), height = self.activations.shape, self.grads.shape[2]
         rate = rates(self.activations.device)
         gram = 2.5 * length**2 * (width + height) / rate.gemm + 7 * length**2 / rate.elementwise  # as measured
-        product = 2 * length * width * height / rate.gemm
+        outer = 2 * length * width * height / rate.gemm
         sweep = width * height / rate.elementwise
-        instantiate = Method(examples * (product + sweep), examples * sweep, lambda: keep(self.instantiate()))
+        seconds = examples * (outer + sweep), examples * sweep
+        instantiate = Method(*seconds, lambda: keep(self.instantiate()), examples * width * height)
         if length == 0:  # as of a batch without any text, trimmed to its longest one
             return {"instantiate": instantiate}
         return {
-            "gram": Method(examples * gram, examples * product, lambda: (self._gram_norm_sq(), self)),
+            "gram": Method(examples * gram, examples * outer, lambda: (self._gram_norm_sq(), self)),
             "instantiate": instantiate,
         }
 
     def _gram_norm_sq(self) -> Tensor:
-        return mark(*gram_norm_sq(self.activations @ self.activations.mT, self.grads @ self.grads.mT))
+        grams = (product(factor, factor.mT) for factor in (self.activations, self.grads))
+        return gram_norm_sq(*grams)
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
-        activations, grads, weights = self.activations, self.grads, weights[:, None, None]
+        activations, grads = self.activations, self.grads
         if activations.shape[2] < grads.shape[2]:  # scale the smaller factor
-            activations = activations * weights
-        else:
-            grads = grads * weights
-        return grads.flatten(0, 1).mT @ activations.flatten(0, 1)
+            parts, transposed = scaled_parts(activations, weights, grads), grads.flatten(0, 1).mT
+            return sum_of(product(transposed, part.flatten(0, 1)) for part in parts)
+        parts, flat = scaled_parts(grads, weights, activations), activations.flatten(0, 1)
+        return sum_of(product(part.flatten(0, 1).mT, flat) for part in parts)
 
     def instantiate(self) -> Tensor:
-        return self.grads.mT @ self.activations
+        return product(self.grads.mT, self.activations)
 
     def select(self, rows: Tensor) -> OuterProducts:
         return OuterProducts(self.activations[rows], self.grads[rows])
@@ -104,19 +111,23 @@ class OuterProduct(ExampleGradients):
         return OuterProduct(self.activations[rows], self.grads.select(rows))
 
 
+def _by_position(activation: Tensor, grad: Tensor, examples: int) -> tuple[Tensor, Tensor]:
+    """[rows, ..., d] and [rows, ..., p] -> [examples, positions, d] and [examples, positions, p]."""
+    activations, grads = as_multiplied(activation, grad)
+    return activations.reshape(examples, -1, activation.shape[-1]), grads.reshape(examples, -1, grad.shape[-1])
+
+
 def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str = "bias") -> Differentiate:
     """Return per-example gradients of x -> x W' + b for an activation [rows, ..., d]; rows of an example become
     positions.
     """
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
-        activations, grads = widen(activation), widen(grad)
-        if activations.dim() == 2 and activations.shape[0] == examples:
-            of_bias = Instantiated(grads)
-            return {weight: OuterProduct(activations, of_bias), bias: of_bias}
-        activations = activations.reshape(examples, -1, activation.shape[-1])
-        grads = grads.reshape(examples, -1, grad.shape[-1])
-        return {weight: OuterProducts(activations, grads), bias: Instantiated(grads.sum(1))}
+        if activation.dim() == 2 and activation.shape[0] == examples:
+            of_bias = Instantiated(widen(grad))
+            return {weight: OuterProduct(widen(activation), of_bias), bias: of_bias}
+        activations, grads = _by_position(activation, grad, examples)
+        return {weight: OuterProducts(activations, grads), bias: Instantiated(grads.sum(1, dtype=wide(grads)))}
 
     return differentiate
 
@@ -130,8 +141,7 @@ def transposed_linear(module: nn.Module, activation: Tensor, output: Tensor | No
     """Return the rule of transformers.pytorch_utils.Conv1D, which is nn.Linear with its weight stored as [in, out]."""
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
-        activations = widen(activation).reshape(examples, -1, activation.shape[-1])
-        grads = widen(grad).reshape(examples, -1, grad.shape[-1])
-        return {"weight": OuterProducts(grads, activations), "bias": Instantiated(grads.sum(1))}
+        activations, grads = _by_position(activation, grad, examples)
+        return {"weight": OuterProducts(grads, activations), "bias": Instantiated(grads.sum(1, dtype=wide(grads)))}
 
     return differentiate

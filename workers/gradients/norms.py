@@ -49,12 +49,15 @@ class Combination:
 
     def of_squares(self, squares: Mapping[str, Tensor], losses: Tensor) -> BatchNorms:
         """Return norms [B] from ``squares``, the squared norms [B] of the gradients of each parameter, by its name."""
+        if not self.layerwise:  # one sum of all: a sum after the other would start as many kernels
+            total = torch.stack(list(squares.values())).sum(0) if squares else torch.zeros_like(losses)
+            return BatchNorms(total.sqrt_(), None, losses)
         by_layer: list[list[Tensor]] = [[] for _ in range(self.layers)]
         for name, norm_sq in squares.items():
             by_layer[self.layer_of[name]].append(norm_sq)
         sums = [reduce(torch.add, found) if found else torch.zeros_like(losses) for found in by_layer]
         norms = reduce(torch.add, sums).sqrt()
-        return BatchNorms(norms, torch.stack(sums, 1).sqrt_() if self.layerwise else None, losses)
+        return BatchNorms(norms, torch.stack(sums, 1).sqrt_(), losses)
 
     def precise(
         self, squares: Mapping[str, Tensor], gradients: Mapping[str, ExampleGradients], losses: Tensor

@@ -7,10 +7,11 @@ each example shape on the current device, and keeps the fastest for any number o
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
+from typing import Final, Generic, Protocol, TypeVar
 
 import torch
 
@@ -49,11 +50,13 @@ class Alternative(Generic[T]):
     """One of several equivalent computations.
 
     cost: estimated seconds. compute: runs it. trial: if given, what `TimingPlanner` times instead of ``compute``.
+    kept: number of values that its result holds.
     """
 
     cost: float
     compute: Callable[[], T]
     trial: Callable[[], object] | None = None
+    kept: int = 0
 
 
 class Planner(Protocol):
@@ -75,28 +78,52 @@ class ShapePlanner:
         return min(alternatives.values(), key=lambda alternative: alternative.cost).compute()
 
 
+HOPELESS: Final = 30.0
+"""Ratio to the smallest estimated cost from which `TimingPlanner` does not try an alternative."""
+ABOUT_AS_FAST: Final = 1.2
+"""Ratio of measured times up to which `TimingPlanner` prefers the alternative that keeps fewer values."""
+
+
 @dataclass
 class TimingPlanner:
-    """Planner that times alternatives on first use and keeps the fastest; runs may differ in the last bits."""
+    """Planner that times alternatives on first use; runs may differ in the last bits.
+
+    It chooses the fastest one, or one that keeps less and is about as fast. One that does not fit in memory is left
+    out.
+    """
 
     repetitions: int = 3
     chosen: dict[Hashable, str] = field(default_factory=dict)
 
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
         if key not in self.chosen:
-            self.chosen[key] = min(alternatives, key=lambda name: self._seconds(alternatives[name]))
+            self.chosen[key] = self._best(alternatives)
         return alternatives[self.chosen[key]].compute()
 
+    def _best(self, alternatives: Mapping[str, Alternative[T]]) -> str:
+        """Return the name of the alternative to keep."""
+        smallest = min(alternative.cost for alternative in alternatives.values())
+        tried = [name for name, each in alternatives.items() if each.cost <= HOPELESS * smallest]
+        if len(tried) == 1:
+            return tried[0]
+        seconds = {name: self._seconds(alternatives[name]) for name in tried}
+        enough = ABOUT_AS_FAST * min(seconds.values())
+        fast = [name for name in tried if seconds[name] <= enough]
+        return min(fast, key=lambda name: (alternatives[name].kept, seconds[name]))
+
     def _seconds(self, alternative: Alternative[T]) -> float:
-        """Return the shortest time of a few runs after a warm-up run."""
+        """Return the shortest time of a few runs after a warm-up run, infinity where memory is too small."""
         run = alternative.trial or alternative.compute
         seconds = []
-        for _ in range(self.repetitions + 1):
-            _synchronize()
-            start = time.perf_counter()
-            run()
-            _synchronize()
-            seconds.append(time.perf_counter() - start)
+        try:
+            for _ in range(self.repetitions + 1):
+                _synchronize()
+                start = time.perf_counter()
+                run()
+                _synchronize()
+                seconds.append(time.perf_counter() - start)
+        except torch.OutOfMemoryError:
+            return math.inf
         return min(seconds[1:])
 
 

@@ -99,7 +99,7 @@ def standardized_convolution(
         unit = centred / divisor[:, None]
         fan_in = unit.shape[1]
 
-        kernel = correlations(module, activation, grad, examples)
+        kernel = correlations(module, widen(activation), widen(grad), examples)
         convolve = partial(
             functional.conv2d, stride=module.stride, padding=kernel.geometry.padding, dilation=module.dilation
         )

@@ -54,11 +54,12 @@ class FlipAndCrop:
         copies = features.repeat_interleave(self.multiplicity, dim=0)
         rows, _, height, width = copies.shape
         padded = functional.pad(copies, (self.padding,) * 4, mode="reflect") if rows else copies
-        top, left = (torch.randint(0, 2 * self.padding + 1, (rows, 1), generator=generator) for _ in range(2))
-        flipped = torch.rand(rows, 1, generator=generator) < 0.5
-        ys = top + torch.arange(height)
-        xs = left + torch.where(flipped, torch.arange(width - 1, -1, -1), torch.arange(width))
-        row = torch.arange(rows)[:, None, None]
+        with torch.device("cpu"):  # where the generator draws, whatever torch's default device is
+            top, left = (torch.randint(0, 2 * self.padding + 1, (rows, 1), generator=generator) for _ in range(2))
+            flipped = torch.rand(rows, 1, generator=generator) < 0.5
+            ys = top + torch.arange(height)
+            xs = left + torch.where(flipped, torch.arange(width - 1, -1, -1), torch.arange(width))
+            row = torch.arange(rows)[:, None, None]
         ys, xs, row = (index.to(features.device) for index in (ys[:, :, None], xs[:, None, :], row))
         return padded[row, :, ys, xs].permute(0, 3, 1, 2).contiguous()
 
