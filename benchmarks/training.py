@@ -171,9 +171,15 @@ def noise_seconds(model: nn.Module, source: str, repeat: int, device: torch.devi
     return seconds(add, repeat, device)
 
 
-def begin(workload: Workload, batch: int, device: torch.device) -> Begun:
+def built(workload: Workload, device: torch.device) -> nn.Module:
+    """Return the model on the device, where a GPU draws its weights: on the host that takes seconds."""
+    with torch.device(device):
+        return workload.build().to(device)
+
+
+def begin(workload: Workload, initial: nn.Module, batch: int, device: torch.device) -> Begun:
     """Return every method after its first step, from the same weights; methods that fail there are left out."""
-    initial, begun = workload.build().to(device), Begun()
+    begun = Begun()
     x, y = workload.examples(batch, device)
     few = slice(0, 2 * workload.training.micro_batch)  # peak memory does not depend on the number of micro-batches
     peers = {name: peer.make for name, peer in PEERS.items() if installed(peer.library)}
@@ -214,7 +220,8 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
     """Return all results for one model. budget: seconds after which only turns needed for the minimum of samples
     start.
     """
-    begun = begin(workload, batch, device)
+    model = built(workload, device)
+    begun = begin(workload, model, batch, device)
     runs, apart = begun.runs, distances(begun.first)
     if device.type == "cuda":
         for run in runs.values():  # memory that a method allocates for the first time is slow
@@ -225,10 +232,10 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
     fewest = {method: FEWEST_SAMPLES.get(method, 2) if first < budget else 1 for method in runs}
     samples = take_turns(runs, fewest, repeat, budget, device)
     ratios = {method: statistics.median(ratio for _, ratio in taken) for method, taken in samples.items()}
-    noise = {source: noise_seconds(workload.build().to(device), source, repeat, device) for source in SOURCES}
+    noise = {source: noise_seconds(model, source, repeat, device) for source in SOURCES}
     return {
         "model": name,
-        "parameters": sum(each.numel() for each in trained(workload.build()).values()),
+        "parameters": sum(each.numel() for each in trained(model).values()),
         "device": torch.cuda.get_device_name(device) if device.type == "cuda" else f"cpu x {torch.get_num_threads()}",
         "precision": str(workload.training.autocast or torch.float32).removeprefix("torch."),
         "batch": batch,

@@ -152,8 +152,6 @@ WORKLOADS: Mapping[str, Workload] = {
 
 HALF = torch.bfloat16
 LARGE: Mapping[str, Workload] = {
-    "wrn16_4_bf16": wrn(Training(512, autocast=HALF), 4096, 512, 512),
-    "wrn16_4_float32": wrn(Training(512), 4096, 512, 512),
     "vit_b16_bf16": Workload(
         partial(vit, 16, 768, 12, 12, 224), vectors((3, 224, 224), 10), 1024, 64, 64, Training(64, autocast=HALF)
     ),
@@ -161,6 +159,8 @@ LARGE: Mapping[str, Workload] = {
     "gpt2_lora_bf16": Workload(
         gpt2_lora, continued(256, 50257), 512, 16, 16, Training(16, mean_over_tokens, autocast=HALF)
     ),
+    "wrn16_4_bf16": wrn(Training(512, autocast=HALF), 4096, 512, 512),
+    "wrn16_4_float32": wrn(Training(512), 4096, 512, 512),
     "bert_base_float32": Workload(bert, texts(128, 30522, 3), 1024, 32, 32, Training(32)),
 }
 """The models of the goals on a GPU, in the order in which they are measured there."""

@@ -11,7 +11,7 @@ from benchmarks import workloads
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.steps import Step, dpsweep, plain
-from benchmarks.training import seconds, synchronize
+from benchmarks.training import built, seconds, synchronize
 from benchmarks.workloads import Workload
 
 _TIMES = 10
@@ -36,20 +36,20 @@ def _of(record: Record, name: str, workload: Workload, device: torch.device) -> 
 
     for method in (plain, dpsweep):
         with record.attempt(told := f"{method.__name__} of {name}"):
-            record.figure(told, timed(method(workload.build().to(device), workload.training)))
+            record.figure(told, timed(method(built(workload, device), workload.training)))
     if device.type != "cuda":
         record.skipped(f"compiled {name}", "compilers are measured on a GPU alone")
         return
     for mode in ("default", "reduce-overhead"):
         with record.attempt(told := f"compiled plain of {name}, {mode}"):
-            compiled: Any = torch.compile(workload.build().to(device), mode=mode)
+            compiled: Any = torch.compile(built(workload, device), mode=mode)
             record.figure(told, timed(plain(compiled, workload.training)))
 
 
 def _graph(record: Record, name: str, workload: Workload, device: torch.device) -> None:
     x, y = workload.examples(workload.batch, device)
     with record.attempt(told := f"graph of dpsweep of {name}"):
-        step = dpsweep(workload.build().to(device), workload.training)
+        step = dpsweep(built(workload, device), workload.training)
         record.figure(told, _recorded(lambda: step(x, y), device))
 
 

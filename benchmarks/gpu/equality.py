@@ -42,6 +42,8 @@ def run(record: Record, device: torch.device, size: Size) -> None:
     for name in size.compared:
         with record.attempt(f"norms of {name}"):
             _norms(record, name, device, size.examples)
+        with record.attempt(f"bounds of {name}"):
+            _bounds(record, name, device, size.examples)
     with record.attempt("keystream"):
         _keystream(record, device)
     with record.attempt("noise"):
@@ -70,6 +72,22 @@ def _norms(record: Record, name: str, device: torch.device, examples: int) -> No
     record.figure(f"errors of {name}", {"norms": of_norms, "sum": of_sum})
     _require(record, f"norms of {name}", of_norms <= MOST_ERROR[name], f"relative error {of_norms:.1e}")
     _require(record, f"sum of {name}", of_sum <= 10 * MOST_ERROR[name], f"relative error {of_sum:.1e}")
+
+
+def _bounds(record: Record, name: str, device: torch.device, examples: int) -> None:
+    """In bfloat16, the norm of the clipped gradient of each example alone, beside the bound that noise covers."""
+    workload, excess = workloads.WORKLOADS[name], list[float]()
+    model, (x, y) = workload.build().to(device), workload.examples(examples, device)
+    engine = engine_of(model, Training(examples, autocast=torch.bfloat16))
+    together = engine.weighted_sum_rowwise(x, y, lambda norms, rows: 1.0 / norms.norms).norms.norms
+    for row in range(examples):
+        one = slice(row, row + 1)
+        found = engine.weighted_sum_rowwise(x[one], y[one], lambda norms, rows: 1.0 / norms.norms)
+        squares = [each.double().square().sum() for each in found.gradients.values()]
+        excess.append(float(torch.stack(squares).sum().sqrt()) - 1.0)
+    worst = max(excess, key=abs)
+    record.figure(f"bounds of {name}", {"excess": worst, "smallest_norm": float(together.min())})
+    _require(record, f"bounds of {name}", abs(worst) <= 1e-5, f"a clipped gradient is {worst:.1e} from its bound")
 
 
 def _clipped(model: nn.Module, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor]:

@@ -10,6 +10,7 @@ from torch import nn
 from benchmarks import workloads
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
+from benchmarks.training import built
 from dpsweep.workers.models import MODELS, build_for_shape
 from dpsweep.workers.spec import Component
 
@@ -29,7 +30,7 @@ def run(record: Record, device: torch.device, size: Size) -> None:
             _forward(record, name, build_for_shape(Component(name), SHAPES.get(name, PICTURES), 10, seed=0), device)
     for name, workload in getattr(workloads, size.workloads).items():
         with record.attempt(name):
-            model = workload.build().to(device)
+            model = built(workload, device)
             x, y = workload.examples(2, device)
             began = time.perf_counter()
             losses = workload.training.forward(model, x, y)

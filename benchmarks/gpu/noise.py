@@ -7,6 +7,8 @@ import torch
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.training import seconds
+from dpsweep.workers.machine.triton_support import has_triton
+from dpsweep.workers.noise.chacha import has_kernels
 from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
 
 _TIMES = 5
@@ -17,6 +19,8 @@ def run(record: Record, device: torch.device, size: Size) -> None:
     values = torch.zeros(size.values, device=device)
     copied = seconds(lambda: values.clone(), _TIMES, device)
     record.figure("copy", {"gb_per_s": _rate(values, copied), "values": size.values})
+    if device.type == "cuda":
+        record.figure("kernels", {"triton": has_triton(device), "noise": has_kernels(device)})
     for name in NOISE_SOURCES:
         with record.attempt(name):
             source = make_noise_source(name, 0, device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import stat
 import subprocess
 import sys
 import zipfile
@@ -61,6 +62,9 @@ def unpacked(folder: Path, site: Path) -> list[str]:
     for wheel in wheels:
         with zipfile.ZipFile(wheel) as content:
             content.extractall(site)
+            for each in content.infolist():
+                if each.external_attr >> 16 & stat.S_IXUSR:  # programs of Ray, which extractall leaves without it
+                    (site / each.filename).chmod(0o755)
     return [str(site)] if wheels else []
 
 

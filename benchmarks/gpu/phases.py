@@ -58,7 +58,7 @@ _FIRST = (
 SIZES: Final[Mapping[str, Size]] = {
     "full": Size(
         workloads="LARGE",
-        turns=8.0,
+        turns=2.0,
         tests=_FIRST,
         further_tests=("tests/workers",),
         compared=("logistic", "cnn", "resnet20_gn", "transformer"),
@@ -98,7 +98,7 @@ PHASES: Final[tuple[Phase, ...]] = (
         "tests",
         "benchmarks.gpu.tests",
         75,
-        "the tests of engine, noise, clipping, trials and resumption, up to the first failure",
+        "the tests of engine, noise, clipping, trials and resumption",
     ),
     Phase(
         "equality",
@@ -107,10 +107,10 @@ PHASES: Final[tuple[Phase, ...]] = (
         "norms, clipped sums, noise and resumed trials beside those of the CPU",
     ),
     Phase(
-        "steps", "benchmarks.gpu.steps", 120, "time and memory of private steps beside plain ones and those of peers"
+        "steps", "benchmarks.gpu.steps", 150, "time and memory of private steps beside plain ones and those of peers"
     ),
     Phase("noise", "benchmarks.gpu.noise", 15, "speed of the sources of noise"),
-    Phase("waits", "benchmarks.gpu.waits", 25, "how often a step waits for the device, and where its time goes"),
+    Phase("waits", "benchmarks.gpu.waits", 75, "how often a step waits for the device, and where its time goes"),
     Phase("together", "benchmarks.gpu.together", 45, "trials that share the device, beside one alone"),
     Phase("compiled", "benchmarks.gpu.compiled", 40, "torch.compile and CUDA graphs"),
     Phase("trials", "benchmarks.gpu.trials", 40, "whole trials beside plain loops and Opacus"),

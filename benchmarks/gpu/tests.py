@@ -12,7 +12,7 @@ from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 
 ROOT = Path(__file__).resolve().parents[2]
-_PROCESSES = 8
+_PROCESSES = 12
 
 
 class Kept:
@@ -54,5 +54,5 @@ def run_tests(record: Record, device: torch.device, paths: tuple[str, ...], *opt
 
 
 def run(record: Record, device: torch.device, size: Size) -> None:
-    """Run the first tests, up to the first failure."""
-    run_tests(record, device, size.tests, "-x")
+    """Run the first tests, up to the twentieth failure."""
+    run_tests(record, device, size.tests, "--maxfail=20")

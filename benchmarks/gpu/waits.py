@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import tempfile
+import time
 import traceback
 import warnings
 from collections import Counter
@@ -14,6 +15,7 @@ from pathlib import Path
 from typing import Any, Final
 
 import torch
+from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import workloads
@@ -22,7 +24,7 @@ from benchmarks.gpu.equality import trial_on
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.steps import dpsweep_with_noise, plain
-from benchmarks.training import synchronize
+from benchmarks.training import built, synchronize
 from benchmarks.workloads import Workload
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.workers.own_code.imports import NO_CODE
@@ -31,7 +33,8 @@ from dpsweep.workers.trials.trial import begin
 
 WAITING: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 """Names that the profiler gives to what waits; the last one is all that a CPU shows."""
-_STEPS, _LONGEST = 5, 15
+_LAUNCHES: Final = ("cudaLaunchKernel", "cuLaunchKernel", "cudaLaunchKernelExC", "cuLaunchKernelEx")
+_STEPS, _LONGEST = 3, 25
 _ROOT = Path(__file__).resolve().parents[2]
 
 
@@ -52,7 +55,7 @@ def _of(record: Record, name: str, workload: Workload, device: torch.device) -> 
     x, y = workload.examples(workload.batch, device)
     for method in (plain, dpsweep_with_noise):
         with record.attempt(told := f"{method.__name__} of {name}"):
-            step = method(workload.build().to(device), workload.training)
+            step = method(built(workload, device), workload.training)
             _profiled(record, told, partial(step, x, y), device)
 
 
@@ -60,26 +63,39 @@ def _profiled(record: Record, name: str, step: Callable[[], None], device: torch
     for _ in range(6):  # verifies the model, compares the 1st and 4th batch after it, chooses among computations
         step()
     synchronize(device)
+    elapsed = _milliseconds(step, device)
     activities = [ProfilerActivity.CPU] + ([ProfilerActivity.CUDA] if device.type == "cuda" else [])
     with profile(activities=activities) as profiled:
         for _ in range(_STEPS):
             step()
-    events = profiled.key_averages()
-    waits = {event.key: event.count / _STEPS for event in events if event.key in WAITING}
-    launched = sum(event.count for event in events if event.key in ("cudaLaunchKernel", "cuLaunchKernel")) / _STEPS
-    found: dict[str, Any] = {"waits_per_step": waits, "kernels_per_step": launched, "longest": _longest(events, device)}
+        synchronize(device)
+    counts, spent = Counter[str](), Counter[str]()
+    for event in profiled.profiler.kineto_results.events():  # sums by torch take minutes for thousands of kernels
+        on_device = event.device_type() != DeviceType.CPU
+        counts[event.name()] += 1
+        spent[event.name()] += event.duration_ns() * (on_device or device.type == "cpu")
+    found: dict[str, Any] = {
+        **elapsed,
+        "waits_per_step": {name: counts[name] / _STEPS for name in WAITING if counts[name]},
+        "kernels_per_step": sum(counts[name] for name in _LAUNCHES) / _STEPS,
+        "device_ms": round(sum(spent.values()) / _STEPS / 1e6, 3) if device.type == "cuda" else None,
+        "longest": {name[:80]: round(each / _STEPS / 1e6, 4) for name, each in spent.most_common(_LONGEST)},
+    }
     with _places_of_waits(device) as places:
         step()
     record.figure(name, {**found, "places": dict(places)})
 
 
-def _longest(events: Any, device: torch.device) -> dict[str, float]:
-    """Milliseconds per step of the operations that take longest, on the device."""
-    spent = {
-        each.key: each.self_device_time_total if device.type == "cuda" else each.self_cpu_time_total for each in events
-    }
-    first = sorted(spent.items(), key=lambda item: -item[1])[:_LONGEST]
-    return {name[:80]: round(microseconds / _STEPS / 1e3, 4) for name, microseconds in first}
+def _milliseconds(step: Callable[[], None], device: torch.device) -> dict[str, float]:
+    """Return how long the host takes to start a step, and how long the step takes, in milliseconds."""
+    synchronize(device)
+    began = time.perf_counter()
+    for _ in range(_STEPS):
+        step()
+    started = time.perf_counter() - began
+    synchronize(device)
+    ended = time.perf_counter() - began
+    return {"host_ms": round(started / _STEPS * 1e3, 3), "step_ms": round(ended / _STEPS * 1e3, 3)}
 
 
 @contextlib.contextmanager
