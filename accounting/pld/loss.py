@@ -24,6 +24,7 @@ a shift, the fractional part of ``start``, so laws of different rounds convolve 
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -33,6 +34,7 @@ import numpy.typing as npt
 from scipy import special
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.pld.bunches import in_bunches, signed_mills
 from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
 Direction = Literal["remove", "add"]
@@ -45,8 +47,6 @@ MAX_POINTS = 1 << 21  # most points of a table or a transform: 16 MiB per column
 MAX_ATOMS = 2048  # most sensitivities in a table; with more, neighbours are merged
 
 _EPS = float(np.finfo(np.float64).eps)
-_SQRT_HALF_PI = float(np.sqrt(np.pi / 2))
-_SQRT_HALF = float(np.sqrt(0.5))
 _SQRT_TWO_PI = float(np.sqrt(2 * np.pi))
 _NEWTON_STEPS = 60
 
@@ -181,15 +181,13 @@ def tabulate(
     start = bottom + offset
     losses = np.asarray((start + np.arange(max(top - bottom, 1) + 1)) * spacing, dtype=np.float64)
     active, log_active = _without_zero(mixture, losses)
-    shifts, log_atoms = _atoms_of(mixture)
+    atoms = _Atoms(mixture, lowest, highest)
     outputs = np.full_like(losses, -np.inf)
-    outputs[active] = _invert(shifts, log_atoms, log_active, lowest, highest)
-    own = _signed_mills(outputs)
+    outputs[active] = _invert(atoms, log_active)
+    own = signed_mills(outputs)
     absent = np.exp(mixture.log_zero_probability - losses)
     average = np.minimum(absent, 1.0) * own
-    for shift, log_atom in zip(shifts, log_atoms, strict=True):
-        weight = np.exp(log_atom + shift * outputs[active] - losses[active])
-        average[active] += weight * _signed_mills(outputs[active] - shift)
+    average[active] += atoms.mills(losses[active], outputs[active])
     return LossTable(mixture, spacing, start, outputs, own, average)
 
 
@@ -404,23 +402,72 @@ def _without_zero(mixture: SensitivityMixture, losses: Array) -> tuple[npt.NDArr
     return active, losses[active] + np.log(-np.expm1(below[active]))
 
 
-def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, highest: float) -> Array:
-    """Solve log sum_j exp(log_atoms_j + shifts_j x) = target for each target, ascending; shape [targets].
+class _Atoms:
+    """The positive sensitivities of a mixture, for sums over them at outputs from ``lowest`` to ``highest`` or so.
+
+    Many are summed in bunches, except at outputs far outside that range.
+    """
+
+    def __init__(self, mixture: SensitivityMixture, lowest: float, highest: float) -> None:
+        self.shifts, self._log_atoms = _atoms_of(mixture)
+        self.lowest, self.highest = lowest - 1.0, highest + 1.0
+        probabilities = np.asarray(mixture.probabilities)[-len(self.shifts) :]
+        self._bunches = in_bunches(self.shifts, probabilities, self.lowest, self.highest)
+
+    def log_sum(self, outputs: Array) -> Array:
+        """Return log sum_j p_j exp(a_j x - a_j^2 / 2) at outputs x in the range."""
+        if self._bunches is not None:
+            return self._bunches.log_sum(outputs)
+        return _log_sum(self._log_atoms[:, None] + self.shifts[:, None] * outputs)
+
+    def total_and_slope(self, targets: Array, outputs: Array) -> tuple[Array, Array]:
+        """Return sum_j w_j and sum_j a_j w_j at each output x, w_j = p_j exp(a_j x - a_j^2 / 2 - target)."""
+        total, slope, alone = np.zeros_like(targets), np.zeros_like(targets), self._alone(outputs)
+        if self._bunches is not None:
+            total[~alone], slope[~alone] = self._bunches.total_and_slope(targets[~alone], outputs[~alone])
+        for shift, weight in self._weights(targets[alone], outputs[alone]):
+            total[alone] += weight
+            slope[alone] += shift * weight
+        return total, slope
+
+    def mills(self, losses: Array, outputs: Array) -> Array:
+        """Return sum_j w_j `signed_mills` (x - a_j) at each output x, w_j = p_j exp(a_j x - a_j^2 / 2 - loss)."""
+        found, alone = np.zeros_like(losses), self._alone(outputs)
+        if self._bunches is not None:
+            found[~alone] = self._bunches.mills(losses[~alone], outputs[~alone])
+        for shift, weight in self._weights(losses[alone], outputs[alone]):
+            found[alone] += weight * signed_mills(outputs[alone] - shift)
+        return found
+
+    def _alone(self, outputs: Array) -> npt.NDArray[np.bool_]:
+        if self._bunches is None:
+            return np.ones(len(outputs), np.bool_)
+        return (outputs < self.lowest) | (outputs > self.highest)
+
+    def _weights(self, targets: Array, outputs: Array) -> Iterator[tuple[float, Array]]:
+        if len(outputs):
+            for shift, log_atom in zip(self.shifts, self._log_atoms, strict=True):
+                yield shift, np.exp(log_atom + shift * outputs - targets)
+
+
+def _invert(atoms: _Atoms, targets: Array) -> Array:
+    """Solve `_Atoms.log_sum` (x) = target for each target, ascending; shape [targets].
 
     The left side is convex and increasing, so Newton's method converges from any start.
     """
+    shifts = atoms.shifts
     if len(shifts) == 0:
         return np.full_like(targets, np.inf)
     if len(shifts) == 1:
-        return np.asarray((targets - log_atoms[0]) / shifts[0])
-    table = np.linspace(lowest - 1.0, highest + 1.0, 2048)
-    values = _log_sum(log_atoms[:, None] + shifts[:, None] * table)
+        return np.asarray((targets - atoms.log_sum(np.zeros(1))[0]) / shifts[0])
+    table = np.linspace(atoms.lowest, atoms.highest, 2048)
+    values = atoms.log_sum(table)
     outputs = np.interp(targets, values, table)
     outputs = np.where(targets < values[0], table[0] + (targets - values[0]) / shifts[0], outputs)
     before = np.inf
     noise = max(1e-9, 16 * _EPS * (1.0 + float(np.max(np.abs(targets)))) / float(shifts[0]))
     for _ in range(_NEWTON_STEPS):
-        step = newton_step(shifts, log_atoms, targets, outputs)
+        step = newton_step(atoms, targets, outputs)
         outputs = outputs - step
         largest = float(np.max(np.abs(step)))
         if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))) or before / 2 <= largest < noise:
@@ -429,13 +476,9 @@ def _invert(shifts: Array, log_atoms: Array, targets: Array, lowest: float, high
     return outputs
 
 
-def newton_step(shifts: Array, log_atoms: Array, targets: Array, outputs: Array) -> Array:
+def newton_step(atoms: _Atoms, targets: Array, outputs: Array) -> Array:
     """Return how far Newton's method moves each of ``outputs`` down towards the root of `_invert`."""
-    total, slope = np.zeros_like(targets), np.zeros_like(targets)
-    for shift, log_atom in zip(shifts, log_atoms, strict=True):
-        term = np.exp(log_atom + shift * outputs - targets)
-        total += term
-        slope += shift * term
+    total, slope = atoms.total_and_slope(targets, outputs)
     return np.asarray(np.log(total) * total / slope)
 
 
@@ -451,8 +494,3 @@ def _scaled(masses: Array, exponents: Array) -> Array:
     there = masses > 0.0
     result[there] = np.exp(np.log(masses[there]) + exponents[there])
     return result
-
-
-def _signed_mills(gaps: Array) -> Array:
-    """Pr[N > z] / density(z) for z >= 0, and -Pr[N < z] / density(z) for z < 0; never over- or underflows."""
-    return np.copysign(_SQRT_HALF_PI * special.erfcx(np.abs(gaps) * _SQRT_HALF), gaps)

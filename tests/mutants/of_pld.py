@@ -81,6 +81,12 @@ PLD: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "accounting/pld/bunches.py",
+        ("tests/accounting/pld/test_bunches.py",),
+        B("self._misplaced(outputs) * np", "0.0 * np", "sensitivities on the other side than their bunch", True),
+        B("moments[:, 1:] * np.arange", "moments[:, 1:] + 0 * np.arange", "the slope of a bunch", True),
+    ),
+    *bugs_in(
         "accounting/pld/sensitivity.py",
         GROUPS,
         B(
