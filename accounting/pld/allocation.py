@@ -11,8 +11,9 @@ below M in convex order a pair that is dominated. Sums of independent variables 
 - upper: mass between two points of a grid is moved onto them, so that its mean stays.
 - lower: mass between two points is merged into its mean.
 
-Sums are formed by doubling on grids that follow the law as it narrows. Mass above a grid is moved
-to its end, and what that takes off the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
+`dpsweep.accounting.pld.allocation_transform` forms sums where they fit on an even grid. Elsewhere they are formed here
+by doubling, on grids that follow the law as it narrows. Mass above a grid is moved to its end, and what that takes off
+the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
 """
 
 from __future__ import annotations
@@ -26,12 +27,15 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean
 from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, merge, spread
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
 Places = npt.NDArray[np.int64]
 _POINTS: Final = 3584
 """Points of a grid. The width of the bounds falls with its square, the time of a sum grows with it."""
+_FEWER: Final = 384
+"""Points of a grid on which only choices rest."""
 _WIDTH: Final = 2.0
 """Distance from the middle up to which a grid is finest, in standard deviations of log M."""
 _FAR: Final = 1.0
@@ -67,25 +71,28 @@ class _Law:
 
 
 @functools.lru_cache(maxsize=64)
-def _mean_law(shift: float, steps: int, tail: float, bound: Bound) -> _Law:
-    """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, by doubling."""
-    power, terms = _one(shift, tail / steps, bound), 1  # of a power of two terms
+def _mean_law(shift: float, steps: int, tail: float, bound: Bound, size: int = _POINTS) -> _Law:
+    """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, by doubling.
+
+    size: number of a grid's points.
+    """
+    power, terms = _one(shift, tail / steps, bound, size), 1  # of a power of two terms
     whole, counted = None, 0
     while True:
         if steps & terms:
-            whole = power if whole is None else _weighted(whole, counted, power, terms, tail / steps, bound)
+            whole = power if whole is None else _weighted(whole, counted, power, terms, tail / steps, bound, size)
             counted += terms
         if counted == steps:
             break
-        power, terms = _weighted(power, terms, power, terms, tail / steps, bound), 2 * terms
+        power, terms = _weighted(power, terms, power, terms, tail / steps, bound, size), 2 * terms
     assert whole is not None
     return whole
 
 
-def _one(shift: float, tail: float, bound: Bound) -> _Law:
+def _one(shift: float, tail: float, bound: Bound, size: int) -> _Law:
     """Return the law of one ratio Y = exp(shift z - shift^2 / 2), z ~ N(0, 1) under Q and N(shift, 1) under P."""
     reach = -float(special.ndtri(max(tail, 1e-300)))
-    edges = np.linspace(-reach, reach + shift, _POINTS + 1)
+    edges = np.linspace(-reach, reach + shift, size + 1)
     masses = _between(np.concatenate(([-np.inf], edges, [np.inf])))
     means = _between(np.concatenate(([-np.inf], edges, [np.inf])) - shift)
     grid = np.asarray(np.exp(shift * edges - shift**2 / 2), dtype=np.float64)
@@ -101,7 +108,7 @@ def _between(edges: Array) -> Array:
     )
 
 
-def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, bound: Bound) -> _Law:
+def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, bound: Bound, size: int) -> _Law:
     """Return the law of the mean of the two means, weighted by their numbers of terms."""
     from dpsweep.accounting.pld.allocation_kernels import (
         place_pairs,
@@ -109,7 +116,7 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
     )
 
     share = of_one / (of_one + of_other)
-    grid = _grid(one, share, other, tail)
+    grid = _grid(one, share, other, tail, size)
     masses, sums = np.zeros((2, len(grid) + 1))
     if one is other:
         place_pairs(share * one.values, one.masses, grid, masses, sums)
@@ -119,7 +126,7 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
     return _Law(placed.values, placed.masses, placed.lost + share * one.lost + (1.0 - share) * other.lost)
 
 
-def _grid(one: _Law, share: float, other: _Law, tail: float) -> Array:
+def _grid(one: _Law, share: float, other: _Law, tail: float, size: int) -> Array:
     """Return points of the mean, ascending, that leave about ``tail`` of Q below, and of P above.
 
     They are even in the coordinate asinh(u) + far u, with u = (log M - centre) / scale. It is fine where the mass is,
@@ -147,21 +154,21 @@ def _grid(one: _Law, share: float, other: _Law, tail: float) -> Array:
     middles, weights = 0.5 * (edges[1:] + edges[:-1]), by_cell(means, masses)
     centre = float(middles @ weights / weights.sum())
     spread = math.sqrt(float((middles - centre) ** 2 @ weights / weights.sum())) + edges[1] - edges[0]
-    return _even(float(edges[bottom]), float(edges[max(top, bottom + 1)]), centre, _WIDTH * spread)
+    return _even(float(edges[bottom]), float(edges[max(top, bottom + 1)]), centre, _WIDTH * spread, size)
 
 
 def _coordinate(u: Array, far: float) -> Array:
     return np.asarray(np.arcsinh(u) + far * u)
 
 
-def _even(low: float, high: float, centre: float, scale: float) -> Array:
+def _even(low: float, high: float, centre: float, scale: float, size: int) -> Array:
     """Return a grid of log M from ``low`` to ``high``."""
     ends = (np.array([low, high]) - centre) / scale
     far = _FAR * float(np.ptp(np.arcsinh(ends)) / np.ptp(ends))
     start, stop = _coordinate(ends, far)
     first, last = np.arcsinh(ends)
-    fine = np.sinh(np.linspace(first, last, 16 * _POINTS + 1))
-    points = np.exp(centre + scale * np.interp(np.linspace(start, stop, _POINTS + 1), _coordinate(fine, far), fine))
+    fine = np.sinh(np.linspace(first, last, 16 * size + 1))
+    points = np.exp(centre + scale * np.interp(np.linspace(start, stop, size + 1), _coordinate(fine, far), fine))
     return np.asarray(points, dtype=np.float64)
 
 
@@ -187,7 +194,7 @@ def _placed(masses: Array, means: Array, grid: Array, bound: Bound) -> _Law:
 
 def quadrature(allocated: AllocatedRound, tail: float) -> tuple[Array, Array]:
     """Return losses log P/Q and logs of their masses under Q, for choices on which no guarantee rests."""
-    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "lower")
+    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "lower", _FEWER)
     kept = (law.values > 0.0) & (law.masses > 0.0)
     return np.log(law.values[kept]), np.log(law.masses[kept])
 
@@ -197,14 +204,21 @@ def _rounded(tail: float) -> float:
 
 
 def allocated_loss(
-    allocated: AllocatedRound, spacing: float, direction: Direction, tail: float, bound: Bound
+    allocated: AllocatedRound, spacing: float, direction: Direction, tail: float, bound: Bound, tilt: float
 ) -> LatticeLoss:
-    """Return the law of the loss of a round on a lattice, as `dpsweep.accounting.pld.loss.discretise` gives it."""
-    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound)
+    """Return the law of the loss of a round on a lattice, as `dpsweep.accounting.pld.loss.discretise` gives it.
+
+    tilt: of the composition; the law is most precise relative to its moment there.
+    """
     sign = 1.0 if direction == "remove" else -1.0
-    kept = (law.values > 0.0) & (law.masses > 0.0)
-    losses, q = sign * np.log(law.values[kept]), law.masses[kept]
-    p = q * law.values[kept]
+    order = 1.0 + tilt if direction == "remove" else -tilt
+    even = law_of_mean(allocated.shift, allocated.steps, tail, bound, order)
+    if even is None:
+        law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound)
+        kept = (law.values > 0.0) & (law.masses > 0.0)
+        even = EvenLaw(law.values[kept], law.masses[kept], law.lost, float(law.masses[law.values == 0.0].sum()))
+    losses, q = sign * np.log(even.values), even.masses
+    p = q * even.values
     first, second = (p, q) if direction == "remove" else (q, p)
     places = np.floor(losses / spacing).astype(np.int64)
     start = int(places.min())
@@ -212,7 +226,7 @@ def allocated_loss(
     numerator = _sums(places - start, first, size)
     edges = (start + np.arange(size)) * spacing
     denominator = np.exp(edges) * _sums(places - start, second, size)
-    beyond = law.lost if direction == "remove" else float(law.masses[law.values == 0.0].sum())
+    beyond = even.lost_of_p if direction == "remove" else even.lost_of_q
     cells = Cells(
         start=start,
         numerator=numerator,

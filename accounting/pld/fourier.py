@@ -179,7 +179,7 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
         return _factors((table.law(plan.direction, "upper"),), plan)[0]
 
     def of_allocated(block: AllocatedRound) -> _Factor:
-        return _factors((allocated_loss(block, plan.spacing, plan.direction, plan.tail, "upper"),), plan)[0]
+        return _factors((allocated_loss(block, plan.spacing, plan.direction, plan.tail, "upper", plan.tilt),), plan)[0]
 
     total = _product(rounds, plan, of_round, lambda eps: _randomised_response(eps, plan).upper, of_allocated)
     return _curve(total, plan, "upper")
@@ -240,11 +240,11 @@ def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
 
 
 def _factors_of_allocated(block: AllocatedRound, plan: LatticePlan) -> _Factors:
-    laws = [allocated_loss(block, plan.spacing, plan.direction, plan.tail, bound) for bound in BOUNDS]
+    laws = [allocated_loss(block, plan.spacing, plan.direction, plan.tail, bound, plan.tilt) for bound in BOUNDS]
     upper, lower = _factors(laws, plan)
     if plan.opposite is None:
         return _Factors(upper, lower, math.inf)
-    opposite = allocated_loss(block, plan.spacing, _OPPOSITE[plan.direction], plan.tail, "upper")
+    opposite = allocated_loss(block, plan.spacing, _OPPOSITE[plan.direction], plan.tail, "upper", plan.opposite)
     log_opposite = _log_mgf(opposite.probabilities, opposite.losses, plan.opposite)
     return _Factors(upper, lower, log_opposite, opposite.infinity_mass)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import scipy
@@ -19,8 +20,11 @@ from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
 from dpsweep.accounting.pld.sensitivity import Array, RoundLaw
 
+Law = TypeVar("Law")
+
 _POINTS = 128  # outputs per table
 _ROWS = 128  # most tables; with more rounds, neighbours in order of strength share one
+_BLOCKS = 32  # the same for blocks of random allocation
 _TILTS = (1e-4, 1e14)  # range in which saddle points are sought
 
 
@@ -94,7 +98,9 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulan
             log_weights[row, place] = -(outputs**2) / 2 + np.log(probability * spacing)
     weights_of_all, losses_of_all = (table.reshape(len(laws), most * _POINTS) for table in (log_weights, losses))
     if rounds.allocated:
-        blocks = [quadrature(block, tail) for block, _ in rounds.allocated]
+        ordered = sorted(rounds.allocated, key=lambda pair: (pair[0].steps, pair[0].shift))
+        blocks_of, counts_of = _in_runs(ordered, _BLOCKS)
+        blocks = [quadrature(block, tail) for block in blocks_of]
         longest = max(weights_of_all.shape[1], *(len(found) for found, _ in blocks))
         losses_of_all = np.vstack(
             [_padded(losses_of_all, longest, 0.0), *(_padded(b[0][None], longest, 0.0) for b in blocks)]
@@ -102,7 +108,7 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulan
         weights_of_all = np.vstack(
             [_padded(weights_of_all, longest, -np.inf), *(_padded(b[1][None], longest, -np.inf) for b in blocks)]
         )
-        counts = np.append(counts, [float(count) for _, count in rounds.allocated])
+        counts = np.append(counts, counts_of)
     pure = np.asarray(rounds.pure)
     return Cumulants(direction, weights_of_all, losses_of_all, counts, rounds.gaussian, pure, atoms)
 
@@ -115,7 +121,12 @@ def _padded(table: Array, length: int, value: float) -> Array:
 def _representatives(laws: Sequence[tuple[RoundLaw, int]]) -> tuple[list[RoundLaw], Array]:
     """At most about `_ROWS` laws, each standing for a block of similar ones, and the blocks' counts."""
     ordered = sorted(laws, key=lambda pair: [(p, m.probabilities, m.sensitivities) for p, m in pair[0].cases])
-    stride = -(-len(ordered) // _ROWS) if ordered else 1
+    return _in_runs(ordered, _ROWS)
+
+
+def _in_runs(ordered: Sequence[tuple[Law, int]], most: int) -> tuple[list[Law], Array]:
+    """Return the middle of each of at most ``most`` stretches of ``ordered``, and the stretches' counts."""
+    stride = -(-len(ordered) // most) if ordered else 1
     blocks = [ordered[start : start + stride] for start in range(0, len(ordered), stride)]
     counts = np.array([sum(count for _, count in block) for block in blocks], dtype=np.float64)
     return [block[len(block) // 2][0] for block in blocks], counts

@@ -142,4 +142,21 @@ PLD: Final[tuple[Mutant, ...]] = (
         ),
         B("max(case.amplitudes) / _GRID_POINTS", "max(case.amplitudes) / 4", "a coarse grid"),
     ),
+    *bugs_in(
+        "accounting/pld/allocation_transform.py",
+        ("tests/accounting/pld/test_allocation_transform.py",),
+        B(
+            "lost_of_p = self.beyond_p + (steps - 1) * self.beyond_q + ",
+            "lost_of_p = ",
+            "ratios beyond the grid cost nothing",
+            True,
+        ),
+        B("placed[1:] += raised + wrong", "placed[1:] += wrong", "mass that is spread loses its upper part", True),
+        B(
+            "placed = masses + up + down - 2.0 * wrong",
+            "placed = masses + 2.0 * (up + down)",
+            "a lower bound gains mass",
+        ),
+        B("first = math.exp(-end) if", "first = 2.0 * math.exp(-end) if", "small ratios are left out unnoticed", True),
+    ),
 )
