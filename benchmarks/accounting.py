@@ -264,12 +264,19 @@ def _dp_accounting_pld_of(
 Allocation = tuple[float, int, int, float]
 """Noise multiplier, steps of an epoch, epochs, delta."""
 ALLOCATIONS: Sequence[Allocation] = ((1.0, 100, 1, 1e-6), (6.0, 100, 400, 1e-5), (1.0, 10_000, 1000, 1e-6))
+ALLOCATION_LEVELS = (100, 1000)
+"""Numbers of noise levels, of one epoch of 100 steps each."""
 WITHOUT_PEERS = 10_000
 """Steps of an epoch for which the peers take many minutes."""
 
 
 def allocation(quick: bool) -> Iterator[Result]:
-    """Every example in one step of each epoch; the upper bounds of the peers."""
+    """Every example in one step of each epoch, also at many noise levels; the upper bounds of the peers."""
+    for levels in ALLOCATION_LEVELS[:1] if quick else ALLOCATION_LEVELS:
+        noise = np.linspace(12.0, 6.0, levels)
+        segments = (Segment(100 * e, 100, RandomAllocationSampling(100), float(noise[e])) for e in range(levels))
+        certain, seconds = timed(epsilon_pld, Trace(10**6, tuple(segments)), 1e-6)
+        yield Result(f"allocation_{levels}_levels", seconds, certified_gap=_certified(certain))
     for case in ALLOCATIONS[:1] if quick else ALLOCATIONS:
         sigma, steps, epochs, delta = case
         sampling = RandomAllocationSampling(steps)
@@ -360,7 +367,8 @@ def main() -> None:
     options = parser.parse_args()
     if not options.json:
         print(markdown(COLUMNS), markdown(["---"] * len(COLUMNS)), sep="\n")
-    epsilon_pld(individual_trace(10), INDIVIDUAL_DELTA)  # warm up: loading on first use is not measured
+    for sampling in (PoissonSampling(0.1), RandomAllocationSampling(10)):  # loading on first use is not measured
+        epsilon_pld(Trace(10, (Segment(0, 10, sampling, 1.0),)), 1e-5)
     for name in options.task or TASKS:
         for result in TASKS[name](options.quick):
             print(json.dumps(result.as_dict()) if options.json else table_row(result), flush=True)
