@@ -28,11 +28,11 @@ def _trace(rate: float, noise: float, ends: Sequence[int], segments: int) -> Tra
 
 
 def main() -> None:
-    """Print a line for each case, with one noise level and with one of ten."""
+    """Print a line for each case, with one noise level, with ten, and with sixty."""
     print(f"{'run':28}{'levels':>8}{'all epochs':>12}{'one account':>13}{'epsilons':>10}")
     for name, ((rate, noise), (epochs, steps)) in _CASES.items():
         ends = tuple(range(steps, epochs * steps + 1, steps))
-        for segments in (1, 10):
+        for segments in (1, 10, 60):
             trace = _trace(rate, noise, ends, segments)
             begun = time.process_time()
             whole = account(trace, _DELTA, "pld")

@@ -1,7 +1,8 @@
 """Cost of the first steps of a run, for every epoch, by the accountant that calibrated the run.
 
 A prefix of a run is post-processing of a longer one, so the cost of a longer prefix bounds that of a shorter one. A
-slow accountant is therefore asked at some epochs only; each epoch before one of them has its value.
+slow accountant is therefore asked at some epochs only; each epoch before one of them has its value. All that `pld` is
+asked at share one lattice.
 """
 
 from __future__ import annotations
@@ -18,14 +19,16 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reductions import by_rows
 from dpsweep.accounting.mechanism.rounds import enforced_epsilon
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.pld import rounds_of_group, upper_of_prefixes
 
 _TOLERANCE: Final = 4e-3
 """Target for the relative gap of certified bounds: the upper one is within about 0.1 % of the exact epsilon."""
 _MOST: Final = 60
-_FEWEST: Final = 5
-_AT_ONCE: Final = 200
-"""An accountant is asked at this number over that of segments, within `_FEWEST` and `_MOST`. All epochs then take about
-half a second of CPU, and one second for 200,000 steps at ten noise levels (benchmarks/so_far.py)."""
+_ON_ONE_LATTICE: Final = (30, 1200)
+_ON_MANY: Final = (5, 200)
+"""An accountant is asked at the second number over that of segments: at least the first number of times, at most
+`_MOST`. Other epochs have the value of the next one. All that share a lattice take at most half a second of CPU for
+200,000 steps (benchmarks/so_far.py)."""
 _QUICK: Final = frozenset(("rdp", "rdp-classic", "zcdp", "zcdp-sampled"))
 """Accountants that take a few milliseconds for any run; they are asked at every epoch."""
 
@@ -39,7 +42,13 @@ def cost_so_far(trace: Trace, ends: Sequence[int], step: int, whole: PrivacyEsti
     if step >= trace.steps:
         return whole.epsilon
     name = _known(whole.accountant)
-    partial = _cost(trace.until(_asked_at(trace, tuple(ends), step, name)), whole.delta, name)
+    asked = _asked(trace, tuple(ends), step, name)
+    first = asked[bisect_left(asked, step)]
+    partial = math.inf
+    if _shares_lattice(trace, name):
+        partial = _on_one_lattice(trace, asked, whole.delta)[asked.index(first)]
+    if math.isinf(partial):
+        partial = _cost(trace.until(first), whole.delta, name)
     # The first steps of a run are a function of all its steps, here of a trace fixed beforehand, so by post-processing
     # they are (epsilon, delta)-DP wherever the whole run is. Both bounds hold; the one of fewer steps may be the larger
     # because it is coarse.
@@ -61,20 +70,34 @@ def _known(accountant: str) -> str:
     return accountant if accountant in ACCOUNTANTS else "rdp"
 
 
-def _asked_at(trace: Trace, ends: tuple[int, ...], step: int, name: str) -> int:
-    """Return the first step from ``step`` on at which the accountant is asked.
+def _asked(trace: Trace, ends: tuple[int, ...], step: int, name: str) -> tuple[int, ...]:
+    """Return the steps at which the accountant is asked; each bounds those before it.
 
     The cost of the last epoch is known; the one before it is asked, so the last one is seen to cost something.
     """
     before = ends[: bisect_left(ends, trace.steps)]
     if name in _QUICK or not before or step > before[-1]:
-        return step
-    most = min(_MOST, max(_FEWEST, _AT_ONCE // max(1, len(trace.segments))))
-    asked = before[::-1][:: -(-len(before) // most)][::-1]
-    return asked[bisect_left(asked, step)]
+        return (step,)
+    fewest, at_once = _ON_ONE_LATTICE if _shares_lattice(trace, name) else _ON_MANY
+    most = min(_MOST, max(fewest, at_once // max(1, len(trace.segments))))
+    return before[::-1][:: -(-len(before) // most)][::-1]
 
 
-@functools.lru_cache(maxsize=4096)  # trials that differ only in the seed have the same trace
+@functools.lru_cache(maxsize=256)
+def _shares_lattice(trace: Trace, name: str) -> bool:
+    if name not in ("pld", "auto", "gdp") or trace.selection is not None or trace.filter is not None:
+        return False
+    rounds = rounds_of_group(*by_rows(trace, 1))
+    return rounds.is_private and bool(rounds.laws) and not rounds.allocated
+
+
+@functools.lru_cache(maxsize=256)  # trials that differ only in the seed have the same trace, and epochs share an answer
+def _on_one_lattice(trace: Trace, asked: tuple[int, ...], delta: float) -> tuple[float, ...]:
+    runs = [rounds_of_group(*by_rows(trace.until(step), 1)) for step in asked]
+    return tuple(upper_of_prefixes(runs, delta, _TOLERANCE))
+
+
+@functools.lru_cache(maxsize=4096)
 def _cost(trace: Trace, delta: float, name: str) -> float:
     if not trace.is_private:
         return math.inf

@@ -24,6 +24,7 @@ from dpsweep.accounting.pld.groups import (
     vadhan_epsilon,
 )
 from dpsweep.accounting.pld.loss import LatticeLoss, discretise
+from dpsweep.accounting.pld.prefixes import upper_of_prefixes
 from dpsweep.accounting.pld.profile import CertifiedProfile, profile_of_rounds
 from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
 
@@ -52,5 +53,6 @@ __all__ = [
     "require_pld_delta",
     "rounds_of_examples",
     "rounds_of_group",
+    "upper_of_prefixes",
     "vadhan_epsilon",
 ]

@@ -26,7 +26,7 @@ import operator
 import os
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain, groupby
 from typing import Protocol, Self, TypeVar
 
@@ -174,15 +174,59 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
     """Return `compose` for the upper bound of one direction only, at less than half the cost."""
 
     def of_round(law: RoundLaw) -> _Factor:
-        kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
-        table = tabulate_round(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
-        return _factors((table.law(plan.direction, "upper"),), plan)[0]
+        return _factors((_from_above(law, plan),), plan)[0]
 
     def of_allocated(block: AllocatedRound) -> _Factor:
         return _factors((allocated_loss(block, plan.spacing, plan.direction, plan.tail, "upper", plan.tilt),), plan)[0]
 
     total = _product(rounds, plan, of_round, lambda eps: _randomised_response(eps, plan).upper, of_allocated)
     return _curve(total, plan, "upper")
+
+
+def _from_above(law: RoundLaw, plan: LatticePlan) -> LatticeLoss:
+    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
+    table = tabulate_round(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
+    return table.law(plan.direction, "upper")
+
+
+@dataclass(frozen=True)
+class UpperProduct:
+    """Rounds composed from above, to which more can be added. mean: of the tilted loss."""
+
+    plan: LatticePlan
+    total: _Factor | None = None
+    mean: float = 0.0
+
+    @classmethod
+    def begun(cls, gaussian: float, pure: Sequence[float], plan: LatticePlan) -> UpperProduct:
+        """Return the composition of what happens once: a plain Gaussian mechanism, if any, and pure releases."""
+        nothing = cls(plan)
+        begun = nothing.then(RoundLaw.certain(SensitivityMixture((gaussian,), (1.0,))), 1) if gaussian else nothing
+        for epsilon in pure:
+            factor = _randomised_response(epsilon, plan).upper
+            begun = replace(begun, total=factor if begun.total is None else begun.total * factor)
+        return begun
+
+    def then(self, law: RoundLaw, count: int) -> UpperProduct:
+        """Return the composition with ``count`` further rounds of ``law``."""
+        factor, mean = _with_mean(law, self.plan)
+        power = factor.power(count)
+        return UpperProduct(self.plan, power if self.total is None else self.total * power, self.mean + count * mean)
+
+    def curve(self, centre: float) -> Curve:
+        """Return the bound on delta around the epsilon ``centre``; certified for any centre."""
+        assert self.total is not None
+        bottom = min(self.mean, centre) - (self.plan.centre - self.plan.bottom)
+        return _curve(self.total, replace(self.plan, centre=centre, bottom=bottom), "upper")
+
+
+@functools.lru_cache(maxsize=8)  # of neighbouring runs; spectra are long
+def _with_mean(law: RoundLaw, plan: LatticePlan) -> tuple[_Factor, float]:
+    rounded = _from_above(law, plan)
+    factor = _factors((rounded,), plan)[0]
+    with np.errstate(divide="ignore"):
+        weights = np.exp(np.log(rounded.probabilities) + plan.tilt * rounded.losses - factor.log_mgf)
+    return factor, float(weights @ rounded.losses)
 
 
 def _product(

@@ -70,10 +70,15 @@ def test_between_the_epochs_that_are_asked_the_next_one_bounds_them() -> None:
         assert shown[place] >= exact.lower
 
 
-def test_a_run_of_many_segments_asks_less_often_and_its_last_epoch_is_not_free() -> None:
-    shown = curve(run(40, 5, segments=40), ends(40, 5))
-    assert len(set(shown)) == 6
-    assert shown[38] < shown[39]
+def test_a_run_of_many_segments_is_asked_about_at_half_as_many_and_its_last_epoch_is_not_free() -> None:
+    trace = run(60, 4, segments=60)
+    shown = curve(trace, ends(60, 4))
+    assert len(set(shown)) == 31
+    assert shown[58] < shown[59]
+    for place in (2, 20, 40, 58):  # epochs that are asked
+        exact = epsilon_pld(trace.until(ends(60, 4)[place]), DELTA)
+        assert exact.lower is not None
+        assert exact.lower <= shown[place] == pytest.approx(exact.upper, rel=1e-2)
 
 
 @pytest.mark.parametrize("accountant", ["rdp", "filter", "rdp-classic"])

@@ -1,0 +1,84 @@
+"""Upper bounds on the epsilon of growing runs, on one lattice for all: each distinct round is discretised once.
+
+Guarantee: as of `dpsweep.accounting.pld.composition` for each run by itself, because its composition is certified for
+any plan. A plan that fits one run less well gives a looser bound, not a wrong one.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import numpy as np
+from scipy import fft
+
+from dpsweep.accounting.pld.composition import is_too_coarse, require_pld_delta, tail_of
+from dpsweep.accounting.pld.fourier import UpperProduct
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.lattice import make_plan, spacing_for
+from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
+from dpsweep.accounting.pld.saddlepoint import Cumulants, cumulants, saddle_at_delta
+from dpsweep.accounting.pld.sensitivity import RoundLaw
+
+_SHORTEST: Final = 0.25
+"""Shortest run that shares a lattice with the longest one, in rounds; the tilt of shorter ones differs too much."""
+_ROOM: Final = 1.25
+"""Points over those of the longest run, for windows that begin lower."""
+
+
+@np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
+def upper_of_prefixes(runs: Sequence[GroupRounds], delta: float, tolerance: float) -> list[float]:
+    """Return an upper bound on the epsilon of each of ``runs`` at ``delta``, each of which begins with the one before.
+
+    tolerance: target for the relative error. Infinity where no lattice gives a bound, for random allocation, and where
+    runs differ in more than sampled rounds. Raises: InvalidInput for a delta outside [1e-250, 1).
+    """
+    delta = require_pld_delta(delta)
+    found: list[float] = []
+    while len(found) < len(runs):
+        left = runs[: len(runs) - len(found)]
+        block = [run for run in left if run.count >= _SHORTEST * left[-1].count]
+        found = [*_upper_of_block(block, delta, tolerance), *found]
+    return found
+
+
+def _upper_of_block(runs: Sequence[GroupRounds], delta: float, tolerance: float) -> list[float]:
+    others = {(run.gaussian, run.pure) for run in runs}
+    if len(others) > 1 or any(not run.is_private or run.allocated or not run.laws for run in runs):
+        return [math.inf] * len(runs)
+    tail = tail_of(runs[-1], delta)
+    tables = {direction: cumulants(runs[-1], direction, tail) for direction in DIRECTIONS}
+    bounds = [_upper_of_direction(runs, delta, tolerance, tail, each, tables) for each in DIRECTIONS]
+    return [max(both) for both in zip(*bounds, strict=True)]
+
+
+def _upper_of_direction(
+    runs: Sequence[GroupRounds],
+    delta: float,
+    tolerance: float,
+    tail: float,
+    direction: Direction,
+    tables: dict[Direction, Cumulants],
+) -> list[float]:
+    other = next(table for each, table in tables.items() if each != direction)
+    saddle = saddle_at_delta(tables[direction], math.log(delta))
+    spacing = spacing_for(runs[-1].count, saddle, tolerance)
+    plan = make_plan(tables[direction], other, saddle, spacing, tail, runs[-1].count)
+    if is_too_coarse(runs[-1], plan):
+        return [math.inf] * len(runs)
+    roomy = replace(plan, points=2 * fft.next_fast_len(math.ceil(_ROOM * plan.points / 2), real=True))
+    product, before = UpperProduct.begun(runs[0].gaussian, runs[0].pure, roomy), Counter[RoundLaw]()
+    centre = saddle_at_delta(cumulants(runs[0], direction, tail), math.log(delta)).epsilon
+    found = []
+    for run in runs:
+        now = Counter(dict(run.laws))
+        for law, count in (now - before).items():
+            product = product.then(law, count)
+        before = now
+        root = product.curve(centre).epsilon_at(delta)
+        found.append(root.epsilon)
+        centre = max(root.nearest, 0.0)
+    return found

@@ -1,0 +1,57 @@
+"""Upper bounds of growing runs on one lattice: never below the certified lower bound of each, and close to its own."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from dataclasses import replace
+
+import pytest
+
+from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.pld import epsilon_pld, rounds_of_group, upper_of_prefixes
+
+
+def run(rate: float, noises: list[float], steps: int) -> Trace:
+    return Trace(
+        1000, segments=tuple(Segment(at * steps, steps, PoissonSampling(rate), each) for at, each in enumerate(noises))
+    )
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize("delta", [1e-9, 1e-5, 1e-2])
+@pytest.mark.parametrize(
+    ("rate", "noises"),
+    [
+        (0.05, [1.0] * 8),
+        (0.3, [2.0, 4.0, 1.0, 3.0, 0.8, 2.0, 2.0, 5.0]),
+        (0.002, [0.6 * 0.9**at for at in range(8)]),
+        (0.01, [5.0, 0.4, 5.0, 5.0, 5.0, 5.0, 5.0, 5.0]),
+        (0.9, [6.0] * 8),
+    ],
+    ids=["one level", "up and down", "falling", "one strong step", "nearly all"],
+)
+def test_each_bound_is_above_the_certified_lower_one(
+    rate: float, noises: list[float], delta: float, group: int
+) -> None:
+    trace = run(rate, noises, 25)
+    places = range(25, 201, 25)
+    found = upper_of_prefixes([rounds_of_group(trace.until(step), group) for step in places], delta, 4e-3)
+    for step, upper in zip(places, found, strict=True):
+        exact = epsilon_pld(trace.until(step), delta, group)
+        assert exact.lower is not None
+        assert upper >= exact.lower
+        assert math.isinf(upper) or upper == pytest.approx(exact.upper, rel=0.05, abs=0.02)
+    assert all(later >= earlier for earlier, later in itertools.pairwise(found))
+
+
+def test_releases_are_part_of_each_run_and_other_rounds_are_not_bounded_here() -> None:
+    trace = replace(run(0.1, [1.0, 1.2], 10), releases=(GaussianRelease("counts", 6.0), PureRelease("choice", 0.5)))
+    (upper, whole) = upper_of_prefixes([rounds_of_group(trace.until(step), 1) for step in (10, 20)], 1e-5, 4e-3)
+    for found, step in ((upper, 10), (whole, 20)):
+        exact = epsilon_pld(trace.until(step), 1e-5)
+        assert exact.lower is not None
+        assert exact.lower <= found == pytest.approx(exact.upper, rel=0.02)
+    full = Trace(1000, (Segment(0, 9, PoissonSampling(1.0), 5.0),))
+    assert upper_of_prefixes([rounds_of_group(full, 1)], 1e-5, 4e-3) == [math.inf]
