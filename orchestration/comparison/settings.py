@@ -153,6 +153,11 @@ def shown_over_seeds(metric: Metric, setting: Setting) -> str:
     return ": ".join([*([", ".join(groups)] if (groups := whose(metric, setting)) else []), text])
 
 
+def called(group: str) -> str:
+    """Return the name of a group; "group 8" for a bare number, which would read as a value."""
+    return group if any(letter.isalpha() for letter in group) else f"group {group}"
+
+
 def whose(metric: Metric, setting: Setting) -> tuple[str, ...]:
     """Return the names of the groups whose value the metric is, over the trials of the setting; empty for an overall
     metric.

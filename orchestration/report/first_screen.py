@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.more_private import more_private, said_of
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_score
-from dpsweep.orchestration.comparison.settings import Setting, group_names, group_value, whose
+from dpsweep.orchestration.comparison.settings import Setting, called, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
 from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep
@@ -153,7 +153,7 @@ def _served_worst(found: Findings, best: Setting) -> str:
     within = _bracketed(between, interval, worst.format)
     by = spoken_worst(worst)
     word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
-    who = " or ".join(map(_called, sorted(groups)))
+    who = " or ".join(map(called, sorted(groups)))
     return f"worst served: {who} with{word} {worst.format.one(mean.mean)}{_corrected(worst, best, interval)}{within}"
 
 
@@ -164,11 +164,6 @@ def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval |
     mean = setting.over_seeds(extreme.value)
     words = by_selection(extreme, mean.mean if mean else None, interval)
     return f" ({words})" if words else ""
-
-
-def _called(group: str) -> str:
-    """Return the name of a group; "group 8" for a bare number, which would read as a value."""
-    return group if any(letter.isalpha() for letter in group) else f"group {group}"
 
 
 def _alike(found: Findings, best: Setting) -> list[str]:
@@ -282,7 +277,7 @@ def _for_whom(found: Findings, best: Setting) -> Tile:
     groups, mean = sorted(whose(worst, best)), best.over_seeds(worst.value)
     if not groups or mean is None:
         return _of_groups("unknown", "No group of the test data is large enough to be shown.")
-    big = f"{' or '.join(map(_called, groups))}: {worst.format.one(mean.mean)}"
+    big = f"{' or '.join(map(called, groups))}: {worst.format.one(mean.mean)}"
     return _of_groups(big, _worst_words(found, best), *_gap_words(found, best))
 
 
@@ -330,7 +325,7 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         (low_group, low), (high_group, high) = between_groups
         yield (
             f"{rate.replace('_', ' ').capitalize()}: gap {of.format.one(mean.mean)} points{within}, "
-            f"{_called(high_group)} {100 * high:.0f}%, {_called(low_group)} {100 * low:.0f}%."
+            f"{called(high_group)} {100 * high:.0f}%, {called(low_group)} {100 * low:.0f}%."
         )
 
 
