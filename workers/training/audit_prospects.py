@@ -7,6 +7,7 @@ iterates of plain batches, and less otherwise.
 
 from __future__ import annotations
 
+import bisect
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -14,6 +15,7 @@ from typing import Final
 
 import numpy as np
 
+from dpsweep.accounting import account
 from dpsweep.accounting.audits import StatedRun, scores_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Trace
@@ -55,6 +57,8 @@ def prospect(
 ) -> AuditProspect:
     """Simulate audits of a planned run. `trace`: as planned. `examples`: for training. `parameters`: of the model."""
     of_steps = replace(trace, filter=None, releases=())
+    if trace.filter is not None:
+        of_steps = _paid_for(of_steps, claim, spec.delta)
     run = StatedRun(of_steps, of_steps, spec.delta)
     room = examples if audit.kind == "rows" else parameters or math.inf
     shown = sorted(_bounds(audit, run, parameters))
@@ -64,6 +68,14 @@ def prospect(
     if audit.kind == "rows":
         return AuditProspect(audit, claim, tuple(shown), enough, 1.0, audit.canaries / 2.0 / examples)
     return AuditProspect(audit, claim, tuple(shown), enough, noise_factor(spec, audit, trace, parameters), 0.0)
+
+
+def _paid_for(trace: Trace, claim: float, delta: float) -> Trace:
+    """Return the first steps of a run, as many as the claim pays for: a filter then stops a canary."""
+    steps = bisect.bisect_right(
+        range(1, trace.steps + 1), claim, key=lambda count: account(trace.until(count), delta).epsilon
+    )
+    return trace.until(max(1, steps))
 
 
 def _suffices(audit: AuditSpec, run: StatedRun, claim: float, parameters: int | None) -> bool:

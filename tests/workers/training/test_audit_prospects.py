@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,8 +11,8 @@ import pytest
 import torch
 
 from dpsweep.accounting import account
-from dpsweep.workers.spec import AuditSpec
-from dpsweep.workers.training.audit_prospects import SIMULATED, noise_factor, prospect
+from dpsweep.workers.spec import AuditSpec, Component, NormSpec
+from dpsweep.workers.training.audit_prospects import SIMULATED, _paid_for, noise_factor, prospect
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.training.test_gradient_canaries import (
@@ -64,3 +65,13 @@ def test_rows_cost_examples_and_too_many_canaries_do_not_fit() -> None:
     run = poisson(1.0, 20)
     found = prospect(trial(AUDIT), AuditSpec(50), run.trace, 8.0, 250, None)
     assert (found.noise_factor, found.left_out, found.enough) == (1.0, 0.1, None)
+
+
+def test_a_filter_stops_canaries_that_have_shown_the_claim() -> None:
+    spec = trial(clipping=Component("filter", {"bound": 2.0, "epsilon": 4.0}), norms=NormSpec(1.0), sigma=1.2)
+    planned = mechanism_of(spec, ROWS).trace(spec.epochs)
+    assert planned.filter is not None
+    paid = _paid_for(replace(planned, filter=None), 4.0, spec.delta)
+    assert 1 < paid.steps < planned.steps
+    costs = [account(run, spec.delta).epsilon for run in (paid, replace(planned, filter=None).until(paid.steps + 1))]
+    assert costs[0] <= 4.0 < costs[1]
