@@ -36,7 +36,7 @@ _LONGEST: Final = 1e6
 """Most steps over the shift: beyond, rounding of many small cells counts."""
 _SMALL: Final = 1e-5
 """Powers of frequencies that are not computed one by one."""
-_REACHES: Final = np.geomspace(0.5, 24.0, 10)
+_REACHES: Final = np.geomspace(0.7, 20.0, 6)
 """Tilts of Chernoff bounds, over the standard deviation."""
 _EPS: Final = float(np.finfo(np.float64).eps)
 
