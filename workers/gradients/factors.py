@@ -112,8 +112,8 @@ def as_multiplied(activation: Tensor, grad: Tensor) -> tuple[Tensor, Tensor]:
 def product(left: Tensor, right: Tensor) -> Tensor:
     """Return left @ right of two matrices, or of two stacks of matrices [B, ...], in float32 or wider.
 
-    If only one of them is multiplied in matrix units, the other is split into two bfloat16 matrices, which keep 16 bits
-    of each value: the relative error of every term is at most 2^-17.
+    If only one of them is multiplied in matrix units, the other is split into two bfloat16 matrices. They keep 16 bits
+    of each value, so the relative error of every term is at most 2^-17.
     """
     if in_matrix_units(left) and in_matrix_units(right):
         multiply = torch.mm if left.dim() == 2 else torch.bmm

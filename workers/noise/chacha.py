@@ -1,7 +1,7 @@
 """ChaCha20 (RFC 8439): uniform bits from a secret key, the same on every device.
 
 On a CPU OpenSSL computes them. Another device computes them itself, so that noise for a model on a GPU needs neither
-the host nor copies: CUDA in one kernel where Triton can compile it, other devices by integer operations of torch.
+the host nor copies. CUDA does so in one kernel where Triton can compile it, other devices by operations of torch.
 """
 
 from __future__ import annotations

