@@ -6,9 +6,11 @@ and summarises them; the recorder writes to MLflow in its own thread.
 
 from __future__ import annotations
 
+import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -227,11 +229,12 @@ class Coordinator:
             if not trial.state.has_ended:  # a limit of this run has stopped its training
                 self._change(trial.key, state=TrialState.PENDING)
         record = self._record()
-        shown = self._publish(self._files, record)
-        data = record.data()
-        ended = [trial.key for trial in data.trials if trial.state.has_ended]
-        self._tracker.compare_by(shown.compared)
-        self._recorder.finish(ended, steps(record, data, shown))
+        with tempfile.TemporaryDirectory(prefix="dps-pages-") as folder:
+            shown = self._publish(self._files, record, Path(folder))
+            data = record.data()
+            ended = [trial.key for trial in data.trials if trial.state.has_ended]
+            self._tracker.compare_by(shown.compared)
+            self._recorder.finish(ended, steps(record, data, shown, Path(folder)))
         return record, shown
 
     def _change(self, key: str, **changes: object) -> None:

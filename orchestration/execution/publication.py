@@ -6,8 +6,9 @@ running cluster. A driver there lets another process draw, which takes the memor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from dpsweep.accounting.records import exists, read_bytes
 from dpsweep.orchestration.comparison.findings import Findings, findings
@@ -23,19 +24,14 @@ from dpsweep.orchestration.tracking.tracker import RunStatus, Tracker
 
 @dataclass(frozen=True)
 class Published:
-    """A sweep as it is published. `page`: the report under its release mode, as stored; empty if there is none yet.
-    `figures`: pages with one figure, by name. `sentences`: the headline.
-    `decision`: its first sentences, on what to take.
-    """
+    """A sweep as it is published. `sentences`: the headline. `decision`: its first sentences, on what to take."""
 
-    page: bytes
-    figures: Mapping[str, str]
     sentences: Sequence[str]
     decision: tuple[str, ...]
     compared: Compared
 
 
-Publish = Callable[[SweepFiles, SweepRecord], Published]
+Publish = Callable[[SweepFiles, SweepRecord, Path], Published]
 
 
 def publisher(address: str) -> Publish:
@@ -43,24 +39,22 @@ def publisher(address: str) -> Publish:
     return published if address in (IN_PROCESS, EMBEDDED) else _published_apart
 
 
-def published(files: SweepFiles, record: SweepRecord) -> Published:
-    """Write the reports of a sweep, as `dpsweep.orchestration.report.writing.write_reports`, and return them.
+def published(files: SweepFiles, record: SweepRecord, pages: Path) -> Published:
+    """Write the reports of a sweep, as `dpsweep.orchestration.report.writing.write_reports`.
 
-    Raises: DataCorruption for damaged statistics or outcomes, StorageError.
+    `pages`: an empty folder that gets what MLflow gets, the report under its release mode and pages with one figure,
+    of 2 MB each. A driver does not hold them. Raises: DataCorruption for damaged statistics or outcomes, StorageError.
     """
     from dpsweep.orchestration.report.writing import write_reports  # late: it imports plotly
 
     page, found = write_reports(files, record)
-    return _published(record.data(), page.encode(), found)
+    return _published(record.data(), page.encode(), found, pages)
 
 
-def stored_publication(files: SweepFiles, data: PublishedSweep) -> Published:
-    """Return a stored sweep with the report that it has.
-
-    Raises: as `published`.
-    """
+def stored_publication(files: SweepFiles, data: PublishedSweep, pages: Path) -> Published:
+    """Publish a stored sweep with the report that it has, if it has one. `pages` and raises: as `published`."""
     page = read_bytes(files.report) if exists(files.report) else b""
-    return _published(data, page, findings(data, stored_evidence(files, data)))
+    return _published(data, page, findings(data, stored_evidence(files, data)), pages)
 
 
 def decided_on(data: PublishedSweep, found: Findings) -> tuple[str, ...]:
@@ -70,27 +64,33 @@ def decided_on(data: PublishedSweep, found: Findings) -> tuple[str, ...]:
     return tuple(decision(found, data.delta)) if data.trials else ()
 
 
-def steps(record: SweepRecord, data: PublishedSweep, shown: Published) -> Sequence[Callable[[Tracker], None]]:
+def steps(
+    record: SweepRecord, data: PublishedSweep, shown: Published, pages: Path
+) -> Sequence[Callable[[Tracker], None]]:
     """Return the steps that publish a sweep whose trials are recorded; each can be repeated, and the last one closes
-    its runs.
+    its runs. pages: as of `published`.
     """
     return (
-        lambda tracker: tracker.log_report(shown.page.decode(), data, shown.figures),
+        lambda tracker: tracker.log_report(pages, data),
         lambda tracker: tracker.log_comparison(shown.compared, shown.sentences),
         lambda tracker: tracker.close(_status(record, data)),
     )
 
 
-def _published_apart(files: SweepFiles, record: SweepRecord) -> Published:
-    return run_apart("wrote the report", published, files, record)
+def _published_apart(files: SweepFiles, record: SweepRecord, pages: Path) -> Published:
+    return run_apart("wrote the report", published, files, record, pages)
 
 
-def _published(data: PublishedSweep, page: bytes, found: Findings) -> Published:
+def _published(data: PublishedSweep, page: bytes, found: Findings, pages: Path) -> Published:
     from dpsweep.orchestration.report.catalogue import figures_for_mlflow
     from dpsweep.orchestration.report.prose import headline
 
-    figures = figures_for_mlflow(data, found.useless)
-    return Published(page, figures, headline(data, found), decided_on(data, found), comparison(found))
+    if page:
+        (pages / "report.html").write_bytes(page)
+    (pages / "figures").mkdir()
+    for name, figure in figures_for_mlflow(data, found.useless).items():
+        (pages / "figures" / f"{name}.html").write_text(figure)
+    return Published(headline(data, found), decided_on(data, found), comparison(found))
 
 
 def _status(record: SweepRecord, data: PublishedSweep) -> RunStatus:

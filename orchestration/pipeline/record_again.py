@@ -5,16 +5,19 @@ from __future__ import annotations
 import contextlib
 import os
 import socket
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.records import exists
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.formats import masked
+from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
-from dpsweep.orchestration.execution.publication import decided_on, published, steps, stored_publication
+from dpsweep.orchestration.execution.publication import Published, decided_on, published, steps, stored_publication
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline.request import Outcome
 from dpsweep.orchestration.pipeline.stage import recording_in
@@ -77,9 +80,14 @@ def _end_elsewhere(files: SweepFiles, uri: str) -> str:
 
 def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
     record = checked_record(files)
+    with tempfile.TemporaryDirectory(prefix="dps-pages-") as pages:
+        shown = stored_publication(files, record.data(), Path(pages))
+        return _recorded(files, record, shown, Path(pages), uri, show)
+
+
+def _recorded(files: SweepFiles, record: SweepRecord, shown: Published, pages: Path, uri: str, show: Show) -> Recording:
     data = record.data()
     trials = {trial.key: trial for trial in data.trials}
-    shown = stored_publication(files, data)
     ended = [key for key, trial in trials.items() if trial.state.has_ended]
     experiment = given_experiment(uri, read_snapshot(files.status), files)
     tracker = open_tracker(uri, files, experiment)
@@ -91,7 +99,7 @@ def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
     try:
         tracker.open_sweep(tracked(record, files))
         tracker.compare_by(shown.compared)
-        recorder.finish(ended, steps(record, data, shown))
+        recorder.finish(ended, steps(record, data, shown, pages))
     except BaseException:
         recorder.abandon()
         raise
@@ -163,16 +171,17 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     """
     files = SweepFiles(absolute(folder))
     record = checked_record(files)
-    shown = published(files, record)
-    if not release_mode(record.disclosure).is_sensitive:
-        return
-    uri, data = tracking_uri or embedded_tracking_uri(files.local_folder), record.data()
-    tracker = open_tracker(uri, files, given_experiment(uri, read_snapshot(files.status), files))
-    tracker.open_sweep(tracked(record, files))
-    for trial in data.trials:
-        tracker.log_trial(trial)
-    for step in steps(record, data, shown):
-        step(tracker)
+    with tempfile.TemporaryDirectory(prefix="dps-pages-") as folder:
+        shown = published(files, record, Path(folder))
+        if not release_mode(record.disclosure).is_sensitive:
+            return
+        uri, data = tracking_uri or embedded_tracking_uri(files.local_folder), record.data()
+        tracker = open_tracker(uri, files, given_experiment(uri, read_snapshot(files.status), files))
+        tracker.open_sweep(tracked(record, files))
+        for trial in data.trials:
+            tracker.log_trial(trial)
+        for step in steps(record, data, shown, Path(folder)):
+            step(tracker)
 
 
 def render_again(folder: str) -> Outcome:

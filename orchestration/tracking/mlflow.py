@@ -18,6 +18,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
@@ -160,10 +161,9 @@ class MlflowTracker:
                 self._written.end(run_id, status, trial.ended)
         return run_id
 
-    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
+    def log_report(self, pages: Path, data: PublishedSweep) -> None:
         with self._reported("cannot attach the report in"):
-            texts = {f"figures/{name}.html": figure for name, figure in figures.items()}
-            self._written.attach(self._parent, texts | ({"report.html": page} if page else {}))
+            self._written.attach_files(self._parent, pages)
             datasets = {each.digest: each for each in (trial.dataset for trial in data.trials) if each is not None}
             self._written.name_data(self._parent, [DatasetInput(_dataset(each)) for each in datasets.values()])
             tags = {"sensitive": "true"} if release_mode(data.disclosure).is_sensitive else {}

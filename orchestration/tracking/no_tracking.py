@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Final
 
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
@@ -33,7 +34,7 @@ class NoTracker:
     def log_trial(self, trial: PublishedTrial) -> str:
         return ""
 
-    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
+    def log_report(self, pages: Path, data: PublishedSweep) -> None:
         return
 
     def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:

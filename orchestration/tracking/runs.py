@@ -156,25 +156,26 @@ class MlflowRuns:
         return held.points
 
     def attach(self, run_id: str, texts: Mapping[str, str]) -> None:
-        """Store text files with the run, by name, which may lead through folders; each takes one request.
-
-        Numbers that this process has stored already are not sent again: an attempt that fails behind them shows no
-        progress.
-        """
-        digests = {(run_id, name): hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
-        texts = {
-            name: text for name, text in texts.items() if self._attached.get((run_id, name)) != digests[run_id, name]
-        }
-        if not texts:
-            return
+        """Store text files with the run, by name; as `attach_files`."""
         with tempfile.TemporaryDirectory() as folder:
             for name, text in texts.items():
-                Path(folder, name).parent.mkdir(parents=True, exist_ok=True)
                 Path(folder, name).write_text(text)
-            require_location(self.held(run_id).artifacts, run_id)
-            repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)  # cached: saves a request each
-            with self._writing(run_id):
-                timed(repository, self._uri).log_artifacts(folder)  # type: ignore[no-untyped-call]  # MLflow's has no types
+            self.attach_files(run_id, Path(folder))
+
+    def attach_files(self, run_id: str, folder: Path) -> None:
+        """Store the files below a local folder with the run; each takes one request.
+
+        Files that this process has stored already are not sent again: an attempt that fails behind them shows no
+        progress.
+        """
+        files = [path for path in sorted(folder.rglob("*")) if path.is_file()]
+        digests = {(run_id, str(path.relative_to(folder))): _digest(path) for path in files}
+        if digests.items() <= self._attached.items():
+            return
+        require_location(self.held(run_id).artifacts, run_id)
+        repository = get_artifact_repository(self.held(run_id).artifacts, self._uri)  # cached: saves a request each
+        with self._writing(run_id):
+            timed(repository, self._uri).log_artifacts(str(folder))  # type: ignore[no-untyped-call]  # MLflow's has no types
         self._attached |= digests
 
     def name_data(self, run_id: str, data: Sequence[DatasetInput]) -> None:
@@ -207,6 +208,11 @@ class MlflowRuns:
         with self._writing(run_id):
             self._client.delete_run(run_id)
         self._held.pop(run_id, None)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def milliseconds(seconds: float | None) -> int | None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal, Protocol
 
 from dpsweep.accounting.errors import DpsweepError
@@ -83,9 +84,9 @@ class Tracker(Protocol):
         Returns the run's id, or "" if the trial has not started.
         """
 
-    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
-        """Attach the rendered page ("" for none), its main figures, data and groups to the parent run; tag the run if
-        they are sensitive."""
+    def log_report(self, pages: Path, data: PublishedSweep) -> None:
+        """Attach the files of a local folder, the report and its main figures, with data and groups to the parent run;
+        tag the run if they are sensitive."""
 
     def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
         """Record the models of the best settings, and add the headline to the parent run.

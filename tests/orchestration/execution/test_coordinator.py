@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -71,7 +71,7 @@ class KeptTracker:
         self.trials[trial.key] = trial
         return trial.key
 
-    def log_report(self, page: str, data: PublishedSweep, figures: Mapping[str, str]) -> None:
+    def log_report(self, pages: Path, data: PublishedSweep) -> None:
         self.reports.append(data)
 
     def compare_by(self, compared: Compared) -> None:
@@ -146,13 +146,21 @@ def test_every_trial_is_accounted_recorded_and_reported(bench: Bench) -> None:
     assert all(isinstance(read_result(bench.files.trial(key).result), TrialResult) for key in KEYS)
 
 
-def test_a_process_of_its_own_writes_the_same_reports(bench: Bench) -> None:
+def test_a_process_of_its_own_writes_the_same_reports(bench: Bench, tmp_path: Path) -> None:
     record, elsewhere = bench.run(), publisher("head.example.org:6379")
     names = (bench.files.report, bench.files.private_report, bench.files.comparison, bench.files.results)
-    here = published(bench.files, record), [Path(name).read_bytes() for name in names]
+    (tmp_path / "here").mkdir()
+    (tmp_path / "there").mkdir()
+    here = published(bench.files, record, tmp_path / "here"), [Path(name).read_bytes() for name in names]
     for name in names:
         Path(name).unlink()
-    assert (elsewhere(bench.files, record), [Path(name).read_bytes() for name in names]) == here
+    assert (elsewhere(bench.files, record, tmp_path / "there"), [Path(name).read_bytes() for name in names]) == here
+    pages = [
+        {path.name: path.read_bytes() for path in (tmp_path / place).rglob("*.html")} for place in ("here", "there")
+    ]
+    assert pages[0] == pages[1]
+    assert pages[0]["report.html"] == Path(bench.files.report).read_bytes()
+    assert len(pages[0]) > 1, "and figures"
 
 
 @pytest.mark.long

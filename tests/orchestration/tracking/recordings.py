@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
+import tempfile
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 from dpsweep.orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
@@ -45,9 +49,20 @@ def some_trials(disclosure: Disclosure = "none") -> list[PublishedTrial]:
 def record(tracker: MlflowTracker, trials: list[PublishedTrial], data: PublishedSweep = NOTHING) -> None:
     for trial in trials:
         tracker.log_trial(trial)
-    drawn = figures_for_mlflow(data)
-    tracker.log_report("<html></html>", data, drawn)
+    with pages("<html></html>", figures_for_mlflow(data)) as folder:
+        tracker.log_report(folder, data)
     tracker.close()
+
+
+@contextlib.contextmanager
+def pages(report: str, figures: Mapping[str, str] = MappingProxyType({})) -> Iterator[Path]:
+    """A folder with a report, and pages with a figure each, by name."""
+    with tempfile.TemporaryDirectory() as name:
+        (folder := Path(name) / "figures").mkdir()
+        (Path(name) / "report.html").write_text(report)
+        for figure, page in figures.items():
+            (folder / f"{figure}.html").write_text(page)
+        yield Path(name)
 
 
 def client_of(folder: Path) -> MlflowClient:

@@ -37,6 +37,7 @@ from tests.orchestration.tracking.recordings import (
     content,
     one,
     opened,
+    pages,
     record,
     runs_of,
     some_trials,
@@ -232,7 +233,8 @@ def test_exact_statistics_make_runs_sensitive(folder: Path, disclosure: Disclosu
     tracker = opened(folder)
     for trial in trials:
         tracker.log_trial(trial)
-    tracker.log_report("", replace(sample_sweep(disclosure), trials=tuple(trials)), {})
+    with pages("<html></html>") as attached:
+        tracker.log_report(attached, replace(sample_sweep(disclosure), trials=tuple(trials)))
     tracker.close()
     runs = runs_of(client_of(folder))
     assert {run.data.tags.get("sensitive") for run in runs} == {"true" if sensitive else None}

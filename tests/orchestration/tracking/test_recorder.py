@@ -212,7 +212,7 @@ def test_recording_goes_on_as_long_as_the_tracker_answers_now_and_then(
 
 
 def test_what_is_always_refused_ends_though_steps_before_it_succeed(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
+    folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(self: MlflowRuns, run_id: str, data: object) -> None:
         self._held.pop(run_id, None)
@@ -221,7 +221,7 @@ def test_what_is_always_refused_ends_though_steps_before_it_succeed(
     monkeypatch.setattr(MlflowRuns, "name_data", refuses)
     trial = tracked(sample_trial(disclosure="none"))
     following = TrackingRecorder(opened(folder), lambda key: trial)
-    following.finish([trial.key], [lambda tracker: tracker.log_report("page", NOTHING, {})])
+    following.finish([trial.key], [lambda tracker: tracker.log_report(tmp_path, NOTHING)])
     assert "too long" in str(following.failure)
 
 

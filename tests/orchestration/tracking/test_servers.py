@@ -29,7 +29,7 @@ from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_sweeps import sample_trial
 from tests.orchestration.servers import POSTGRES, closed_port, has_s3, mlflow_server, objects_in, paused, postgres, s3
-from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, record, runs_of, tracked
+from tests.orchestration.tracking.recordings import NOTHING, SWEEP, content, pages, record, runs_of, tracked
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.tracking.mlflow, which keeps it quiet)
 
@@ -102,7 +102,8 @@ def test_a_server_on_postgresql_and_the_database_itself_are_the_same_store(
     over_http = MlflowTracker(served.address, experiment=OVER_HTTP)
     sweep_run = over_http.open_sweep(SWEEP)
     over_http.log_trial(trials[0])
-    over_http.log_report("<html></html>", NOTHING, {})
+    with pages("<html></html>") as folder:
+        over_http.log_report(folder, NOTHING)
     over_http.close("KILLED")
     report = MlflowClient(served.address).download_artifacts(sweep_run, "report.html", str(tmp_path))
     assert Path(report).read_text() == "<html></html>"
