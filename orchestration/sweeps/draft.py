@@ -94,6 +94,15 @@ class _Subject:
         return len(self.labels[0].values or ()) if self.task == "classification" else len(self.labels)
 
     @property
+    def deviation(self) -> float | None:
+        """Root mean square of the deviations of a regression's targets, each over its range."""
+        if self.task != "regression":
+            return None
+        ranges = (_outward(*(label.span or (0.0, 1.0))) for label in self.labels)
+        shares = [label.deviation / (high - low) for label, (low, high) in zip(self.labels, ranges, strict=True)]
+        return math.sqrt(math.fsum(share**2 for share in shares) / len(shares))
+
+    @property
     def command(self) -> str:
         given = [f"--label {each.name}" for each in self.labels]
         given += [f"--{role} {name}" for role, name in (("group", self.group), ("user", self.user)) if name is not None]
@@ -160,7 +169,11 @@ class _Draft:
         """Return the sweep for so many complete rows. notes: of the rows that are left out."""
         subject = self.subject
         by_tokens = subject.text is not None
-        scale = SCALE_OF_TOKENS if by_tokens else scale_of(self.used, rows, subject.task, subject.outputs)
+        scale = (
+            SCALE_OF_TOKENS
+            if by_tokens
+            else scale_of(self.used, rows, subject.task, subject.outputs, subject.deviation)
+        )
         has_private_ranges = scale.preprocessing == "robust_ranges"
         by_columns = _features(subject, self.used, has_private_ranges)
         lines = (
@@ -514,6 +527,9 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     rate, bound = scale.learning_rate, scale.bound
     norm = f"{math.sqrt(scale.squared_norm):.2g}"
     yield f"# Gradients grow with the norm of a row, about {norm} here: the bound grows with it, the rate falls."
+    if subject.deviation is not None:
+        spread = f"{subject.deviation:.1g} of their range"
+        yield f"# The bound also falls with the deviation of the targets, {spread}. CONFIRM: read off the data."
     yield f"optimizer: {{name: sgd, learning_rate: {_number(rate)}, momentum: 0.9}}"
     yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"
     why = "a tenth of the rows: noise costs large batches less"

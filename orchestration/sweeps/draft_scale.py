@@ -27,6 +27,9 @@ _FULL_RATE: Final = 100
 """Rows of a batch from which on the learning rate is that of a model without noise."""
 _BOUND: Final = 0.2
 """Clipping bound over the norm of a row."""
+_DEVIATION: Final = 0.15
+"""Deviation of targets over their range from which on a bound is not reduced; residuals are about as large."""
+_LEAST_DEVIATION: Final = 1e-3
 HIDDEN: Final = 64
 _OVER_NOISE: Final = 10.0
 """Rows of a batch over the norm of the noise of all weights, for a multiplier of 1, from which on a hidden layer may
@@ -70,8 +73,12 @@ SCALE_OF_TOKENS: Final = Scale(None, 0.0, 0, 4.0, False, 0.2, 1.0)
 """For texts that a tokenizer reads in place of features."""
 
 
-def scale_of(used: Sequence[ColumnProfile], rows: int, task: TableTask, outputs: int) -> Scale:
-    """Return the scale for features of these columns; for a model with so many outputs. By public numbers alone."""
+def scale_of(
+    used: Sequence[ColumnProfile], rows: int, task: TableTask, outputs: int, deviation: float | None = None
+) -> Scale:
+    """Return the scale for features of these columns; for a model with so many outputs. By public numbers alone, but
+    for ``deviation``: that of the targets of a regression over their range.
+    """
     numbers = sum(max(column.places, 1) for column in used if column.span is not None)
     name, noise = _private_scaling(0.8 * rows, numbers)
     categories = [column.values for column in used if column.span is None and column.values is not None]
@@ -83,6 +90,7 @@ def scale_of(used: Sequence[ColumnProfile], rows: int, task: TableTask, outputs:
     inputs = numbers + sum(map(len, categories)) + texts * PLACES
     over_noise = batch_size(rows) / math.sqrt(_weights(inputs, outputs)) / _OVER_NOISE
     bound *= min(max(over_noise, 1.0), _LARGEST_BOUND)
+    bound *= min(1.0, max(deviation, _LEAST_DEVIATION) / _DEVIATION) if deviation is not None else 1.0
     return Scale(name, noise, numbers, squared, over_noise >= 1.0, digits(rate), digits(bound))
 
 

@@ -46,6 +46,7 @@ class ColumnProfile:
     than `FEW_ROWS` rows. `apart`: a number that many rows share, far from all others. `ways`: texts that write numbers
     in several ways. `has_lists`: whether texts spell lists of numbers.
     `has_dates`: whether they spell dates. `is_prose`: whether most of them have several words.
+    `deviation`: standard deviation of the numbers.
     """
 
     name: str
@@ -67,6 +68,7 @@ class ColumnProfile:
     has_lists: bool = False
     has_dates: bool = False
     is_prose: bool = False
+    deviation: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -258,7 +260,8 @@ def _column(
     different = count == len(values)
     is_order = whole and different and _counts_rows(present)
     column = ColumnProfile(name, span, whole, found, count, missing, written, rare=_rare(known, found))
-    return replace(column, is_order=is_order, all_different=different, apart=_apart(present))
+    of_numbers = replace(column, apart=_apart(present), deviation=float(present.std()))
+    return replace(of_numbers, is_order=is_order, all_different=different)
 
 
 def _counts_rows(present: npt.NDArray[np.float64]) -> bool:
