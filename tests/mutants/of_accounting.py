@@ -151,6 +151,12 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("min(partial, whole.epsilon)", "partial", "the first steps cost more than all of them"),
     ),
     *bugs_in(
+        "accounting/pld/prefixes.py",
+        ("tests/accounting/pld/test_prefixes.py",),
+        B("max(both)", "min(both)", "a part of a run costs what the better direction does", True),
+        B("        before = now\n", "        before = now + now\n", "later rounds of a growing run are free", True),
+    ),
+    *bugs_in(
         "accounting/calibration/parameter_search.py",
         CALIBRATION,
         B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
