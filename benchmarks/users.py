@@ -1,4 +1,4 @@
-"""Time of a step that clips users, over one that clips as many rows: 64 users of four rows, and 256 rows.
+"""Time of a step that clips 64 users of four rows, over one that clips 256 rows.
 
     python -m benchmarks.users [--steps 150]
 

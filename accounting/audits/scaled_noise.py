@@ -117,10 +117,10 @@ def ranks_epsilon(inside: Array, outside: Array, run: StatedRun, confidence: flo
 
 
 def scores_of(run: StatedRun, included: NDArray[np.bool_], generator: np.random.Generator) -> Array:
-    """Return random scores of canaries, of which those ``included`` show all that the stated run allows.
+    """Return random scores of canaries; the ``included`` ones show all that the stated run allows.
 
-    The score of one that took no part is above that of rate alpha with probability alpha, and the score of one that did
-    with probability 1 - f(alpha), for the trade-off function f of the run: the best that an attack could do.
+    A canary that took no part scores above the score of rate alpha with probability alpha. One that did so with
+    probability 1 - f(alpha), for the trade-off function f of the run: the best that an attack could do.
     """
     uniform = generator.random(len(included))
     return -np.where(included, np.interp(uniform, run.most_found(0), _RATES), uniform)

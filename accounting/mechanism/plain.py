@@ -61,7 +61,7 @@ def to_plain(trace: Trace) -> dict[str, Any]:
 
 
 def of_plain(plain: Mapping[str, Any]) -> Trace:
-    """Return the trace of which `to_plain` has made these values.
+    """Return the trace from which `to_plain` has made these values.
 
     Raises: KeyError, TypeError, ValueError or AttributeError for values of another form, among them unknown kinds;
     DpsweepError for an impossible run.

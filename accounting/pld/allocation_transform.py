@@ -76,7 +76,7 @@ def law_of_mean(shift: float, steps: int, tail: float, bound: Bound, tilt: float
 class _Ratio:
     """One ratio Y on the points ``first`` + k ``step``, with ``masses`` under Q, but for values beyond the grid.
 
-    beyond_q, beyond_p: probabilities of those under Q and under P, for a bound from above.
+    Beyond the grid lie probabilities beyond_q under Q and beyond_p under P, for a bound from above.
     """
 
     first: float

@@ -199,7 +199,7 @@ class UpperProduct:
 
     @classmethod
     def begun(cls, gaussian: float, pure: Sequence[float], plan: LatticePlan) -> UpperProduct:
-        """Return the composition of what happens once: a plain Gaussian mechanism, if any, and pure releases."""
+        """Return the composition of all single releases: a plain Gaussian mechanism, if any, and pure releases."""
         nothing = cls(plan)
         begun = nothing.then(RoundLaw.certain(SensitivityMixture((gaussian,), (1.0,))), 1) if gaussian else nothing
         for epsilon in pure:

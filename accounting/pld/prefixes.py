@@ -31,7 +31,7 @@ _ROOM: Final = 1.25
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
 def upper_of_prefixes(runs: Sequence[GroupRounds], delta: float, tolerance: float) -> list[float]:
-    """Return an upper bound on the epsilon of each of ``runs`` at ``delta``, each of which begins with the one before.
+    """Return an upper bound on the epsilon at ``delta`` of each of ``runs``, which all begin with the one before.
 
     tolerance: target for the relative error. Infinity where no lattice gives a bound, for random allocation, and where
     runs differ in more than sampled rounds. Raises: InvalidInput for a delta outside [1e-250, 1).

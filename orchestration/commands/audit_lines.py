@@ -1,4 +1,4 @@
-"""What an audit can show, as ``dpsweep plan`` prints it."""
+"""Lines on how much an audit can show, as ``dpsweep plan`` prints it."""
 
 from __future__ import annotations
 

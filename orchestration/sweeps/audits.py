@@ -1,4 +1,4 @@
-"""How much the audits of a sweep can show, before any training."""
+"""Simulated audits of a sweep, before any training."""
 
 from __future__ import annotations
 

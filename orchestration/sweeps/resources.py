@@ -75,14 +75,12 @@ class ResourceSettings(SweepSection):
 
     @property
     def on_each_node(self) -> dict[str, float]:
-        """The least of `amounts` that a node must have: all of them, or those of one rank where ranks run on several
-        nodes.
-        """
+        """The least amounts that a node must have: all, or one rank's where ranks run on several nodes."""
         return self.amounts if self.ranks_on == "one_node" else self._labelled(self.bundle)
 
     @property
     def times(self) -> int:
-        """How often nodes must have `on_each_node` together."""
+        """Return how often nodes must have `on_each_node` together."""
         return 1 if self.ranks_on == "one_node" else self.processes
 
     def _labelled(self, given: Mapping[str, float]) -> dict[str, float]:

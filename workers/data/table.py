@@ -191,7 +191,7 @@ def table(
     and these groups are shown as "group 1", "group 2". Rows with a missing value (in CSV an empty field, NA, NaN or
     null, unless that is declared as a value) are left out, and notes count them. A column of lists of equally many
     numbers, such as an embedding, is read as columns "emb[0]", "emb[1]", ...; its own name stands for all of them.
-    Other nested columns can have no role. Example ids count the rows of the file, then those of ``test_path``.
+    Other nested columns can have no role. Example ids count the rows of the file, then of ``test_path``.
 
     numbers: {column: point or comma}, the decimal sign of columns that write numbers with thousands, a currency,
     percent or a unit; a text that is no number is missing. unscaled: numbers that are taken as they are, for a

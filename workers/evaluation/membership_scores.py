@@ -1,4 +1,4 @@
-"""How telling the final model is about single training and test examples, stored for the owners of the former.
+"""Scores of how telling the final model is about single examples, stored for their owners.
 
 Values of single examples without noise: private data.
 """

@@ -17,7 +17,7 @@ from dpsweep.workers.gradients.layers import Layer
 
 
 class WithoutBatch(InvalidInput):
-    """A layer that runs once per example sees other rows than those of the batch. layer: its name."""
+    """A layer that runs once per example sees other rows than the batch has. layer: its name."""
 
     def __init__(self, message: str, layer: str) -> None:
         super().__init__(message, layer)

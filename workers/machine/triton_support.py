@@ -1,4 +1,4 @@
-"""Whether a device runs kernels that this project writes in Triton."""
+"""Finds out if a device runs kernels that this project writes in Triton."""
 
 from __future__ import annotations
 

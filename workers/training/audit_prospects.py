@@ -1,7 +1,7 @@
-"""How much an audit can show of a planned run, before any training: simulated, as if every canary showed all it may.
+"""Simulates audits of a planned run, before any training, as if every canary showed all it may.
 
-Scores are drawn from the trade-off function of the run, which no attack on a record passes. The tests are those of the
-audit itself. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from the
+Scores are drawn from the trade-off function of the run, which no attack on a record passes. The audit itself uses the
+same tests. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from the
 iterates of plain batches, and less otherwise.
 """
 
@@ -35,7 +35,7 @@ _NUMBERS: Final = (100, 200, 300, 500, 1000, 2000, 3000, 5000, 10_000, 20_000)
 
 @dataclass(frozen=True)
 class AuditProspect:
-    """What an audit of a planned run shows if every canary shows all that the run allows.
+    """Results of simulated audits of a planned run, if every canary shows all that the run allows.
 
     `audit`: as asked for. `claim`: epsilon of the trial. `shown`: lower bounds on epsilon of `SIMULATED` simulated
     audits, ascending. `enough`: least tried number of canaries with which all audits but one show the share of

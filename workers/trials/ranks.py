@@ -145,8 +145,8 @@ def connected(
 ) -> Iterator[RankGroup]:
     """Connect this process with the other ranks of its trial for the duration of a ``with`` block.
 
-    `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users;
-    of ranks on several nodes, a store in which strangers can neither read nor write. `address`: of this node, by which
+    `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
+    Ranks on several nodes have a store in which strangers can neither read nor write. `address`: of this node, by which
     the others reach it. `nccl`: whether each rank has its own GPU; otherwise values go through the memory of the host.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_of(address)
