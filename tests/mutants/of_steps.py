@@ -166,7 +166,12 @@ STEPS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/noise/gaussian_sources.py",
         NOISE,
-        B("std / math.sqrt(self._draws)", "std / self._draws", "noise of four draws is half as large", True),
+        B(
+            "scale = 0, std / math.sqrt(self._draws)",
+            "scale = 0, std / self._draws",
+            "noise of four draws is half as large",
+            True,
+        ),
         B(
             "noisy.div_(grid).round_().mul_(grid)",
             "noisy",
@@ -212,8 +217,21 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
         B("        self._series += 1\n", "", "all calls have the same noise", True),
         B("        self._next_block += blocks\n", "", "all parts of a call have the same noise", True),
-        B("if first + blocks > MOST_BLOCKS:", "if first > MOST_BLOCKS:", "the counter begins anew within a call", True),
+        B("if last > MOST_BLOCKS:", "if last > 2 * MOST_BLOCKS:", "the counter begins anew within a call", True),
         B("for _ in range(10):", "for _ in range(4):", "ChaCha8 instead of ChaCha20", True),
+    ),
+    *bugs_in(
+        "workers/noise/fused_kernels.py",
+        ("tests/workers/noise/test_fused_kernels.py",),
+        B("(_uniform(first)) * -2.0", "(_uniform(first)) * -1.0", "noise on a GPU is too small by sqrt 2", True),
+        B("(block + first).to", "block.to", "all calls on a GPU have the same noise", True),
+        B("z0 + z1 + z2 + z3, scale", "z0 + z1, scale", "every other value on a GPU has half the noise", True),
+    ),
+    *bugs_in(
+        "workers/gradients/fused_norms.py",
+        ("tests/workers/gradients/test_fused_norms.py",),
+        B('tl.where(norm_sq < lost, float("nan"), norm_sq)', "norm_sq", "cancelled norms are not computed again", True),
+        B("(scaled - high.to(tl.float32))", "(scaled - scaled)", "clipped gradients exceed their bound by 0.4 %", True),
     ),
     *bugs_in(
         "workers/sampling/poisson_gaps.py",

@@ -79,9 +79,8 @@ class Series:
 
     def words(self, count: int) -> Tensor:
         """Return the next ``count`` words, int64 [count] with uniform bits; the rest of the last block is discarded."""
-        first, blocks = self._next_block, -(-count // WORDS)
-        self._next_block += blocks
-        return keystream(self._key, self._nonce, first, blocks, self._device)[:count]
+        blocks = -(-count // WORDS)
+        return keystream(self._key, self._nonce, self._taken(blocks), blocks, self._device)[:count]
 
     def add_noise(self, values: Tensor, draws: int, scale: float, grid: float) -> None:
         """Add the sum of the next ``draws`` normal values (1 or 4) times ``scale`` to each of ``values`` [n], in place.
@@ -90,10 +89,15 @@ class Series:
         """
         from dpsweep.workers.noise import fused_kernels
 
-        blocks = -(-len(values) * draws // WORDS)
-        _require_blocks(self._next_block + blocks)
-        fused_kernels.add_noise(values, self._key, self._nonce, self._next_block, draws, scale, grid)
+        first = self._taken(-(-len(values) * draws // WORDS))
+        fused_kernels.add_noise(values, self._key, self._nonce, first, draws, scale, grid)
+
+    def _taken(self, blocks: int) -> int:
+        """Return the first of the next blocks, which no other call takes. Raises: InvalidInput beyond the last one."""
+        first = self._next_block
+        _require_blocks(first + blocks)
         self._next_block += blocks
+        return first
 
 
 class ChaChaBits:

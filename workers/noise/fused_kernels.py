@@ -184,16 +184,15 @@ def write_words(out: Tensor, key: bytes, nonce: bytes, first: int) -> None:
         _write_words[triton.cdiv(blocks, _BLOCKS),](out, *_secret(key, nonce), first, blocks, BLOCKS=_BLOCKS)
 
 
-def add_noise(values: Tensor, key: bytes, nonce: bytes, first: int, draws: int, scale: float, grid: float) -> int:
+def add_noise(values: Tensor, key: bytes, nonce: bytes, first: int, draws: int, scale: float, grid: float) -> None:
     """Add to each of ``values`` [n] the sum of ``draws`` standard normal draws times ``scale``, and round it to a
-    multiple of ``grid``, in place. Returns the number of blocks of the keystream that this takes."""
+    multiple of ``grid``, in place. The draws take the blocks of the keystream from ``first`` on, eight words each."""
     blocks = -(-len(values) * draws // 8)
     sizes = [int.from_bytes(struct.pack("<d", each), "little", signed=True) for each in (scale, grid)]
     with torch.cuda.device_of(values):
         _add_noise[triton.cdiv(blocks, _BLOCKS),](
             values, *_secret(key, nonce), first, len(values), *sizes, DRAWS=draws, BLOCKS=_BLOCKS
         )
-    return blocks
 
 
 def _secret(key: bytes, nonce: bytes) -> tuple[int, ...]:

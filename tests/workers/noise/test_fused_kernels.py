@@ -31,7 +31,7 @@ for draws in fused_kernels.DRAWS:
         normal = torch.stack(_normal(*uniform.unbind(1)), 1).flatten()[: count * draws].view(-1, draws).sum(1)
         expected = normal.mul_(scale).add_(values).div_(grid).round_().mul_(grid).to(dtype)
         noisy = values.to(device)
-        assert fused_kernels.add_noise(noisy, key, nonce, 5, draws, scale, grid) == blocks
+        fused_kernels.add_noise(noisy, key, nonce, 5, draws, scale, grid)
         assert torch.equal(noisy.cpu(), expected), (draws, dtype, (noisy.cpu() - expected).abs().max())
 ties = torch.tensor([0.5, 1.5, 2.5, -0.5, -1.5, 1e30, -1e30, 0.25], dtype=torch.float64, device=device)
 fused_kernels.add_noise(ties, key, nonce, 0, 1, 0.0, 1.0)
