@@ -30,6 +30,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "orchestration/report/summary.py": "a temporary folder",
     "orchestration/sweeps/user_code.py": "the user's modules, and a temporary folder",
     "orchestration/execution/job_package.py": "a temporary folder of what a job is given",
+    "orchestration/execution/publication.py": "a temporary folder, until MLflow has what is in it",
     "orchestration/execution/session.py": "Ray's folder, which was made for the run with mode 0700",
     "orchestration/execution/ray_tune.py": "what Tune wrote about an error into the driver's own folder of Ray",
     "orchestration/execution/standard_error.py": "descriptors of pipes",

@@ -216,6 +216,13 @@ VECTORS: Mapping[str, Brought] = {
         r"for 1 row it returns the shape \(4,\).*takes off the batch axis",
         "squeeze of a named axis",
     ),
+    "the first rows alone": Brought(
+        lambda: Calls(lambda m, x: m.out(x[:4]), out=linear()),
+        "vectors",
+        "refused",
+        r"for 65 rows it returns the shape \(4, 4\)",
+        "logistic regression",
+    ),
     "one class too few": Brought(
         lambda: through(linear(WIDTH, 3)), "vectors", "refused", r"must return \(3, 4\)", "logistic regression"
     ),

@@ -54,8 +54,8 @@ REFUSED: tuple[tuple[type | tuple[type, ...], Callable[..., bool], str], ...] = 
     (
         nn.Module,
         _has_weight_from_a_hook,
-        "computes its weight in a hook, where no gradient is captured; use torch.nn.utils.parametrizations, and "
-        "torch.nn.utils.prune.remove after pruning",
+        "computes its weight in a hook, where no gradient is captured; use torch.nn.utils.parametrizations.weight_norm "
+        "in place of a weight or spectral norm, and torch.nn.utils.prune.remove after pruning",
     ),
     (torch.jit.ScriptModule, lambda module: True, "hides what its layers read; use the module it was made from"),
     (nn.MultiheadAttention, lambda module: not module.batch_first, _NO_BATCH_FIRST),

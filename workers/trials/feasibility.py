@@ -32,6 +32,8 @@ EXAMPLES: Final = 3
 _LOOKED_AT: Final = 51
 _AT_ONCE: Final = 16
 """Examples that are searched for a gradient of parameters to which the trial step gives none, and how many at once."""
+_MANY, _MOST_VALUES = 65, 2**20
+"""Rows of a batch on which a model shows that it returns as many, and the most numbers in them."""
 _COPIES: Final = 2
 """Augmented copies per example in the trial step."""
 _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
@@ -220,7 +222,8 @@ def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, ha
     _check_shape(logits, len(x), output, outputs, has_own_loss)
     with torch.no_grad(), modes_kept(model), in_its_precision(model, x.device):
         model.eval()  # batch normalisation, which the engine refuses by name, takes no single row in training
-        _check_shape(model(x[:1]), 1, output, outputs, has_own_loss)
+        for rows in (1, min(_MANY, max(1, _MOST_VALUES // max(1, x[0].numel())))):
+            _check_shape(model(x[torch.arange(rows) % len(x)]), rows, output, outputs, has_own_loss)
     if not logits.is_floating_point():
         raise InvalidInput(f"it returns logits of {logits.dtype}, but they must be floating-point numbers")
     if not logits.requires_grad:
