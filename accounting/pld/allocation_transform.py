@@ -250,11 +250,11 @@ def power_on_a_ring(masses: Array, steps: int, size: int) -> tuple[Array, float]
     counts = np.full(len(sizes), 2.0 / size)
     counts[0] = 1.0 / size
     error = float(counts @ (powers * (steps * (each + 8 * _EPS) + each)))
-    return fft.irfft(_repeated(spectrum, steps), size), error
+    return fft.irfft(powered(spectrum, steps), size), error
 
 
-def _repeated(spectrum: Spectrum, steps: int) -> Spectrum:
-    """Return the power of a spectrum, by squaring."""
+def powered(spectrum: Spectrum, steps: int) -> Spectrum:
+    """Return the spectrum of the composition of ``steps`` equal laws, by squaring. steps: at least 1."""
     power, square, left = None, spectrum, steps
     while left:
         if left & 1:

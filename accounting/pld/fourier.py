@@ -31,10 +31,10 @@ from itertools import chain, groupby
 from typing import Protocol, Self, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 from scipy import fft
 
 from dpsweep.accounting.pld.allocation import allocated_loss
+from dpsweep.accounting.pld.allocation_transform import Spectrum, powered
 from dpsweep.accounting.pld.curve import Composed, Curve
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import (
@@ -49,8 +49,6 @@ from dpsweep.accounting.pld.loss import (
 )
 from dpsweep.accounting.pld.saddlepoint import log_peak
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array, RoundLaw, SensitivityMixture
-
-Spectrum = npt.NDArray[np.complex128]
 
 _EPS = float(np.finfo(np.float64).eps)
 _OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
@@ -109,15 +107,8 @@ class _Factor:
 
     def power(self, count: int) -> _Factor:
         """Return ``count``-fold composition with itself, by squaring."""
-        spectrum, square, remaining = None, self.spectrum, count
-        while remaining:
-            if remaining & 1:
-                spectrum = square if spectrum is None else spectrum * square
-            remaining >>= 1
-            square = square * square if remaining else square
-        assert spectrum is not None
         scaled = (self.offset, self.log_mgf, self.log_up, self.log_down, self.infinity, self.rounding)
-        return _Factor(spectrum, count * self.rounds, *(count * value for value in scaled))
+        return _Factor(powered(self.spectrum, count), count * self.rounds, *(count * value for value in scaled))
 
 
 @dataclass(frozen=True)
