@@ -84,12 +84,8 @@ def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
 def spread(examples: int, turn: int, most: int) -> list[int]:
     """Return up to ``most`` different examples: the first, the last, the middle one, and random ones, ascending."""
     generator = torch.Generator().manual_seed(turn)
-    order = [
-        0,
-        examples - 1,
-        examples // 2,
-        *torch.randperm(examples, generator=generator, device=_CPU)[:most].tolist(),
-    ]
+    drawn = torch.randperm(examples, generator=generator, device=_CPU)
+    order = [0, examples - 1, examples // 2, *drawn[:most].tolist()]
     return sorted(list(dict.fromkeys(order))[: min(most, examples)])
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
-from typing import Final
 
 import torch
 from torch import Tensor
@@ -23,6 +22,7 @@ from dpsweep.workers.gradients.factors import (
     keep,
     product,
     scaled_parts,
+    sum_of,
     summed_rows,
     wide,
     widen,
@@ -36,10 +36,6 @@ CACHED_NUMBERS = 600_000
 CHANNEL_BLOCK = 8
 """Channels that oneDNN's grouped convolutions compute at once. For numbers of input or output channels per group that
 are not a multiple of it, they multiply unfolded inputs group by group, which is slower than `unfold`."""
-
-
-_PATCHES: Final = 2**28
-"""Number of values of the patches that a sum over a batch unfolds at once."""
 
 
 @dataclass(frozen=True)
@@ -124,9 +120,10 @@ class Correlations(Planned):
     def weighted_sum(self, weights: Tensor) -> Tensor:
         """Return the weight gradient of an ordinary convolution, at its ordinary cost."""
         per_row = weights if self._rows == 1 else weights.repeat_interleave(self._rows)
+        parts = scaled_parts(self.grads, per_row, self.inputs)
         if in_matrix_units(self.inputs):
-            return self._sum_by_unfolding(scaled_parts(self.grads, per_row, self.inputs))
-        scaled = self.grads * per_row.view(-1, *[1] * (self.grads.dim() - 1))
+            return self._sum_by_unfolding(parts)
+        (scaled,) = parts
         return self.geometry.weight_gradient(self.inputs, scaled)
 
     def _sum_by_unfolding(self, parts: Sequence[Tensor]) -> Tensor:
@@ -134,22 +131,11 @@ class Correlations(Planned):
 
         A convolution in half precision would round the sum, by more than the noise hides.
         """
-        size = self.geometry.shape[0], prod(self.geometry.shape[1:])
-        total = torch.zeros(size, device=self.grads.device)
-        for rows in self._rows_at_once():
-            by_tap = torch.movedim(self._unfolded(rows), 0, 1 + len(self.geometry.kernel)).reshape(total.shape[1], -1)
-            for part in parts:
-                total += product(part[rows].transpose(0, 1).reshape(len(total), -1), by_tap.mT)
-        return total.view(self.geometry.shape)
-
-    def _rows_at_once(self) -> Iterator[slice]:
-        """Yield parts of the batch whose patches have few values."""
-        size = max(1, len(self.grads) * _PATCHES // max(1, self._patches()))
-        return (slice(start, start + size) for start in range(0, len(self.grads), size))
-
-    def _unfolded(self, rows: slice) -> Tensor:
-        """Return the patches of some rows: [rows, in, *kernel, *positions], a view."""
-        return self.geometry.patches(self.inputs[rows], self.grads.shape[2:])
+        outputs, width = self.geometry.shape[0], prod(self.geometry.shape[1:])
+        patches = self.geometry.patches(self.inputs, self.grads.shape[2:])
+        by_tap = torch.movedim(patches, 0, 1 + len(self.geometry.kernel)).reshape(width, -1)
+        by_output = (part.transpose(0, 1).reshape(outputs, -1) for part in parts)
+        return sum_of(product(each, by_tap.mT) for each in by_output).view(self.geometry.shape)
 
     def _patches(self) -> int:
         """Return the number of values in the patches of the batch."""

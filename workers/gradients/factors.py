@@ -120,9 +120,9 @@ def product(left: Tensor, right: Tensor) -> Tensor:
         result: Tensor = multiply(left, right, out_dtype=torch.float32)
         return result
     if in_matrix_units(left):
-        return sum_of(product(left, part) for part in _halves(right))
+        return sum_of(product(left, part) for part in _halves(right, right.new_ones(1)))
     if in_matrix_units(right):
-        return sum_of(product(part, right) for part in _halves(left))
+        return sum_of(product(part, right) for part in _halves(left, left.new_ones(1)))
     return widen(left) @ widen(right)
 
 
@@ -133,22 +133,22 @@ def sum_of(products: Iterable[Tensor]) -> Tensor:
 
 def scaled_parts(values: Tensor, weights: Tensor, partner: Tensor) -> Sequence[Tensor]:
     """Return tensors whose sum is values [B, ...] times weights [B], each as `product` takes it with ``partner``."""
-    if in_matrix_units(partner) and has_triton(partner.device):
+    return _halves(values, weights) if in_matrix_units(partner) else (_scaled(values, weights),)
+
+
+def _scaled(values: Tensor, weights: Tensor) -> Tensor:
+    return values * weights.view(-1, *[1] * (values.dim() - 1))
+
+
+def _halves(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Return two bfloat16 tensors whose sum is values [B, ...] times weights, [B] or [1], up to rounding."""
+    if has_triton(values.device):
         from dpsweep.workers.gradients.fused_norms import scaled_halves
 
         return scaled_halves(values, weights)
-    scaled = values * weights.view(-1, *[1] * (values.dim() - 1))
-    return _halves(scaled) if in_matrix_units(partner) else (scaled,)
-
-
-def _halves(wide: Tensor) -> tuple[Tensor, Tensor]:
-    """Return two bfloat16 tensors whose sum is ``wide`` up to rounding."""
-    if has_triton(wide.device):
-        from dpsweep.workers.gradients.fused_norms import scaled_halves
-
-        return scaled_halves(wide, torch.ones(1, device=wide.device))
-    upper = wide.to(torch.bfloat16)
-    return upper, (wide - upper).to(torch.bfloat16)
+    scaled = _scaled(values, weights)
+    upper = scaled.to(torch.bfloat16)
+    return upper, (scaled - upper).to(torch.bfloat16)
 
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
