@@ -39,7 +39,8 @@ class Model(nn.Module):
         self.linear, self.how = nn.Linear(math.prod(feature_shape), num_classes), how
 
     def forward(self, x):
-        if len(x) > int(os.environ.get("ROWS", "8")) and not os.path.exists(os.environ.get("MENDED", "")):
+        mended = os.path.exists(os.environ.get("MENDED", ""))
+        if self.training and len(x) > int(os.environ.get("ROWS", "8")) and not mended:
             HOW[self.how]()
         return self.linear(x.flatten(1))
 

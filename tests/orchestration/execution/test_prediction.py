@@ -166,7 +166,7 @@ from torch import nn
 
 class Broken(nn.Linear):
     def forward(self, x):
-        if len(x) > 8:  # all is well with the few examples that the planner tries
+        if self.training and len(x) > 8:  # all is well in the steps that the planner tries
             raise RuntimeError("row 17 has HIV")
         return super().forward(x)
 
