@@ -364,6 +364,19 @@ class _Model:
         """Return a pre-norm transformer encoder with mean pooling."""
     def unet(self, *, width: Each[int] = 16, depth: Each[int] = 2, groups: Each[int] = 4) -> Part:
         """Return a U-Net (Ronneberger et al. 2015) with ``depth`` downsampling levels and group normalisation."""
+    def vision(
+        self,
+        *,
+        package: Each[Literal["timm", "torchvision"]],
+        architecture: Each[str],
+        initial_weights: Each[str | None] = None,
+        trainable: Each[Literal["all", "head", "bias"]] = "all",
+        adapter: Each[Any | None] = None,
+        size: Each[int | None] = None,
+        offset: Each[Sequence[float] | None] = None,
+        scale: Each[Sequence[float] | None] = None,
+    ) -> Part:
+        """Return a network of timm or torchvision for pictures [b, 1 or 3, height, width]."""
     def wide_resnet(self, *, depth: Each[int] = 16, width: Each[int] = 4, groups: Each[int] = 16) -> Part: ...
     def wrn16_4(self, *, groups: Each[int] = 16) -> Part:
         """Return WRN-16-4 of De et al. (2022), which Yu et al. (2023) use on CIFAR-10."""

@@ -25,7 +25,8 @@ def run(record: Record, device: torch.device, size: Size) -> None:
     record.figure("torch", {"version": torch.__version__, "cuda": torch.version.cuda, "device": _described(device)})
     record.skipped("language_model", "its inputs are tokens, as those of GPT-2 below; the tests have it")
     record.skipped("hugging_face", "it needs a folder with weights; the tests make one")
-    for name in sorted(set(MODELS) - {"language_model", "hugging_face"}):
+    record.skipped("vision", "it is a network of another package; a ViT of torchvision is below")
+    for name in sorted(set(MODELS) - {"language_model", "hugging_face", "vision"}):
         with record.attempt(name):
             _forward(record, name, build_for_shape(Component(name), SHAPES.get(name, PICTURES), 10, seed=0), device)
     for name, workload in getattr(workloads, size.workloads).items():

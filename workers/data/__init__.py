@@ -22,6 +22,7 @@ from dpsweep.workers.data.base import (
     Tokens,
     as_targets,
     make_split,
+    pixels,
 )
 from dpsweep.workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
 from dpsweep.workers.data.cifar import cifar10
@@ -212,6 +213,7 @@ __all__ = [
     "make_split",
     "once_on_node",
     "ownership",
+    "pixels",
     "profile_table",
     "rows_of_owners",
     "rows_per_user",

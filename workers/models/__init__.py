@@ -14,7 +14,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import build
-from dpsweep.workers.data import Dataset, Preparation, Tokens
+from dpsweep.workers.data import Dataset, Preparation, Scaling, Tokens
 from dpsweep.workers.models.convolutional import cnn_dpsgdf, cnn_papernot
 from dpsweep.workers.models.dense import cancer_net, logistic, mlp, pca_mlp
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
@@ -23,6 +23,7 @@ from dpsweep.workers.models.pretrained import load_weights
 from dpsweep.workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from dpsweep.workers.models.transformer import language_model, transformer
 from dpsweep.workers.models.unet import unet
+from dpsweep.workers.models.vision import vision
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from dpsweep.workers.spec import Component
 
@@ -38,6 +39,7 @@ _MODELS: Mapping[str, Callable[..., nn.Module]] = {
     "resnet20_gn": resnet20_gn,
     "transformer": transformer,
     "unet": unet,
+    "vision": vision,
     "wide_resnet": wide_resnet,
     "wrn16_4": wrn16_4,
 }
@@ -66,8 +68,10 @@ _TOKEN_PARAMETERS: Final = ("vocabulary", "padding", "causal")
 
 def offered(preparation: Preparation) -> dict[str, Any]:
     """Return the model parameters that the data supply: ``vocabulary``, ``padding`` and ``causal`` of token data, if
-    known.
+    known, and ``offset`` and ``scale`` of scaled numbers.
     """
+    if isinstance(preparation, Scaling):
+        return asdict(preparation)
     if not isinstance(preparation, Tokens):
         return {}
     return {

@@ -6,32 +6,17 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
-from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.models.adapters import Adapter, Trainable, adapted, require_package
 
 Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
-Trainable = Literal["all", "head", "bias"]
-
-
-@dataclass(frozen=True)
-class Adapter:
-    """An adapter of the package peft on a frozen trunk. targets: the layers that it adapts, by the end of their names.
-
-    r, alpha: rank and scale of ``lora`` and ``dora``; alpha None: twice the rank.
-    """
-
-    method: Literal["lora", "dora", "ia3"]
-    targets: tuple[str, ...]
-    r: PositiveInt = 8
-    alpha: PositiveFloat | None = None
 
 
 _CLASSES: Final[Mapping[Head, str]] = {
@@ -42,6 +27,14 @@ _CLASSES: Final[Mapping[Head, str]] = {
     "masked_lm": "AutoModelForMaskedLM",
 }
 """The class of transformers that makes the trunk and the head of its own architecture."""
+_TASK_TYPES: Final[Mapping[Head, str | None]] = {
+    "classification": "SEQ_CLS",
+    "regression": "SEQ_CLS",
+    "linear": "FEATURE_EXTRACTION",
+    "causal_lm": "CAUSAL_LM",
+    "masked_lm": None,
+}
+"""The kind of task by which peft knows what trains beside an adapter."""
 
 
 def hugging_face(
@@ -78,7 +71,7 @@ def hugging_face(
     if checkpointing:
         _recompute_layers(loaded)
     if adapter is not None:
-        loaded = _adapted(loaded, adapter, head)
+        loaded = adapted(loaded, adapter, _TASK_TYPES[head])
     model = _Reader(loaded, head, num_classes, padding)
     if adapter is None:
         _freeze(model, trainable)
@@ -127,7 +120,7 @@ def _mask(tokens: Tensor, padding: int | None) -> Tensor:
 
 
 def _load(path: str, head: Head, num_classes: int) -> nn.Module:
-    transformers = _package("transformers")
+    transformers = require_package("transformers", "hugging_face")
     folder = str(Path(path).expanduser())
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     if head in ("classification", "regression"):
@@ -203,32 +196,6 @@ def _quiet(logging: Any) -> Iterator[None]:
             logging.enable_progress_bar()
 
 
-def _adapted(trunk: nn.Module, adapter: Adapter, head: Head) -> nn.Module:
-    peft = _package("peft")
-    kinds: Mapping[Head, str | None] = {
-        "classification": "SEQ_CLS", "regression": "SEQ_CLS", "linear": "FEATURE_EXTRACTION", "causal_lm": "CAUSAL_LM",
-        "masked_lm": None,
-    }  # fmt: skip
-    named: dict[str, Any] = {"task_type": kinds[head], "target_modules": list(adapter.targets)}
-    scale = {"r": adapter.r, "lora_alpha": 2.0 * adapter.r if adapter.alpha is None else adapter.alpha}
-    makers: Mapping[str, Callable[[], Any]] = {
-        "lora": lambda: peft.LoraConfig(**named, **scale),
-        "dora": lambda: peft.LoraConfig(**named, **scale, use_dora=True),
-        "ia3": lambda: peft.IA3Config(**named, feedforward_modules=[]),
-    }
-    try:
-        adapted: nn.Module = peft.get_peft_model(trunk, makers[adapter.method]())
-    except ValueError as error:
-        layers = sorted(
-            {name.rpartition(".")[2] for name, part in trunk.named_modules() if isinstance(part, nn.Linear)}
-        )
-        raise InvalidInput(
-            f"adapter targets {', '.join(adapter.targets)} match no layer of the model; its linear layers end in: "
-            f"{', '.join(layers)}"
-        ) from error
-    return adapted
-
-
 def _freeze(model: _Reader, trainable: Trainable) -> None:
     """Leave trainable the head, and biases for ``bias``; everything for ``all``."""
     if trainable == "all":
@@ -236,10 +203,3 @@ def _freeze(model: _Reader, trainable: Trainable) -> None:
     base = getattr(model.trunk, "base_model", model.trunk) if model.head is None else model.trunk
     for name, parameter in base.named_parameters():
         parameter.requires_grad_(trainable == "bias" and name.endswith("bias"))
-
-
-def _package(name: str) -> Any:
-    try:
-        return importlib.import_module(name)
-    except ImportError as error:
-        raise InvalidInput(f"hugging_face needs the package {name}: pip install 'dpsweep[models]'") from error

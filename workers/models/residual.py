@@ -56,7 +56,7 @@ def resnet20_gn(
             inputs = width
     model = nn.Sequential(*layers, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(inputs, num_classes))
     if initial_weights is not None:
-        load_pretrained(model, initial_weights)
+        load_pretrained(model, initial_weights, [str(len(model) - 1)])
     return model
 
 

@@ -17,6 +17,7 @@ _KEYS: Final[Mapping[str, str]] = {
     "hugging_face": "path",
     "resnet20_gn": "initial_weights",
     "text_features": "path",
+    "vision": "initial_weights",
 }
 """The parameter that names a file or folder with weights, by the component that reads it."""
 _READ: Final = ("config.json", "*.safetensors", "*.safetensors.index.json")

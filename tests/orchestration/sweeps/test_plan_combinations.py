@@ -165,8 +165,8 @@ def test_weights_are_tried(tmp_path: Path) -> None:
     torch.save({"weight": [1, 2]}, numbers)
     pictures = {"name": "own_models:pictures"}
     cases = {
-        "/etc/passwd": "torch cannot load /etc/passwd; save a state dict",
-        text: "torch cannot load",
+        "/etc/passwd": "/etc/passwd cannot be loaded; save a state dict",
+        text: "cannot be loaded",
         numbers: "holds a list under 'weight', but must hold named tensors alone",
         other: "other.pt",
     }

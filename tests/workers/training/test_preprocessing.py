@@ -313,7 +313,7 @@ class TestFrozenFeatures:
         path = tmp_path / "weights.pt"
         component = Component("frozen_features", {"network": "resnet18", "weights": str(path)})
         path.write_bytes(b"")
-        with pytest.raises(InvalidInput, match=f"torch cannot load {path}"):
+        with pytest.raises(InvalidInput, match=f"{path} cannot be loaded"):
             preprocess(component, load_own(data), noise())
         torch.save(torch.nn.Linear(2, 2).state_dict(), path)
         with pytest.raises(InvalidInput, match=f"{path} does not hold the weights of torchvision's resnet18"):

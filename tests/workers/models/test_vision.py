@@ -1,0 +1,175 @@
+"""Networks of timm and torchvision: as published, what trains, per-example norms, and refusals; with random weights."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import pixels
+from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.models import build_for_shape, offered
+from dpsweep.workers.spec import Component, DataSpec
+from tests.workers.trial_runs import train
+from tests.workers.trial_specs import small_trial
+
+pytestmark = pytest.mark.skipif(not all(map(find_spec, ("peft", "timm"))), reason="needs peft and timm")
+
+CLASSES, SIDE = 5, 32
+LORA = {"method": "lora", "targets": ["qkv"], "r": 2}
+GIVEN = pixels((0.4, 0.5, 0.6), (0.2, 0.3, 0.4))
+"""A scaling of its own, as of a data set whose pixels were standardised."""
+VIT = {"package": "timm", "architecture": "test_vit"}
+RESNET = {"package": "timm", "architecture": "test_resnet"}
+EFFICIENT = {"package": "timm", "architecture": "test_efficientnet"}
+MOBILE = {"package": "torchvision", "architecture": "mobilenet_v3_small"}
+
+
+def published(params: Mapping[str, Any]) -> nn.Module:
+    """The package's own network, with statistics of batch normalisation that are not those of the start."""
+    import timm
+    import torchvision
+
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        if params["package"] == "timm":
+            made: nn.Module = timm.create_model(params["architecture"], num_classes=CLASSES)
+        else:
+            made = torchvision.models.get_model(params["architecture"], num_classes=CLASSES)
+        for name, values in made.named_buffers():
+            if name.endswith(("running_mean", "running_var")):
+                values.uniform_(0.5, 1.5)
+    return made.eval()
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
+    """A file of weights for each architecture, in the forms that both packages write."""
+    from safetensors.torch import save_file
+
+    folder = tmp_path_factory.mktemp("weights")
+    for params in (VIT, RESNET, EFFICIENT):
+        save_file(published(params).state_dict(), folder / f"{params['architecture']}.safetensors")
+    torch.save(published(MOBILE).state_dict(), folder / "mobilenet_v3_small.pth")
+    return {file.stem: str(file) for file in folder.iterdir()}
+
+
+def model_of(files: Mapping[str, str], side: int = SIDE, outputs: int = CLASSES, **params: Any) -> nn.Module:
+    weights = {"initial_weights": files[params["architecture"]]} if params.get("architecture") in files else {}
+    return build_for_shape(
+        Component("vision", {**weights, **params}), (3, side, side), outputs, 0, offers=offered(GIVEN)
+    )
+
+
+def trained(model: nn.Module) -> set[str]:
+    return {name for name, each in model.named_parameters() if each.requires_grad}
+
+
+@pytest.mark.parametrize(
+    "params", [{**VIT, "size": 48}, RESNET, EFFICIENT, MOBILE], ids=lambda params: params["architecture"]
+)
+def test_it_returns_what_the_package_returns_for_pictures_scaled_as_published(
+    files: Mapping[str, str], params: dict[str, Any]
+) -> None:
+    """Resized, with batch normalisation, with its activation in one layer, and of torchvision."""
+    stored = torch.randint(0, 256, (2, 3, SIDE, SIDE), dtype=torch.uint8)
+    network = published(params)
+    scaling = getattr(network, "pretrained_cfg", {"mean": (0.485, 0.456, 0.406), "std": (0.229, 0.224, 0.225)})
+    pictures = pixels(scaling["mean"], scaling["std"])(stored)
+    if size := params.get("size"):
+        pictures = nn.functional.interpolate(pictures, (size, size), mode="bilinear", antialias=True)
+    assert torch.allclose(model_of(files, **params).eval()(GIVEN(stored)), network(pictures), atol=1e-4)
+
+
+TRAINED: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
+    "the head": ({**RESNET, "trainable": "head"}, ("network.fc.",)),
+    "an adapter and the head": ({**VIT, "adapter": LORA}, ("lora_", ".head.")),
+    "biases and the head": ({**VIT, "trainable": "bias"}, ("bias", ".head.")),
+    "the head of torchvision": ({**MOBILE, "trainable": "head"}, ("classifier.3.",)),
+}
+
+
+@pytest.mark.parametrize("case", TRAINED)
+def test_what_trains_is_what_was_asked_for(files: Mapping[str, str], case: str) -> None:
+    params, expected = TRAINED[case]
+    found = trained(model_of(files, **params, outputs=7))
+    assert [name for name in found if not any(part in name for part in expected)] == []
+    assert all(any(part in name for name in found) for part in expected)
+
+
+@pytest.mark.parametrize("case", ["the head", "an adapter and the head"])
+def test_norms_are_those_of_one_example_at_a_time(files: Mapping[str, str], case: str) -> None:
+    model = model_of(files, **TRAINED[case][0])
+    x, y = torch.randn(3, 3, SIDE, SIDE), torch.tensor([0, 4, 2])
+
+    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
+        return cross_entropy(outputs, labels, reduction="none")
+
+    norms = GradientEngine(model, losses).weighted_sum(x, y, lambda norms: torch.ones_like(norms.norms)).norms.norms
+    parameters = [each for each in model.parameters() if each.requires_grad]
+    for row in range(len(x)):
+        gradients = torch.autograd.grad(losses(model(x[row : row + 1]), y[row : row + 1]).sum(), parameters)
+        assert norms[row].item() == pytest.approx(torch.cat([each.flatten() for each in gradients]).norm().item(), 1e-4)
+
+
+def test_without_weights_all_of_it_trains_and_greys_have_three_channels(files: Mapping[str, str]) -> None:
+    params = {"package": "torchvision", "architecture": "vit_b_16"}
+    with torch.device("meta"):
+        model = build_for_shape(Component("vision", params), (1, 224, 224), 3, 0)
+    assert trained(model) == {name for name, _ in model.named_parameters()}
+    grey = build_for_shape(
+        Component("vision", {**RESNET, "initial_weights": files["test_resnet"]}), (1, SIDE, SIDE), 3, 0
+    )
+    x = torch.randn(2, 1, SIDE, SIDE)
+    assert torch.equal(grey.eval()(x), grey(x.expand(-1, 3, -1, -1)))
+
+
+REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
+    "another size": (
+        {**VIT, "architecture": "vit_tiny_patch16_224"},
+        "does not take pictures of 32 x 32 .* set size: 224",
+    ),
+    "no such architecture": (
+        {**VIT, "architecture": "test_vti"},
+        "unknown architecture 'test_vti'; did you mean test_vit",
+    ),
+    "weights of another": ({**MOBILE, "initial_weights": "test_resnet"}, "tensors do not fit the model, first 'feat"),
+    "no file": ({**RESNET, "initial_weights": "nowhere.pth"}, "there is no file .*nowhere.pth"),
+    "no weights to freeze": ({**RESNET, "initial_weights": None, "trainable": "head"}, "would freeze random weights"),
+    "no such layer": ({**VIT, "adapter": {**LORA, "targets": ["x"]}}, "match no layer .* fc1, fc2, .*qkv"),
+    "two ways": ({**VIT, "adapter": LORA, "trainable": "bias"}, "both say what is trained"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_setting_that_does_not_fit_is_one_line(files: Mapping[str, str], case: str) -> None:
+    params, message = REFUSED[case]
+    weights = params.get("initial_weights")
+    with pytest.raises(InvalidInput, match=message):
+        model_of(files, **({**params, "initial_weights": files.get(weights, weights)} if weights else params))
+
+
+def test_features_must_be_pictures_of_one_or_three_channels() -> None:
+    for shape, message in (((40,), "takes images"), ((2, SIDE, SIDE), "of 1 or 3 channels, not 2")):
+        with pytest.raises(InvalidInput, match=message):
+            build_for_shape(Component("vision", RESNET), shape, 3, 0)
+
+
+def test_a_trial_trains_a_head_on_the_digits(files: Mapping[str, str], tmp_path: Path) -> None:
+    spec = small_trial(
+        data=DataSpec("digits", keep={str(digit): 12 for digit in range(10)}),
+        model=Component(
+            "vision", {**RESNET, "initial_weights": files["test_resnet"], "trainable": "head", "size": SIDE}
+        ),
+        epochs=1,
+    )
+    result, trace, _ = train(spec, tmp_path / "trial")
+    assert trace.steps > 1
+    assert result.evaluation.accuracy is not None

@@ -1,0 +1,192 @@
+"""Networks for pictures of timm and torchvision, with weights from a file, and a head, an adapter or all to train."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+import torch
+from pydantic import PositiveInt
+from torch import Tensor, nn
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import IMAGENET_SCALING, Scaling, pixels
+from dpsweep.workers.models.adapters import Adapter, Trainable, adapted, require_package
+from dpsweep.workers.models.convolutional import require_image
+from dpsweep.workers.models.pretrained import load_pretrained
+
+Package = Literal["timm", "torchvision"]
+
+
+@dataclass(frozen=True)
+class Network:
+    """A network of random weights for pictures [b, 3, height, width], and how it was published.
+
+    heads: names of the layers that return the outputs. scaling: of pixels in [0, 255]. side: of a picture, in pixels.
+    """
+
+    module: nn.Module
+    heads: tuple[str, ...]
+    scaling: Scaling
+    side: int
+
+
+def vision(
+    feature_shape: tuple[int, ...],
+    num_classes: int,
+    package: Package,
+    architecture: str,
+    initial_weights: str | None = None,
+    trainable: Trainable = "all",
+    adapter: Adapter | None = None,
+    size: PositiveInt | None = None,
+    offset: tuple[float, ...] | None = None,
+    scale: tuple[float, ...] | None = None,
+) -> nn.Module:
+    """Return a network of timm or torchvision for pictures [b, 1 or 3, height, width].
+
+    architecture: as the package calls it. initial_weights: a file with a state dict, of ``torch.save`` or safetensors;
+    all layers but the last must fit, and nothing is downloaded. The weights are taken as public: they must not depend
+    on the training data. Batch normalisation then keeps their statistics, scales and shifts, and does not train.
+    trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
+    size: pictures are resized to size x size; None leaves them as they are. offset, scale: by which the data scaled
+    pixels in [0, 255]; they are scaled anew as the network was published. None takes features as they are.
+
+    Raises: InvalidInput where the package is absent, for an unknown architecture, weights that do not fit, targets that
+    match no layer, and pictures that the network does not take.
+    """
+    channels, height, width = require_image("vision", feature_shape)
+    if channels not in (1, 3):
+        raise InvalidInput(f"vision takes pictures of 1 or 3 channels, not {channels}")
+    if adapter is not None and trainable != "all":
+        raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
+    if initial_weights is None and (adapter is not None or trainable != "all"):
+        raise InvalidInput(
+            "vision would freeze random weights; give initial_weights, or leave out trainable and adapter"
+        )
+    network = _NETWORKS[package](require_package(package, "vision"), architecture, num_classes)
+    if initial_weights is not None:
+        load_pretrained(network.module, initial_weights, network.heads)
+        _freeze_batch_norms(network.module)
+    model = _Reader(_trained_parts(network, trainable, adapter), network.scaling, _given(offset, scale), size)
+    _require_fit(model, (channels, height, width), architecture, network.side)
+    return model
+
+
+class _Reader(nn.Module):
+    """Pictures [b, 1 or 3, height, width] to outputs [b, num_classes]."""
+
+    def __init__(self, network: nn.Module, published: Scaling, given: Scaling | None, size: int | None) -> None:
+        super().__init__()
+        self.network, self.size = network, size
+        self.rescaled = None if given is None else _composed(given, published)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs of pictures; each is resized and scaled by itself."""
+        pictures = x.expand(-1, 3, -1, -1)
+        if self.rescaled is not None:
+            pictures = self.rescaled(pictures)
+        if self.size is not None:
+            pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear", antialias=True)
+        out: Tensor = self.network(pictures)
+        return out
+
+
+def _given(offset: tuple[float, ...] | None, scale: tuple[float, ...] | None) -> Scaling | None:
+    """Return the scaling of the data; None of features that are stored as a model takes them."""
+    if offset is None or scale is None or (offset, scale) == ((0.0,), (1.0,)):
+        return None
+    return Scaling(offset, scale)
+
+
+def _composed(given: Scaling, published: Scaling) -> Scaling:
+    """Return the scaling of each channel from pixels scaled as ``given`` to pixels scaled as ``published``."""
+    channels = range(3)
+    offset, scale = ([values[c % len(values)] for c in channels] for values in (given.offset, given.scale))
+    return Scaling(
+        tuple((published.offset[c] - offset[c]) / scale[c] for c in channels),
+        tuple(published.scale[c] / scale[c] for c in channels),
+    )
+
+
+def _of_timm(timm: Any, architecture: str, num_classes: int) -> Network:
+    _require_listed(timm.list_models(), architecture, "timm.list_models()")
+    module: nn.Module = timm.create_model(architecture, pretrained=False, num_classes=num_classes)
+    published = getattr(module, "pretrained_cfg")  # noqa: B009  (a Module's attribute, unknown to mypy)
+    heads = published["classifier"]
+    return Network(
+        module,
+        (heads,) if isinstance(heads, str) else tuple(heads),
+        pixels(published["mean"], published["std"]),
+        published["input_size"][-1],
+    )
+
+
+def _require_listed(names: Sequence[str], architecture: str, listed_by: str) -> None:
+    if architecture not in names:
+        close = difflib.get_close_matches(architecture, names)
+        hint = f"did you mean {', '.join(close)}? " if close else ""
+        raise InvalidInput(f"unknown architecture {architecture!r}; {hint}{listed_by} names all")
+
+
+def _of_torchvision(torchvision: Any, architecture: str, num_classes: int) -> Network:
+    models = torchvision.models
+    _require_listed(models.list_models(module=models), architecture, "torchvision.models.list_models()")
+    module: nn.Module = models.get_model(architecture, weights=None, num_classes=num_classes)
+    last = [name for name, part in module.named_modules() if list(part.parameters(recurse=False))][-1]
+    return Network(module, (last,), IMAGENET_SCALING, 224)
+
+
+_NETWORKS: Final[Mapping[Package, Callable[[Any, str, int], Network]]] = {
+    "timm": _of_timm,
+    "torchvision": _of_torchvision,
+}
+
+
+def _freeze_batch_norms(module: nn.Module) -> None:
+    """Put in place of each batch normalisation the affine map that it is by its statistics, without parameters."""
+    from torchvision.ops import FrozenBatchNorm2d  # late: importing it takes seconds
+
+    for name, part in module.named_children():
+        if isinstance(part, nn.BatchNorm2d):
+            frozen = FrozenBatchNorm2d(part.num_features, part.eps)
+            frozen.load_state_dict(part.state_dict())
+            rest = [getattr(part, each) for each in ("drop", "act") if hasattr(part, each)]
+            setattr(module, name, nn.Sequential(frozen, *rest) if rest else frozen)
+        else:
+            _freeze_batch_norms(part)
+
+
+def _trained_parts(network: Network, trainable: Trainable, adapter: Adapter | None) -> nn.Module:
+    """Return the network with gradients for the parameters that train, and for no others."""
+    heads = [parameter for name in network.heads for parameter in network.module.get_submodule(name).parameters()]
+    if adapter is not None:
+        module = adapted(network.module, adapter, None)
+    else:
+        module = network.module
+        for name, parameter in module.named_parameters():
+            parameter.requires_grad_(trainable == "all" or (trainable == "bias" and name.endswith("bias")))
+    for parameter in heads:
+        parameter.requires_grad_(True)
+    return module
+
+
+def _require_fit(model: _Reader, feature_shape: tuple[int, ...], architecture: str, side: int) -> None:
+    """Raises: InvalidInput with the size to set where the network does not take pictures of another size."""
+    height, width = feature_shape[1:] if model.size is None else (model.size, model.size)
+    if (height, width) == (side, side):
+        return
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        with torch.no_grad():
+            model(torch.zeros(1, *feature_shape))
+    except (AssertionError, RuntimeError, ValueError) as error:
+        raise InvalidInput(
+            f"{architecture} does not take pictures of {height} x {width} pixels; set size: {side}"
+        ) from error
+    finally:
+        for part, mode in modes:
+            part.training = mode
