@@ -19,6 +19,7 @@ import typer
 from rich.console import Console
 
 from dpsweep.orchestration.comparison.formats import for_terminal
+from dpsweep.orchestration.execution.session import remove_sessions
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.pipeline import Outcome, RunRequest
@@ -28,7 +29,8 @@ _SIGNALS: Final = (signal.SIGTERM, signal.SIGHUP)
 WITHIN: Final = 4.0
 """Seconds in which a command ends after one of these signals, by itself or by force.
 
-By force is as by SIGKILL: workers end with their driver, and the next run removes Ray's folder and ends MLflow's runs.
+By force is as by SIGKILL, but for Ray's folder, which goes too: workers end with their driver, and the next run ends
+MLflow's runs.
 """
 INTERRUPTED: Final = 130
 """Exit code of a command that was interrupted."""
@@ -86,6 +88,8 @@ def _end_late(reader: int, ended: threading.Event) -> None:
     while numbers := os.read(reader, 64):  # nothing once the other end is closed
         if not set(_SIGNALS).isdisjoint(numbers) and not ended.wait(WITHIN):
             os.write(2, b"ended by force, as it did not end by itself; every file is whole, old or new\n")
+            with contextlib.suppress(OSError):
+                remove_sessions()
             os._exit(INTERRUPTED)
     os.close(reader)
 

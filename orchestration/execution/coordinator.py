@@ -48,6 +48,7 @@ from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 from dpsweep.orchestration.tracking.tracker import Tracker, tracked
+from dpsweep.workers.machine.device_use import read_device_use
 from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.training.history import Progress
 
@@ -299,10 +300,14 @@ class Coordinator:
             return stopped
 
     def _times(self, key: str) -> Times:
-        """Start and end of training; for a trial of an earlier run, the times of its first and last file."""
+        """Start and end of training; for a trial of an earlier run, from its last file and what its worker measured.
+
+        Object stores know the times of files by the second.
+        """
         status, files = self._status[key], self._files.trial(key)
         if status.progress is None and exists(files.training):
-            return Times(modified(files.spec) or 0.0, modified(files.training) or 0.0)
+            ended, use = modified(files.training) or 0.0, read_device_use(files.device)
+            return Times(ended - use.seconds if use else modified(files.spec) or 0.0, ended)
         return Times(status.started or 0.0, status.trained or 0.0)
 
     def _log_start(self, key: str, result: StoredResult | None) -> None:

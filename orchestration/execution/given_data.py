@@ -7,7 +7,7 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dpsweep.accounting.records import delete, is_local, make_folders, write_private
+from dpsweep.accounting.records import delete, delete_folder, is_local, list_files, make_folders, write_private
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.safety import require_safe
@@ -35,3 +35,16 @@ def shared_data(code: UserCode, files: SweepFiles, address: str) -> Iterator[Use
     finally:
         for copied in copies:
             delete(str(copied.path))
+
+
+def delete_left_copies(code: UserCode, files: SweepFiles) -> None:
+    """Delete the copies that killed drivers left in the sweep's folder, all but those that ``code`` names.
+
+    Call it while no other driver can run in the folder.
+    """
+    names = {data.path.rpartition("/")[2] for data in code.data if data.path}
+    if not names:
+        delete_folder(files.all_given)  # with what a killed driver had half written
+        return
+    for name in set(list_files(files.all_given)) - names:
+        delete(f"{files.all_given}/{name}")

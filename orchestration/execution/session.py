@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.machine.folders import NODE_FOLDER
@@ -29,6 +30,8 @@ _LONGEST = 107 - len(f"/{_SOCKET}")
 """Longest parent folder, in bytes, that keeps the paths of Ray's sockets within Linux's limit of 107 bytes."""
 _SHORT = "/tmp"
 """Parent of the folder if the path of ``TMPDIR`` is too long or not writable."""
+_open: Final[list[Path]] = []
+"""The folders of this process's sessions."""
 _EXIT_TIMEOUT = 10.0
 """Seconds to wait for the last processes of a session after its shutdown."""
 
@@ -43,6 +46,7 @@ def private_session() -> Iterator[None]:
     """
     given = os.environ.get(_VARIABLE)
     folder, lock = _make_in_first([given] if given else _usual_places())
+    _open.append(folder)
     try:
         with _set(_VARIABLE, folder), _set(NODE_FOLDER, folder / "data"):
             yield
@@ -50,6 +54,14 @@ def private_session() -> Iterator[None]:
         _end_processes(folder)
         os.close(lock)
         _remove_abandoned(folder.parent)
+        _open.remove(folder)
+
+
+def remove_sessions() -> None:
+    """End the processes of the sessions of this process, and remove their folders: it is about to end by force."""
+    for folder in tuple(_open):
+        _end_processes(folder)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

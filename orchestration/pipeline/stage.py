@@ -14,6 +14,7 @@ from dpsweep.orchestration.execution.backend import Backend, Opening
 from dpsweep.orchestration.execution.backends import backend, opening, solver
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.environment import open_cluster
+from dpsweep.orchestration.execution.given_data import delete_left_copies
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.execution.planning import plan_at
 from dpsweep.orchestration.execution.publication import publisher
@@ -63,6 +64,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)
+        delete_left_copies(request.code, files)
         tracker = open_tracker(tracking_uri, files)
         status.recording = recording_in(tracking_uri, tracker, files, manifest.sweep_id)
         write_manifest(files, manifest)

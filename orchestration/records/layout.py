@@ -150,9 +150,14 @@ class SweepFiles:
         """The copy of a trial that `dpsweep audit` trains and deletes."""
         return str(self.local_folder / "private" / "audited-copy")
 
+    @property
+    def all_given(self) -> str:
+        """The folder with copies of the data that Python code gave, while a sweep runs (private)."""
+        return self._below("private", "given")
+
     def given(self, name: str) -> str:
-        """Return A copy of data that Python code gave, while a sweep runs (private)."""
-        return self._below("private", "given", f"{name}.npz")
+        """Return one of these copies."""
+        return f"{self.all_given}/{name}.npz"
 
     @property
     def error(self) -> str:

@@ -74,7 +74,7 @@ class DeviceMeter:
     """Measures the use of ``device`` by this process, from its construction on."""
 
     def __init__(self, device: torch.device) -> None:
-        self._device, self._next = device, 0.0
+        self._device, self._began, self._next = device, time.monotonic(), 0.0
         self._samples = self._total = 0.0
         if device.type == "cuda":
             torch.cuda.reset_peak_memory_stats(device)
@@ -93,11 +93,13 @@ class DeviceMeter:
 
     def use(self) -> DeviceUse:
         """Return the use so far."""
+        seconds = time.monotonic() - self._began
         if self._device.type == "cpu":
-            return DeviceUse("cpu", _cpu_name(), peak_bytes())
+            return DeviceUse("cpu", _cpu_name(), peak_bytes(), seconds)
         name, peak = torch.cuda.get_device_name(self._device), torch.cuda.max_memory_allocated(self._device)
         index = torch.cuda.current_device() if self._device.index is None else self._device.index
-        return DeviceUse(f"cuda:{index}", name, peak, self._total / self._samples if self._samples else None)
+        utilization = self._total / self._samples if self._samples else None
+        return DeviceUse(f"cuda:{index}", name, peak, seconds, utilization)
 
 
 def _cpu_name() -> str:

@@ -7,6 +7,7 @@ import pty
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -92,9 +93,11 @@ def test_an_embedded_cluster_adds_no_lines_of_its_own_when_its_driver_is_told_to
 
 
 _STUCK = """
-import hashlib, threading
+import hashlib, os, subprocess, threading
 from dpsweep.orchestration.commands.running import ended_by_signals
-with ended_by_signals():
+from dpsweep.orchestration.execution.session import private_session
+with ended_by_signals(), private_session():
+    subprocess.Popen(["sleep", "1800"], stdout=open(os.environ["RAY_TMPDIR"] + "/log", "w"))  # as Ray's
     threading.Timer(1.0, print, ["ready"], {"flush": True}).start()  # from inside the call below
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour in which Python calls no handler
 """
@@ -114,11 +117,10 @@ with ended_by_signals():
 """
 
 
-def told_to_end(code: str) -> tuple[int, str, str]:
+def told_to_end(code: str, **variables: str) -> tuple[int, str, str]:
     """Exit code, stdout after its first line, and stderr of Python code that gets SIGTERM once it prints ``ready``."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment()
-    )
+    command, variables = [sys.executable, "-c", code], environment(**variables)
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=variables)
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGTERM)
@@ -128,7 +130,9 @@ def told_to_end(code: str) -> tuple[int, str, str]:
 
 def test_a_command_that_a_library_keeps_busy_is_ended_by_force() -> None:
     forced = "ended by force, as it did not end by itself; every file is whole, old or new\n"
-    assert told_to_end(_STUCK) == (130, "", forced)
+    with tempfile.TemporaryDirectory(prefix="t", dir="/tmp") as folder:
+        assert told_to_end(_STUCK, RAY_TMPDIR=folder) == (130, "", forced)
+        assert os.listdir(folder) == [], "nor what it was starting"
 
 
 def test_a_command_that_was_told_to_end_waits_for_no_thread() -> None:

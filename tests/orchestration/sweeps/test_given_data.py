@@ -12,6 +12,10 @@ import torch
 from torch.utils.data import TensorDataset
 
 import dpsweep
+from dpsweep.orchestration.execution.environment import EMBEDDED
+from dpsweep.orchestration.execution.given_data import delete_left_copies, shared_data
+from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.workers.own_code.imports import GivenData, UserCode
 
 RANDOM = np.random.default_rng(0)
 X = RANDOM.normal(size=(200, 3)).astype(np.float32)
@@ -56,6 +60,9 @@ def test_data_in_memory_are_planned(data: object, test_size: int) -> None:
 
 def test_in_this_process_nothing_is_copied_and_other_data_are_refused(tmp_path: Path) -> None:
     run: dict[str, Any] = {"output": tmp_path, "address": "in-process", "tracking_uri": "none"}
+    left = tmp_path / "private" / "given" / "of-a-killed-driver.npz"
+    left.parent.mkdir(parents=True)
+    left.touch()
     (trial,) = dpsweep.run({**BASE, "data": WHOLE}, **run).trials.values()
     result = trial.result
     assert result is not None
@@ -68,6 +75,14 @@ def test_in_this_process_nothing_is_copied_and_other_data_are_refused(tmp_path: 
         dpsweep.run({**more, "data": {**WHOLE, "features": X + 1}}, **run)
     with pytest.raises(dpsweep.InvalidInput, match="were given in Python and are not kept; give them again"):
         dpsweep.run({**more, "data": {"name": "given", "called": "data", "test_fraction": 0.25}}, **run)
+
+
+def test_of_the_copies_only_those_of_this_driver_stay(tmp_path: Path) -> None:
+    files, code = SweepFiles(str(tmp_path)), UserCode(data=(GivenData("data", content=b"rows"),))
+    with shared_data(code, files, EMBEDDED) as there:
+        Path(files.given("of-a-killed-driver")).touch()
+        delete_left_copies(there, files)
+        assert [str(path) for path in Path(files.all_given).iterdir()] == [there.data[0].path]
 
 
 def test_two_data_sets_need_two_names() -> None:

@@ -60,6 +60,7 @@ def test_a_trial_says_what_trained_it(tmp_path: Path) -> None:
     assert (stored.device, stored.utilization) == ("cpu", None)
     assert stored.name
     assert stored.peak_bytes > 2**20
+    assert stored.seconds > 0.0
     assert {progress.device.device for progress in reported if progress.device} == {"cpu"}
     Path(TrialFiles(str(tmp_path)).device).write_text("{}")
     with pytest.raises(DataCorruption, match="damaged"):
@@ -77,7 +78,7 @@ def test_a_gpu_without_the_library_of_nvml_is_measured_without_utilization(monke
     meter = DeviceMeter(torch.device("cuda:0"))
     for clock[0] in (1.0, 1.5, 2.5):
         meter.sample()
-    assert meter.use() == DeviceUse("cuda:0", "Tesla T4", 3 * 2**20, (0.4 + 0.8) / 2.0)
+    assert meter.use() == DeviceUse("cuda:0", "Tesla T4", 3 * 2**20, 2.5, (0.4 + 0.8) / 2.0)
 
     def missing(device: torch.device) -> int:
         raise ModuleNotFoundError("pynvml")
@@ -86,4 +87,4 @@ def test_a_gpu_without_the_library_of_nvml_is_measured_without_utilization(monke
     alone = DeviceMeter(torch.device("cuda:0"))
     clock[0] = 9.0
     alone.sample()
-    assert alone.use() == DeviceUse("cuda:0", "Tesla T4", 3 * 2**20)
+    assert alone.use() == DeviceUse("cuda:0", "Tesla T4", 3 * 2**20, 6.5)
