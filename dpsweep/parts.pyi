@@ -21,6 +21,7 @@ class AttackSection(TypedDict, total=False):
     loss_threshold: bool
     training_scores: bool
     rmia: RmiaSection | None
+    exposure: ExposureSection | None
 
 class AuditSection(TypedDict, total=False):
     canaries: int
@@ -80,6 +81,12 @@ class ExecutionSection(TypedDict, total=False):
     checkpoint_every_epochs: float
     deterministic: bool
     autocast: bool
+
+class ExposureSection(TypedDict, total=False):
+    canaries: int
+    repeats: int
+    length: int
+    candidates: int
 
 class NormSection(TypedDict, total=False):
     refreshes_per_epoch: Each[float | Literal["auto", "every_step", "when_sampled", "off"]]

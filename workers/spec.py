@@ -281,17 +281,34 @@ class RmiaSpec:
 
 
 @dataclass(frozen=True)
+class ExposureSpec:
+    """canaries: secrets, random sequences of tokens that are written over training examples. repeats: examples for each
+    secret. length: tokens of a secret. candidates: sequences among which a secret is ranked, itself included.
+    """
+
+    canaries: Annotated[int, Field(ge=2, le=100_000)]
+    repeats: Annotated[int, Field(ge=1, le=100_000)] = 1
+    length: Annotated[int, Field(ge=2)] = 8
+    candidates: Annotated[int, Field(ge=2, le=10_000_000)] = 1024
+
+    def __post_init__(self) -> None:
+        check_bounds(self, "attacks.exposure")
+
+
+@dataclass(frozen=True)
 class AttackSpec:
-    """Attacks on the trained model. They do not change the training; their results are private data.
+    """Attacks on the trained model, whose results are private data. ``exposure`` alone changes the training data.
 
     loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.trials.attacks`).
     training_scores: loss and scores, such as accuracy, on the training examples, per group.
     rmia: membership inference by a likelihood ratio with reference models (see `dpsweep.workers.trials.membership`).
+    exposure: extraction of secrets from a language model (see `dpsweep.workers.trials.exposure`).
     """
 
     loss_threshold: bool = False
     training_scores: bool = False
     rmia: RmiaSpec | None = None
+    exposure: ExposureSpec | None = None
 
 
 @dataclass(frozen=True)

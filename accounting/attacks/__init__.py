@@ -10,6 +10,7 @@ from dpsweep.accounting.attacks.curves import (
     privacy_curve,
     rate_name,
 )
+from dpsweep.accounting.attacks.exposures import exposure_limit, mean_exposure
 from dpsweep.accounting.attacks.trade_off import area_limit, epsilon_of_area
 
 __all__ = [
@@ -21,6 +22,8 @@ __all__ = [
     "attack_risk",
     "curve_of_examples",
     "epsilon_of_area",
+    "exposure_limit",
+    "mean_exposure",
     "privacy_curve",
     "rate_name",
 ]

@@ -36,6 +36,7 @@ from dpsweep.orchestration.comparison.values import (
     epsilon_by_group_size,
     epsilon_gap,
     epsilon_quantiles,
+    exposure,
     gap_in_training,
     gaps,
     initial_noise_multiplier,
@@ -154,6 +155,16 @@ METRICS = (
         CORRELATION,
         "Whether training examples that the model fits badly paid more. The loss is that of record i when norms were "
         "last taken, before the model was final; records without a positive, finite loss are left out.",
+        exact=True,
+    ),
+    Metric(
+        "exposure",
+        "privacy/exposure",
+        "Exposure of secrets in bits",
+        exposure,
+        NUMBER,
+        "How many bits the model gives away of random secrets that it was trained on: the mean of log2 R − log2 of the "
+        "rank of a secret's loss among R that it was not trained on. Guessing gives 1.4.",
         exact=True,
     ),
     Metric(

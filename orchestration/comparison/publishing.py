@@ -50,6 +50,7 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
             for group in result.attacks.loss_threshold
         ),
         memberships=result.attacks.rmia,
+        exposure=result.attacks.exposure,
         departures=tuple(
             PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
             for group in result.departures

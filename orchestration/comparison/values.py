@@ -147,6 +147,11 @@ def worst_over_median(trial: PublishedTrial) -> float | None:
     return worst / median if worst is not None and median is not None and median > 0.0 else None
 
 
+def exposure(trial: PublishedTrial) -> float | None:
+    """Return the mean exposure in bits of secrets that the model was trained on; None without any."""
+    return trial.exposure.mean if trial.exposure else None
+
+
 def loss_correlation(trial: PublishedTrial) -> float | None:
     """Return Pearson's r of epsilon_i and the log loss of the example when norms were last taken (paper A,
     Figure 5).

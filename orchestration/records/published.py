@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.workers.evaluation.attack_results import MembershipAttack
+from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 from dpsweep.workers.machine.device_use import DeviceUse
 from dpsweep.workers.tasks import main_score
@@ -374,6 +374,7 @@ class PublishedTrial:
     individuals: IndividualStatistics | None = None
     attacks: tuple[PublishedAttack, ...] = ()
     memberships: tuple[MembershipAttack, ...] = ()
+    exposure: ExposureAttack | None = None
     departures: tuple[PublishedDepartures, ...] = ()
     audit: PublishedAudit | None = None
     audits: tuple[PublishedAudit, ...] = ()

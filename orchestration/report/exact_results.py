@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import Final
 
-from dpsweep.accounting.attacks import area_limit
+from dpsweep.accounting.attacks import area_limit, exposure_limit
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
 from dpsweep.orchestration.comparison.metrics import main_metric
@@ -27,7 +27,7 @@ from dpsweep.orchestration.records.published import (
 )
 from dpsweep.orchestration.report.html import Cell, named, section, table
 from dpsweep.orchestration.report.style import Style
-from dpsweep.workers.evaluation.attack_results import MembershipAttack
+from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
@@ -113,6 +113,17 @@ def memberships_section(trials: Sequence[PublishedTrial]) -> str:
         "over its mean probability under models trained with and without it. The area is the probability that a "
         "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
         memberships_table(trials),
+    )
+
+
+def exposures_section(trials: Sequence[PublishedTrial]) -> str:
+    """Return the section on secrets; "" if no trial was trained on any or the results are withheld."""
+    return _section(
+        "Which secrets can be extracted",
+        "<p>Random sequences of tokens were written over training examples. The exposure of one is log<sub>2</sub> R − "
+        "log<sub>2</sub> r bits, where r is the rank of its loss among R sequences that the model has not seen; "
+        "guessing gives 1.4. It has rank 1 where it can be extracted. The limit is what ε allows.</p>",
+        exposures_table(trials),
     )
 
 
@@ -228,6 +239,30 @@ def _area(found: MembershipAttack | None, allowed: float | None) -> str:
     alone = f"loss alone {found.loss_auc:.3f}, gradient alone {found.gradient_auc:.3f}"
     bound = "" if allowed is None else f"; mean εᵢ allows {allowed:.3f}"
     return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; {alone}{bound}</small>"
+
+
+def exposures_table(trials: Sequence[PublishedTrial]) -> str:
+    """Return the mean exposure of the secrets of each trial with its interval and limit; "" if there were none."""
+    rows: list[list[Cell]] = []
+    for trial in trials:
+        if (found := trial.exposure) is not None:
+            mean = f"{found.mean:.2f}<br><small>{found.lower:.2f} to {found.upper:.2f}</small>"
+            paid = _epsilon_of_secret(trial, found)
+            allowed = MISSING if paid is None else f"{exposure_limit(*paid, found.candidates):.2f}"
+            counts = f"{found.canaries} × {found.repeats}"
+            shown = (mean, allowed, f"{found.extracted} of {found.canaries}", counts, f"{found.candidates:,}")
+            rows.append([(escape(trial.key), ""), *((value, "n") for value in shown)])
+    names = ("Exposure in bits", "ε allows", "Extracted", "Secrets × examples", "Candidates")
+    return table([("Trial", ""), *((name, "n") for name in names)], rows) if rows else ""
+
+
+def _epsilon_of_secret(trial: PublishedTrial, found: ExposureAttack) -> tuple[float, float] | None:
+    """Return epsilon and delta of the examples of a secret together; None where they are not known."""
+    privacy = trial.privacy
+    if privacy is None or not privacy.is_private:
+        return None
+    epsilon = privacy.epsilon if found.repeats == 1 else privacy.group_epsilons.get(found.repeats)
+    return None if epsilon is None else (epsilon, privacy.delta)
 
 
 _CANARIES: Final = {"rows": "Examples", "gradient": "Gradients"}

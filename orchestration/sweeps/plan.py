@@ -44,6 +44,7 @@ from dpsweep.workers.training.optimizers import make_average, make_learning_rate
 from dpsweep.workers.training.preprocessing import planned_releases
 from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, mechanism_of, with_noise
+from dpsweep.workers.trials.exposure import require_room
 from dpsweep.workers.trials.feasibility import StepSpec, TriedModel, check_feasible, excerpt
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
@@ -147,7 +148,7 @@ class _Planner:
                 "asks of every batch is part of the cost; plan it without --no-code"
             )
         with _named("data"):
-            dataset, _, digest = self._loaded(trial.data)
+            dataset, rows, digest = self._loaded(trial.data)
         require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)
         is_tried = self.code is not None or not own_parts(trial)
         parameters = self._check_combination(trial) if is_tried else None
@@ -156,6 +157,7 @@ class _Planner:
         require_per_user(trial, [release.name for release in before])
         require_owners(trial, dataset.rows_kept is not None)
         require_strangers(trial, dataset.shared_users)
+        require_room(trial.attacks.exposure, rows, dataset.train_size)
         size = population(trial.users, dataset.train_size, dataset.rows_per_user, dataset.rows_kept)
         mechanism = mechanism_of(trial, size, after_training, self.code or NO_CODE)
         return _Checked(point, after_training, dataset, digest, mechanism, parameters)

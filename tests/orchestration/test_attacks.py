@@ -13,7 +13,13 @@ from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result
 from dpsweep.orchestration.tracking.tracker import group_table
-from dpsweep.workers.evaluation.attack_results import AttackResults, MembershipAttack, read_attacks, write_attacks
+from dpsweep.workers.evaluation.attack_results import (
+    AttackResults,
+    ExposureAttack,
+    MembershipAttack,
+    read_attacks,
+    write_attacks,
+)
 from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.training.counters import read_counters
 from tests.orchestration.planted_trials import finished_with
@@ -26,6 +32,8 @@ CANARY = CORRECT / EXAMPLES
 SHOWN = "73.2"
 TRAINING = 0.8257041736
 """The accuracy that every model is made to have on its training examples."""
+EXPOSURE = 6.2918374651
+"""The bits that every model is made to give away of its secrets."""
 
 
 def with_canary(files: TrialFiles) -> None:
@@ -35,9 +43,10 @@ def with_canary(files: TrialFiles) -> None:
     assert len(attacks.loss_threshold) == len(scores.groups) == 10
     planted = tuple(replace(group, examples=EXAMPLES, correct=CORRECT) for group in attacks.loss_threshold)
     ratio = MembershipAttack("0", 10_000, CANARY, CANARY - 0.01, CANARY + 0.01, CANARY, CANARY)
+    secrets = ExposureAttack(40, 1, 1024, EXPOSURE, EXPOSURE - 0.5, EXPOSURE + 0.5, 3)
     groups = tuple(replace(group, accuracy=TRAINING) for group in scores.groups)
     trained = replace(scores, accuracy=TRAINING, groups=groups)
-    write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,), training_scores=trained))
+    write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,), exposure=secrets, training_scores=trained))
     note_written(files)
 
 
@@ -64,7 +73,14 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     courses = read_counters(private.private_training).courses
     means = [repr(value) for course in courses for value in (course.norms[-1], course.losses[-1])]
     assert len(means) == 20, "of ten groups"
-    secrets = [str(CANARY), str(TRAINING), f"{SHOWN} ±", *(repr(r) for r in correlations if r is not None), *means]
+    secrets = [
+        str(CANARY),
+        str(TRAINING),
+        str(EXPOSURE),
+        f"{SHOWN} ±",
+        *(repr(r) for r in correlations if r is not None),
+        *means,
+    ]
     assert len(secrets) > 10
     thresholds = [
         repr(group.threshold)
@@ -83,6 +99,8 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert shown.count("points to test") == 22, "two settings, in all and of ten groups"
     assert "their training examples" not in words(files.report)
     assert shown.count("0.722 to 0.742, of 10000; loss alone 0.732, gradient alone 0.732") == 2
+    assert "Which secrets can be extracted" not in words(files.report)
+    assert shown.count("5.79 to 6.79") == 2
     assert "Who is at risk, by bound, attack and audit" in shown
     assert "Who is at risk" not in words(files.report)
     assert "Pearson’s r" in shown.replace("&#x27;", "’")
@@ -92,6 +110,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
         assert "attack_success_rate" not in group_table([trial])
         assert "privacy/loss_correlation" not in final_metrics(trial)
         assert "final/training_accuracy" not in final_metrics(trial)
+        assert "privacy/exposure" not in final_metrics(trial)
         assert set(group_table([trial])["training_accuracy"]) == {None}
         assert "fairness/clipping_bias_gap" not in final_metrics(trial)
         assert set(group_table([trial])["gradient_norm"]) == {None}
@@ -112,6 +131,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
         assert group_table([trial])["attack_success_rate"] == [CANARY] * 10
         assert group_table([trial])["training_accuracy"] == [TRAINING] * 10
         assert final_metrics(trial)["final/training_accuracy"] == TRAINING
+        assert final_metrics(trial)["privacy/exposure"] == EXPOSURE
         assert trial.tags["sensitive"] == "true"
     exact = read_exact_statistics(trial_in(files.root, "flat-seed0").private_summary, "")
     assert exact is not None

@@ -115,6 +115,23 @@ class MembershipAttack:
     gradient_auc: float
 
 
+@dataclass(frozen=True)
+class ExposureAttack:
+    """Exposure of secrets in bits (see `dpsweep.workers.trials.exposure`), its mean with Student's 95% interval.
+
+    `canaries`: number of secrets, each in ``repeats`` training examples, and ranked among ``candidates``. `extracted`:
+    how many have rank 1.
+    """
+
+    canaries: int
+    repeats: int
+    candidates: int
+    mean: float
+    lower: float
+    upper: float
+    extracted: int
+
+
 def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
     """Return a 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
 
@@ -140,6 +157,7 @@ class AttackResults:
     loss_threshold: tuple[GroupAttack, ...] = ()
     audit: AuditResult | None = None
     rmia: tuple[MembershipAttack, ...] = ()
+    exposure: ExposureAttack | None = None
     training_scores: Evaluation | None = None
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")

@@ -58,6 +58,7 @@ from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.training.trial_reasons import reasons_of_trial
 from dpsweep.workers.trials.attacks import attack
 from dpsweep.workers.trials.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
+from dpsweep.workers.trials.exposure import exposure, with_secrets
 from dpsweep.workers.trials.membership import likelihood_ratio_attack
 from dpsweep.workers.trials.ranks import RankGroup
 from dpsweep.workers.trials.trained_model import describe_inputs
@@ -110,7 +111,7 @@ def follow_trial(
     releases: tuple[Release, ...] = (),
 ) -> None:
     """Compute this rank's share of the gradients of the trial that rank 0 runs; see `run_trial`, also for errors."""
-    files, dataset = TrialFiles(root), load_dataset(spec.data, code)
+    files, dataset = TrialFiles(root), with_secrets(spec, load_dataset(spec.data, code))
     _meet(group)
     if exists(files.training):
         return
@@ -194,7 +195,8 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
 
     Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
     """
-    dataset = source = load_dataset(spec.data, code)
+    loaded = load_dataset(spec.data, code)
+    dataset = source = with_secrets(spec, loaded)
     require_owners(spec, are_shared(dataset.train.user_ids))
     require_strangers(spec, shared_users(dataset))
     mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
@@ -227,7 +229,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
             store_code(files, spec, code)
         write_bytes_atomically(files.spec, spec.to_json().encode())
         _write_users(spec, files, dataset)
-        write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
+        write_private_sealed(files.data_fingerprint, json.dumps({"data": loaded.digest()}).encode())
         save()
     else:
         trainer.restore(stored["trainer"])
@@ -398,7 +400,8 @@ def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialF
     threshold = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
     ratio = likelihood_ratio_attack(model, trained, loss, spec, files, code) if spec.attacks.rmia else ()
     scored = evaluate(model, trained.train, trained, loss, 1) if spec.attacks.training_scores else None
-    return AttackResults(threshold, audited, ratio, scored)
+    secrets = exposure(model, dataset, loss, spec)
+    return AttackResults(threshold, audited, ratio, secrets, scored)
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:

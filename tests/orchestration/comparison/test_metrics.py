@@ -107,6 +107,7 @@ def test_results_json_holds_every_metric_under_its_name() -> None:
         "mean_example_epsilon": 1.25,
         "median_example_epsilon": 1.5,
         "loss_correlation": None,
+        "exposure": None,
         "accuracy": 0.81,
         "loss": 0.62,
         "accuracy_change": -0.07,
