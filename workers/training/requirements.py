@@ -48,6 +48,11 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
             check_gradient_audit(spec, layerwise=method.layerwise)
         else:
             check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
+            if spec.attacks.exposure is not None:
+                raise InvalidInput(
+                    "audit.kind is rows, of which half are left out of training, secrets of attacks.exposure among "
+                    "them; set audit.kind: gradient, or leave one of the two out"
+                )
     if spec.execution.device != "auto":
         known_device(spec.execution.device)
     highest = max(segment.noise_multiplier for segment in trace.segments)

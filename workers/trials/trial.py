@@ -111,7 +111,7 @@ def follow_trial(
     releases: tuple[Release, ...] = (),
 ) -> None:
     """Compute this rank's share of the gradients of the trial that rank 0 runs; see `run_trial`, also for errors."""
-    files, dataset = TrialFiles(root), with_secrets(spec, load_dataset(spec.data, code))
+    files, dataset = TrialFiles(root), load_dataset(spec.data, code)
     _meet(group)
     if exists(files.training):
         return
@@ -122,7 +122,7 @@ def follow_trial(
         stored = load_checkpoint(files.checkpoint, owner)
         assert stored is not None, "rank 0 has stored it before the ranks meet"
         dataset, _ = with_rows_of_users(spec, dataset, stored.get("users"))
-        dataset = _preprocessed(spec, dataset, stored["preprocessing"])
+        dataset = _preprocessed(spec, with_secrets(spec, dataset), stored["preprocessing"])
         local = LocalGradients(spec, dataset, parts_of(spec, dataset, code))
         ModelValues(local.model).restore(stored["trainer"]["model"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
@@ -195,8 +195,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
 
     Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
     """
-    loaded = load_dataset(spec.data, code)
-    dataset = source = with_secrets(spec, loaded)
+    dataset = source = load_dataset(spec.data, code)
     require_owners(spec, are_shared(dataset.train.user_ids))
     require_strangers(spec, shared_users(dataset))
     mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
@@ -206,6 +205,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     device = choose_device(spec.execution.device)
     noise = make_noise_source(spec.noise_source, spec.seed, device)
     dataset, drawn = with_rows_of_users(spec, dataset, stored.get("users") if stored else None)
+    dataset = with_secrets(spec, dataset)
     fitted = stored["preprocessing"] if stored else {}
     if spec.preprocessing is not None and stored is None:
         fitted = make_preprocessing(spec.preprocessing).fit(dataset, noise)
@@ -229,7 +229,7 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
             store_code(files, spec, code)
         write_bytes_atomically(files.spec, spec.to_json().encode())
         _write_users(spec, files, dataset)
-        write_private_sealed(files.data_fingerprint, json.dumps({"data": loaded.digest()}).encode())
+        write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
         save()
     else:
         trainer.restore(stored["trainer"])

@@ -15,7 +15,16 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Dataset, load_dataset
 from dpsweep.workers.evaluation.attack_results import read_attacks
-from dpsweep.workers.spec import AttackSpec, Component, DataSpec, ExposureSpec, NoiseSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.spec import (
+    AttackSpec,
+    AuditSpec,
+    Component,
+    DataSpec,
+    ExposureSpec,
+    NoiseSpec,
+    SamplingSpec,
+    TrialSpec,
+)
 from dpsweep.workers.tasks.task import IGNORED
 from dpsweep.workers.trials.exposure import with_secrets
 from dpsweep.workers.trials.trial import run_trial
@@ -108,3 +117,8 @@ def test_what_has_no_room_is_one_line(texts: DataSpec, case: str) -> None:
 def test_only_models_of_the_next_token_are_asked() -> None:
     with pytest.raises(InvalidInput, match=r"ranks secrets by a model of the next token .*, which 'digits' has not"):
         with_secrets(spec_of(DataSpec("digits")), load_dataset(DataSpec("digits")))
+
+
+def test_rows_that_an_audit_leaves_out_may_not_be_secrets(texts: DataSpec, tmp_path: Path) -> None:
+    with pytest.raises(InvalidInput, match=r"half are left out of training, secrets of attacks\.exposure among them"):
+        run_trial(spec_of(texts, audit=AuditSpec(canaries=20)), str(tmp_path))
