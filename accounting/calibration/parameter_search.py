@@ -355,10 +355,11 @@ def _smallest(
 
 def _largest_count(cost: Callable[[int], float], limit: float, at_most: int) -> int:
     """Return the largest count in [0, at_most] with cost(count) <= limit, for a cost that increases with the count."""
-    low, high = 0, 1
-    while high <= at_most and _fits(cost(high), limit):
-        low, high = high, 2 * high
-    high = min(high, at_most + 1)
+    low, high = 0, min(1, at_most)
+    while low < high and _fits(cost(high), limit):
+        if high == at_most:
+            return at_most
+        low, high = high, min(2 * high, at_most)
     while high - low > 1:
         middle = (low + high) // 2
         low, high = (middle, high) if _fits(cost(middle), limit) else (low, middle)

@@ -30,6 +30,13 @@ UNKNOWN = 1e6
 _BLOCK_ENTRIES = 1 << 15
 """Largest number of entries (nodes times grid points) in memory at once."""
 
+_MOST_ENTRIES = 1 << 21
+"""Largest number of entries of nodes on one grid. Little noise asks for more, and has no table entries there: Renyi DP,
+nearly tight at its large epsilons, bounds the examples that reach these nodes."""
+
+_LEVELS = 40
+"""Number of grids, each for sqrt(u) up to half of that of the one before; the last one is for all that is below."""
+
 _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""
 
@@ -77,10 +84,10 @@ def moment_table(law: StepLaw, precisions: Array, contour: Contour, direction: s
     """
     sample_rate, chance = law
     exponents, roots = EXPONENTS[direction](contour.points), np.sqrt(precisions)
-    found = np.empty((len(roots), contour.size), np.complex128)
-    powers = np.empty((3, len(roots)))
+    found = np.full((len(roots), contour.size), np.nan, np.complex128)
+    powers = np.full((3, len(roots)), np.nan)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        for at, tilted, log_ratio, members in _tilted(sample_rate, roots, float(roots.max()), exponents):
+        for at, tilted, log_ratio, members in _tilted(sample_rate, roots, exponents):
             found[at] = _moments(tilted, log_ratio, exponents)
             powers[:, at] = [(tilted * members**k).sum(axis=1) for k in (2, 3, 4)]
         suprema = chance * _cell_suprema(sample_rate, precisions, exponents[0].real, powers)
@@ -91,19 +98,33 @@ def moment_table(law: StepLaw, precisions: Array, contour: Contour, direction: s
     return MomentTable(np.where(known, log_moments, 0.0), np.where(known, errors, UNKNOWN))
 
 
-def _tilted(
-    sample_rate: float, roots: Array, widest: float, exponents: Complex
-) -> Iterator[tuple[slice, Array, Array, Array]]:
+def _tilted(sample_rate: float, roots: Array, exponents: Complex) -> Iterator[tuple[slice, Array, Array, Array]]:
     """Yield for a few nodes at a time: their slice; G^(Re z) times the grid's weights, log G and p, all [nodes, grid].
 
-    One grid is accurate for every sqrt(u) up to ``widest``. Each row depends on its own node only.
+    Nodes whose grid would be too long are left out (`_grids`).
     """
-    points = _integration_grid(sample_rate, roots[:1], exponents, widest)[0].size
-    block = max(1, _BLOCK_ENTRIES // points)
-    for start in range(0, len(roots), block):
-        at = slice(start, start + block)
-        log_ratio, members, log_density = _integration_grid(sample_rate, roots[at], exponents, widest)
-        yield at, np.exp(exponents[0].real * log_ratio + log_density), log_ratio, members
+    for level, widest in _grids(sample_rate, roots, exponents):
+        block = max(1, int(_BLOCK_ENTRIES / _grid_size(sample_rate, exponents, widest)))
+        for start in range(level.start, level.stop, block):
+            at = slice(start, min(start + block, level.stop))
+            log_ratio, members, log_density = _integration_grid(sample_rate, roots[at], exponents, widest)
+            yield at, np.exp(exponents[0].real * log_ratio + log_density), log_ratio, members
+
+
+def _grids(sample_rate: float, roots: Array, exponents: Complex) -> Iterator[tuple[slice, float]]:
+    """Yield the nodes that share a grid, and the largest sqrt(u) for which the grid is accurate.
+
+    roots [nodes]: ascending; the two largest are never left out (`spreading.near_reached`) and tell how many nodes the
+    grid would serve. So a node's grid depends on its own sqrt(u) and on these two only.
+    """
+    widest, spacing = float(roots[-1]), float(roots[-1] - roots[-2])
+    for level in range(_LEVELS):
+        lowest = 0.5 * widest if level < _LEVELS - 1 else -1.0
+        start, stop = np.searchsorted(roots, [lowest, widest], side="right").tolist()
+        size = _grid_size(sample_rate, exponents, widest)
+        if start < stop and size * max(1.0, (widest - lowest) / spacing) <= _MOST_ENTRIES:
+            yield slice(start, stop), widest
+        widest *= 0.5
 
 
 def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
@@ -119,9 +140,22 @@ def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
 def _integration_grid(
     sample_rate: float, roots: Array, exponents: Complex, widest: float
 ) -> tuple[Array, Array, Array]:
-    """log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid].
+    """log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid]."""
+    low, high, step = _grid(sample_rate, exponents, widest)
+    x = np.arange(low, high, step)
+    log_ratio, members = _ratio(sample_rate, roots[:, None] * x - 0.5 * np.square(roots)[:, None])
+    return log_ratio, members, np.log(step) - 0.5 * np.log(2.0 * np.pi) - 0.5 * x**2
 
-    The grid is accurate for every sqrt(u) up to ``widest``. G^z is analytic for |Im x| <= d with s d <= pi/2. There
+
+def _grid_size(sample_rate: float, exponents: Complex, widest: float) -> float:
+    low, high, step = _grid(sample_rate, exponents, widest)
+    return (high - low) / step
+
+
+def _grid(sample_rate: float, exponents: Complex, widest: float) -> tuple[float, float, float]:
+    """Return the ends and the step of the grid over x.
+
+    It is accurate for every sqrt(u) up to ``widest``. G^z is analytic for |Im x| <= d with s d <= pi/2. There
     |G^z| <= G^Re(z) e^(|Im z| s d), times sec(s d / 2)^|Re z| when Re z < 0, and the normal density grows by e^(d^2/2).
     So the trapezoidal rule with step h errs by less than 2 exp(growth - 2 pi d / h). Left of the grid G^z is at most
     max(1, (1-q)^Re z). Right of it, for a = Re z > 0, G^a <= 2^a max(1, q^a M^a). Times the normal density, q^a M^a is
@@ -133,9 +167,7 @@ def _integration_grid(
     strip = min(0.5 * np.pi / max(widest, 1e-300), 6.0)
     growth = 0.5 * strip**2 + top * widest * strip - min(real, 0.0) * -np.log(np.cos(0.5 * widest * strip))
     step = 2.0 * np.pi * strip / (growth + _LOG_PRECISION)
-    x = np.arange(-left, right + step, step)
-    log_ratio, members = _ratio(sample_rate, roots[:, None] * x - 0.5 * np.square(roots)[:, None])
-    return log_ratio, members, np.log(step) - 0.5 * np.log(2.0 * np.pi) - 0.5 * x**2
+    return float(-left), float(right + step), float(step)
 
 
 def _ratio(sample_rate: float, log_m: Array) -> tuple[Array, Array]:
@@ -221,11 +253,10 @@ def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: 
         most = np.maximum(low * right - 0.5 * low**2, high * right - 0.5 * high**2)
         most = np.where((right > low) & (right < high), 0.5 * right**2, most)
         (least_ratio, least_member), (most_ratio, most_member) = (_ratio(sample_rate, v) for v in (least, most))
-        grid_ratio, _, log_weight = _integration_grid(
-            sample_rate, roots[1:], np.array([exponent + 0j]), float(roots.max())
-        )
-        largest = np.log(np.exp(exponent * grid_ratio + log_weight).sum(axis=1, keepdims=True))
-        log_tilt = np.minimum(exponent * least_ratio, exponent * most_ratio) - largest
+        totals = np.full((len(roots), 1), np.nan)
+        for at, tilted, _, _ in _tilted(sample_rate, roots, np.array([exponent + 0j])):
+            totals[at] = tilted.sum(axis=1, keepdims=True)
+        log_tilt = np.minimum(exponent * least_ratio, exponent * most_ratio) - np.log(totals[1:])
         log_normal = -0.5 * np.maximum(left**2, right**2) - 0.5 * np.log(2.0 * np.pi)
         heights = np.exp(log_tilt + log_normal) / (high * most_member)
         lengths = low * least_member * np.diff(x)

@@ -26,7 +26,8 @@ def gaussian_log_delta(mean: float, epsilon: float) -> float:
         log_density = -(near**2) / 2 - math.log(2) + math.log(special.erfcx(near / math.sqrt(2)))
         return log_density + math.log1p(-special.erfcx(far / math.sqrt(2)) / special.erfcx(near / math.sqrt(2)))
     log_first = float(special.log_ndtr(-near))
-    return log_first + math.log(-math.expm1(epsilon + float(special.log_ndtr(-far)) - log_first))
+    log_second = -(near**2) / 2 - math.log(2) + math.log(special.erfcx(far / math.sqrt(2)))  # epsilon may be huge
+    return log_first + math.log(-math.expm1(log_second - log_first))
 
 
 def gaussian_delta(mean: float, epsilon: float) -> tuple[float, float]:

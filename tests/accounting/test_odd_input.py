@@ -26,6 +26,7 @@ from dpsweep.accounting.jobs import release
 from dpsweep.accounting.mechanism import schedules
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
+from dpsweep.accounting.numerics.gaussian import gaussian_delta, gaussian_epsilon
 
 ODD: tuple[Any, ...] = (
     *(math.nan, math.inf, -math.inf, 0, -1, -0.5, 1e-320, 1e300, 10**400, 2**60, True, np.True_, None, "7", 1j, b"1"),
@@ -200,6 +201,18 @@ def test_one_gaussian_release_with_more_digits(sigma: float) -> None:
         for epsilon in (0.0, 0.5 / sigma**2, 1 / sigma, 3 / sigma, 500.0):
             bounds = pld.delta_pld(trace, epsilon)
             assert bounds.lower <= _gaussian_delta(1 / sigma, epsilon) <= bounds.upper
+
+
+@pytest.mark.parametrize("mean", [1e6, 3e8, 1e12])
+@pytest.mark.parametrize("delta", [1e-200, 1e-5, 0.9])
+def test_a_gaussian_whose_epsilon_has_more_digits_than_a_float(mean: float, delta: float) -> None:
+    """A million full batches at noise multiplier 1e-6 shift the mean by 1e9; epsilon is half the square of that."""
+    upper, lower = gaussian_epsilon(mean, delta)
+    with mpmath.workdps(80):
+        assert _gaussian_delta(mean, upper) <= delta
+        assert lower == 0.0 or _gaussian_delta(mean, lower) >= delta
+        above, below = gaussian_delta(mean, lower or upper)
+        assert below <= _gaussian_delta(mean, lower or upper) <= above
 
 
 def test_lists_are_arrays_and_numbers_of_numpy_are_numbers() -> None:

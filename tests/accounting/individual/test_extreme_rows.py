@@ -77,6 +77,8 @@ def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
 @pytest.mark.parametrize(
     ("segments", "delta"),
     [
+        pytest.param([[8e-6, 16_083.0, 77], [0.026, 8e-6, 10**8], [1.3e-5, 5e-6, 9513]], 9e-92, id="hardly any noise"),
+        pytest.param([[1e-12, 1.6e-4, 12_465]], 6e-85, id="hardly any noise, and hardly any draws"),
         pytest.param([[2e-6, 0.054, 95_050], [3e-6, 0.101, 1000], [5e-6, 0.03, 1000]], 1e-59, id="little noise"),
         pytest.param([[1e-12, 3.5, 12], [0.117, 3.3e7, 2], [0.013, 5e5, 2]], 1e-70, id="much noise"),
         pytest.param([[0.0028, 71.0, 3], [0.0031, 85.0, 3]], 5e-17, id="a tiny delta"),
