@@ -193,6 +193,7 @@ def _quality(
         on_training=main_score(training.accuracy, training.scores) if training else None,
         hidden=tuple(name for name in group_names if name not in shown),
         user_accuracy=evaluation.user_accuracy,
+        constant=evaluation.constant,
     )
 
 

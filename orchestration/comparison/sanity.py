@@ -14,16 +14,21 @@ from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.formats import first_few
 from dpsweep.orchestration.comparison.intervals import LEVEL
-from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.comparison.values import CONSTANT_SCORES, has_learnt
+from dpsweep.orchestration.comparison.values import constant_score, has_learnt
 from dpsweep.orchestration.records.published import PublishedQuality, PublishedTrial
 
 _HARDLY: Final = {"classification": 0.2, "regression": 0.05}
 """By task: a baseline that gains at most this share of what a perfect model gains over a constant prediction has learnt
 almost nothing. R² is this share by its definition."""
 
-
+_CONSTANT: Final = {
+    "language_modelling": "the most frequent token",
+    "multi_label": "the same labels",
+    "regression": "the mean",
+    "segmentation": "the most frequent class for every pixel",
+}
+"""By task: the best constant prediction, where it is not the most frequent class."""
 _ENOUGH_SEEDS: Final = 3
 """With fewer seeds, Student's t makes the interval over seeds so wide that no setting would be told from constant."""
 _FREQUENT: Final = 0.9
@@ -51,11 +56,9 @@ def _is_constant(trial: PublishedTrial) -> bool:
     return everyone == 1 if groups_are_classes else all(classes == 1 for classes in predicted)
 
 
-def constant_score(setting: Setting, main: Metric) -> float | None:
-    """Return the main score of the best constant prediction on the setting's test data; None if it is not known."""
-    if main.task in CONSTANT_SCORES:
-        return CONSTANT_SCORES[main.task]
-    found = setting.over_seeds(metric("majority_class_rate").value)
+def constant_of(setting: Setting) -> float | None:
+    """Return the mean over seeds of `constant_score` on the setting's test data; None if it is not known."""
+    found = setting.over_seeds(lambda trial: constant_score(trial.quality) if trial.quality else None)
     return found.mean if found else None
 
 
@@ -74,7 +77,7 @@ def too_few_to_test(setting: Setting, evidence: Evidence, main: Metric) -> str:
     They are so few that even a model without a mistake has an interval that reaches down to a constant prediction: of
     n right answers out of n, Clopper and Pearson's lower end is the n-th root of 0.025.
     """
-    constant, (units, unit) = constant_score(setting, main), evidence.units(setting, main.name)
+    constant, (units, unit) = constant_of(setting), evidence.units(setting, main.name)
     if constant is None or units <= 0.0 or ((1.0 - LEVEL) / 2.0) ** (1.0 / units) > constant:
         return ""
     those = f"one {unit}" if units == 1.0 else f"{units:.0f} {unit}s"
@@ -89,7 +92,7 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
     which it always does if too few were held out to test.
     With one or two seeds that is the interval over test examples alone. Without an interval the mean counts.
     """
-    constant, found = constant_score(setting, main), setting.over_seeds(main.value)
+    constant, found = constant_of(setting), setting.over_seeds(main.value)
     shown = main.format.one
     always = f"always predicting {best_constant(main)}, which reaches {shown(constant)}" if constant is not None else ""
     if is_constant(setting):
@@ -118,7 +121,7 @@ def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, fl
 
 def best_constant(main: Metric) -> str:
     """Return the best constant prediction in words, for use after "always predicting"."""
-    return "the mean" if main.task == "regression" else "the most frequent class"
+    return _CONSTANT.get(str(main.task), "the most frequent class")
 
 
 def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: Metric) -> str:
@@ -131,7 +134,7 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     if not baselines:
         return ""
     best = max(baselines, key=lambda setting: _mean(setting, main))
-    reached, constant, shown = _mean(best, main), constant_score(best, main), main.format.one
+    reached, constant, shown = _mean(best, main), constant_of(best), main.format.one
     if few := too_few_to_test(best, evidence, main):
         return f"The cost of privacy is unknown: {few}."
     unknown = "the baseline learnt almost nothing; the cost of privacy is unknown."

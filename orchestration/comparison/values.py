@@ -84,16 +84,17 @@ def loss(trial: PublishedTrial) -> float | None:
     return trial.quality.loss if trial.quality else None
 
 
-CONSTANT_SCORES = {"regression": 0.0}
-"""The main score of a constant prediction, by task, where it does not depend on the data."""
+def constant_score(found: Evaluation | PublishedQuality) -> float | None:
+    """Return the main score of the best constant prediction on the same examples; None if it is not known."""
+    majority = counted(found.counts, majority_rate)
+    return found.constant if majority is None else majority
 
 
 def has_learnt(found: Evaluation | PublishedQuality) -> bool:
     """Return whether the loss is finite, and the main score better than that of a constant prediction where that is
     known.
     """
-    majority = counted(found.counts, majority_rate)
-    constant = CONSTANT_SCORES.get(found.task) if majority is None else majority
+    constant = constant_score(found)
     return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
 
 

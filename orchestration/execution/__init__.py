@@ -20,6 +20,7 @@ __all__ = [
     "removal",
     "reuse",
     "same_code",
+    "session",
     "shared_connection",
     "status_file",
     "storage_checks",

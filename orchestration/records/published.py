@@ -124,7 +124,7 @@ class PublishedQuality:
     scores by name, and scores of single labels or targets. The change of a score is named after the score with
     ``_change``. `on_training`: ``main`` on the training examples; None if it was not asked for, or exact statistics
     are not shown. `hidden`: names of groups that are not in ``groups``, because they are too small in the test data or
-    would give away one that is.
+    would give away one that is. `constant`: as of an `Evaluation`.
     """
 
     accuracy: float | None
@@ -139,6 +139,7 @@ class PublishedQuality:
     on_training: float | None = None
     hidden: tuple[str, ...] = ()
     user_accuracy: float | None = None
+    constant: float | None = None
 
     @property
     def main(self) -> float | None:

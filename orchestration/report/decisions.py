@@ -6,9 +6,10 @@ from collections.abc import Iterable, Sequence
 
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, first_few, listed, number, percent
+from dpsweep.orchestration.comparison.formats import SHARES, Format, first_few, listed, number
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
+from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, says_nothing, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import epsilon
@@ -85,8 +86,9 @@ def _against_baseline(found: Findings, best: Setting) -> str:
         text = f", {_below(interval.value, shown)} the best non-private setting ({ends})"
     else:
         text = f", {_below(change.mean, shown)} the non-private baseline" if change else ""
-    constant = best.over_seeds(metric("majority_class_rate").value)
-    return text + (f", where always predicting one class reaches {percent(constant.mean)}" if constant else "")
+    constant = constant_of(best)
+    always = f", where always predicting {best_constant(found.main)} reaches"
+    return text if constant is None or found.main.task == "regression" else f"{text}{always} {shown.one(constant)}"
 
 
 def _below(change: float, shown: Format) -> str:

@@ -19,7 +19,7 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.more_private import more_private, said_of
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
-from dpsweep.orchestration.comparison.sanity import best_constant, constant_score
+from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, called, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
@@ -429,7 +429,7 @@ def _by_method(found: Findings, style: Style) -> Plot | None:
         interval = found.interval(each, of.name)
         _dots(figure, each, style, [(row, each.name, mean.mean if mean else 0.0, interval)], of.format)
     left_out = len(baselines) + len(private) - len(rows)
-    constant = constant_score(rows[0], of)
+    constant = constant_of(rows[0])
     lowest = min(trace["x"][0] - trace["error_x"]["arrayminus"][0] for trace in figure.data)
     if constant is not None and constant > lowest - _FAR:
         figure.add_vline(constant, line={"color": MUTED, "width": 1, "dash": "dot"})

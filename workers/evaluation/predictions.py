@@ -218,6 +218,7 @@ def _scored(predictions: Predictions, split: Split, dataset: Dataset, min_group_
         fairness={},
         scores=overall,
         task=dataset.task,
+        constant=task.constant(split.labels, dataset.class_names),
     )
 
 

@@ -52,6 +52,9 @@ class Classification:
         losses, sure = -logs.gather(1, labels[:, None])[:, 0], logs.gather(1, decided[:, None])[:, 0].exp()
         return torch.stack((decided.double(), losses, sure), 1)
 
+    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
+        return None
+
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         return {}
 

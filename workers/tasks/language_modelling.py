@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import IGNORED, Array, Score, share, within
+from dpsweep.workers.tasks.task import IGNORED, Array, Score, occurrences, share, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,11 @@ class LanguageModelling:
         losses = functional.cross_entropy(rows, tokens, reduction="none", ignore_index=IGNORED).view(labels.shape)
         right = (outputs.argmax(2) == labels) & counted
         return torch.stack((losses.double().sum(1), counted.double().sum(1), right.double().sum(1)), 1)
+
+    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
+        """Return the share of the most frequent token."""
+        counts = occurrences(labels, len(names))
+        return float(counts.max() / counts.sum()) if counts.any() else None
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         return {}

@@ -51,6 +51,10 @@ class Regression:
         targets, errors = labels.double(), outputs.double() - labels.double()
         return torch.cat((torch.ones_like(errors[:, :1]), errors**2, errors.abs(), targets, targets**2), 1)
 
+    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
+        """Return 0, which is R² of the mean by definition."""
+        return 0.0
+
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Return scores of each target if there are several; empty for one."""
         if len(names) == 1:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import IGNORED, Array, Score, known, mean_of_known, share, within
+from dpsweep.workers.tasks.task import IGNORED, Array, Score, known, mean_of_known, occurrences, share, within
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -54,6 +54,11 @@ class Segmentation:
         classes = range(outputs.shape[1])
         counts = [(found == each).flatten(1).sum(1) for found in (right, predicted, labels) for each in classes]
         return torch.stack(counts, 1).double()
+
+    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
+        """Return the mean IoU of one class for every pixel: that of the others which occur is 0."""
+        counts = occurrences(labels, len(names))
+        return float(counts.max() / counts.sum() / np.count_nonzero(counts)) if counts.any() else None
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Return the defined scores of each class; a class that neither occurs nor is predicted is left out."""

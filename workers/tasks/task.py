@@ -78,6 +78,12 @@ class Task(Protocol):
         """Return values to keep of each example, float64 [b, m]; for tasks with scores, the terms of their sums."""
         ...
 
+    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
+        """Return the main score of the best constant prediction for ``labels`` [n, ...]; None for classification, whose
+        counts say it.
+        """
+        ...
+
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Return scores of each label or target by its name, from sums [m] of `kept`; empty if the task has none."""
         ...
@@ -88,6 +94,16 @@ def within(labels: Tensor, count: int) -> bool:
     memory-mapped.
     """
     return all(bool(((rows == IGNORED) | ((rows >= 0) & (rows < count))).all()) for rows in labels.split(_ROWS))
+
+
+def occurrences(labels: Tensor, count: int) -> Array:
+    """Return how often each of ``count`` labels occurs, [count], without `IGNORED`; read in blocks, as they may be
+    memory-mapped.
+    """
+    found = np.zeros(count)
+    for rows in labels.split(_ROWS):
+        found += np.bincount(rows[rows != IGNORED].flatten().numpy(), minlength=count)
+    return found
 
 
 def known(numbers: Mapping[str, Array]) -> dict[str, float]:

@@ -71,7 +71,11 @@ def test_a_finished_trial_is_compared_with_its_baseline(tmp_path: Path) -> None:
     assert shown.wall_seconds == 7.5
 
 
-@pytest.mark.parametrize("lost", [{"loss": math.inf}, {"task": "regression", "accuracy": None, "scores": {"r2": -4.0}}])
+@pytest.mark.parametrize(
+    "lost",
+    [{"loss": math.inf}, {"task": "regression", "accuracy": None, "scores": {"r2": -4.0}, "constant": 0.0}],
+    ids=["diverged", "worse than the mean"],
+)
 def test_nothing_is_compared_with_a_baseline_that_has_learnt_nothing(tmp_path: Path, lost: dict[str, Any]) -> None:
     record, _ = sample_record(tmp_path)
     found = record.finished(BASELINE)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -50,6 +51,27 @@ def test_regression_agrees_with_scikit_learn() -> None:
     of_each = metrics.r2_score(*exact, multioutput="raw_values")
     parts = parts_of("regression", torch.tensor(outputs), torch.tensor(targets), ("y", "z"))
     assert [parts[name]["r2"] for name in ("y", "z")] == pytest.approx(of_each, rel=1e-6)
+
+
+def test_no_constant_prediction_is_better_than_the_one_that_is_named() -> None:
+    """Of all: every token, every set of labels, every class for all pixels, and the mean."""
+    tokens = torch.tensor([[2, 0, IGNORED], [2, 1, 2]])
+    of_tokens = [functional.one_hot(torch.full((2, 3), token), 3).float() for token in range(3)]
+    several = torch.from_numpy(DRAW.integers(0, 2, (40, 4)) * DRAW.integers(0, 2, 40)[:, None]).float()
+    sets = [torch.tensor(chosen).float().expand(40, 4) - 0.5 for chosen in itertools.product((0, 1), repeat=4)]
+    pixels = torch.from_numpy(DRAW.choice([IGNORED, 0, 1, 1, 1, 3], (5, 6, 6)))
+    of_pixels = [functional.one_hot(torch.full((5, 6, 6), kind), 4).float().movedim(3, 1) for kind in range(4)]
+    numbers = torch.from_numpy(DRAW.normal(size=(30, 1)))
+    cases = {
+        "language_modelling": (tokens, of_tokens, ("a", "b", "c")),
+        "multi_label": (several, sets, ("a", "b", "c", "d")),
+        "segmentation": (pixels, of_pixels, ("a", "b", "c", "d")),
+        "regression": (numbers, [numbers.mean(0).expand(30, 1)], ("y",)),
+    }
+    assert set(cases) == set(TASKS) - {"classification"}
+    for name, (labels, outputs, names) in cases.items():
+        best = max(scores_of(name, each, labels)[TASKS[name].main] for each in outputs)
+        assert TASKS[name].constant(labels, names) == pytest.approx(best, abs=1e-9), name
 
 
 def test_constant_targets_have_no_r2() -> None:
