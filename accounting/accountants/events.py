@@ -141,8 +141,8 @@ def _grid(trace: Trace, group_size: int) -> float:
     """Return the finest grid, at least dp_accounting's own 1e-4, on which its tables have at most about `_POINTS`
     points.
 
-    A table spans the losses of one round down to probability e^-50, which is ten standard deviations of the Gaussian
-    without sampling, or the losses of the composed run down to probability 1e-15.
+    A table spans the losses of one round down to probability e^-50, or of the composed run down to 1e-15. The first is
+    ten standard deviations of the Gaussian without sampling.
     """
     shifts = [(1.0 + segment.sampling.displaced) / segment.effective_noise_multiplier() for segment in trace.segments]
     shifts += [1.0 / release.noise_multiplier for release in trace.releases if isinstance(release, GaussianRelease)]

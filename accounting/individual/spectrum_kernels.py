@@ -80,7 +80,8 @@ def moments(tilted: Array, cosines: Array, sines: Array, real: Array, imaginary:
 def _exponentials(x: Array, found: Array) -> None:
     """exp(x) within 4e-16 of itself: 0 below -708 and infinity above 709. A loop that vectorises, unlike np.exp.
 
-    x = n log 2 + r with |r| <= 0.35; Taylor's series of exp(r) ends with r^13; 2^n has n + 1023 in its exponent's bits.
+    In x = n log 2 + r, |r| is at most 0.35. Taylor's series of exp(r) ends with r^13. 2^n has n + 1023 in the bits of
+    its exponent.
     """
     bits = found.view(np.int64)
     for k in range(len(x)):

@@ -73,7 +73,7 @@ class RandomTrials:
 def _mean(log: float, shape: float) -> float:
     """E[K] at gamma = e^-log: shape (1 - gamma) / (gamma (1 - gamma^shape))  (Papernot and Steinke 2022, Definition 1).
 
-    1 at log 0, and (1/gamma - 1) / log at shape 0.
+    It is 1 at log 0, and (1/gamma - 1) / log at shape 0.
     """
     if log == 0.0:
         return 1.0

@@ -197,8 +197,8 @@ class Trace:
     true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
     noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
     cost of the noise that was used is then no proven bound but an estimate. ended_by_results: the run would have gone
-    on had its results been others (a scheduler stopped it). The cost of the steps that ran is then an estimate, too,
-    because an end can be chosen that has leaked much. filter: the filter that limited the total cost of every example.
+    on had its results been others (a scheduler stopped it). Then the cost of the steps that ran is an estimate, too,
+    as an end can be chosen that has leaked much. filter: the filter that limited the total cost of every example.
     Its budget is a guarantee even if noise or end followed results. selection: how the run, the only one released, was
     chosen among several (private selection, docs/accounting.md). All other fields then describe each of these runs, and
     epsilons are those after the selection. strategy: how the noise of the steps is correlated. unit: whose privacy its

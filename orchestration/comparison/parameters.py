@@ -55,7 +55,7 @@ def asked(point: GridPoint) -> dict[str, Label]:
 
 
 def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]:
-    """Return the entries of each mapping that are not the same in all mappings; a missing entry counts as different.
+    """Return the entries of each mapping that are not the same in all mappings. A missing entry counts as different.
 
     >>> varying([{"epochs": 1, "seed": 0}, {"epochs": 1, "seed": 1}])
     [{'seed': 0}, {'seed': 1}]

@@ -198,8 +198,8 @@ class EstimateQuality:
 class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
-    `disclosure`: ``private`` if every number here was released with DP (its cost is part of the trial's epsilon),
-    ``raw`` if they are exact and any page or run that shows them is sensitive. `kind`: kind of claim of each
+    `disclosure`: ``private`` if every number here was released with DP, at a cost in the trial's epsilon; ``raw`` if
+    they are exact. Any page or run that shows exact ones is sensitive. `kind`: kind of claim of each
     epsilon_i. `method`: accounting method of the epsilon_i, ``filter`` if a filter enforced them. `release_epsilon`
     (``private`` only): epsilon of the release alone. `estimates` (``raw`` only): present if the sweep sets
     ``norms.exact_examples``. `loss_correlation` (``raw`` only): Pearson's r of epsilon_i and the log of the example's

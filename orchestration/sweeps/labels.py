@@ -66,7 +66,7 @@ def _texts(axis: str, values: Sequence[Any]) -> dict[Any, str]:
 
 
 def varying_texts(values: Sequence[Component | None]) -> list[str]:
-    """Return one text per component: its name and, if others have the same name, the parameters in which they differ.
+    """Return one text per component: its name, with the parameters in which others of this name differ.
 
     >>> varying_texts([Component("flat", {"bound": 0.5, "x": 1}), Component("flat", {"bound": 2, "x": 1})])
     ['flat-bound0.5', 'flat-bound2']

@@ -428,7 +428,7 @@ def _require_kept(expected: Kept, found: Kept, strange: Sequence[str], place: Ca
 def _require_placed(expected: Kept, found: Kept, tolerance: float) -> None:
     """Raise Disagreement if losses or gradients have changed with the order of the examples.
 
-    tolerance: that of the comparison with single examples, which alone can be met where parts are in half precision.
+    The tolerance is that of the comparison with single examples, where parts are in half precision.
     """
     rounding = tolerance if tolerance > TOLERANCE else ORDER_ROUNDING
     size = _norm({name: each for name, each in expected.items() if name != LOSSES})

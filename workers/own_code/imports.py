@@ -131,8 +131,8 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
     An error while the function is called becomes an `InvalidInput` that gives its type and line, but not its text.
 
     Raises:
-        InvalidInput: the module or file is not in ``code`` (nothing is imported then) or cannot be imported, or the
-            function is not defined in it (functions that it imported from elsewhere are refused).
+        InvalidInput: the module or file is not in ``code``, and is not imported then, or it cannot be imported. Or the
+            function is not defined in it, but imported from elsewhere.
     """
     location, function = split_import_path(name, what)
     allowed = code.named(location)
