@@ -18,8 +18,7 @@ def ray_ahead(sweep: SweepSpec, output: str | None, address: str, code: UserCode
     """Start an embedded Ray, or join a running cluster, in the background for a sweep that runs in this ``with`` block.
 
     The connection ends with the block. output: folder or URI of the sweep. If it already holds a sweep, no Ray is
-    started here: the plan may leave nothing
-    to train.
+    started here: the plan may leave nothing to train.
     """
     if address == IN_PROCESS or (address == EMBEDDED and exists(output_files(output, sweep.name).manifest)):
         yield

@@ -159,8 +159,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/calibration/parameter_search.py",
         CALIBRATION,
-        B("while high <= at_most and", "while high < at_most and", "the longest run is one short at powers of two"),
-        B("high = min(high, at_most + 1)", "high = min(high, at_most)", "the longest run is one short elsewhere"),
+        B("min(2 * high, at_most)", "min(2 * high, at_most - 1)", "the longest run is one short"),
+        B("            return at_most\n", "            return low\n", "the longest run is half as long as it may be"),
         B("if rounded >= value else round(rounded + 10.0**-places, places)", "", "rounding goes to the nearest", True),
         B("1.0 + _ROUNDING", "1.0 + 1e-3", "a budget may be exceeded by a thousandth", True),
         B(
