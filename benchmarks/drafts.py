@@ -3,7 +3,8 @@
     python -m benchmarks.drafts [--table NAME] [--rows 20000] [--repeats 5] [--epsilon 3] [--json]
 
 Every draft is taken as it is, but for its seeds and its target; it stores no norms. All models meet the same training
-and test rows, and all scores are of the test rows: accuracy, and R² of regressions.
+and test rows, and all scores are of the test rows: accuracy, and R² of regressions. As a model that never names a rare
+class has a high accuracy, the balanced one, a mean over classes, stands beside it.
 
     constant   the most frequent class; R² is 0 then
     linear     scikit-learn's LogisticRegression or Ridge on standardised features, no privacy
@@ -15,7 +16,8 @@ and test rows, and all scores are of the test rows: accuracy, and R² of regress
                bounds by its score on the test rows: a lead that a draft does not have
 
 Scores are means over splits of the rows, each with its own training seed: two splits, or up to five where few rows
-are tested. A table is cut to ``--rows``, by default all 200,000. Without Opacus its column notes it.
+are tested. A table is cut to ``--rows``, by default all 200,000. Without Opacus its column notes it. Each table is
+printed when it is finished, with ``--json`` as an object on a line of its own.
 """
 
 from __future__ import annotations
@@ -27,15 +29,17 @@ import math
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from operator import itemgetter
+from operator import attrgetter, itemgetter
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 import torch
 import yaml
 from sklearn.ensemble import HistGradientBoostingClassifier, HistGradientBoostingRegressor
 from sklearn.linear_model import LogisticRegression, Ridge
+from sklearn.metrics import r2_score
 from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler
 from torch import Tensor, nn
@@ -46,6 +50,8 @@ from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import Dataset, Split, load_dataset
+from dpsweep.workers.evaluation.rates import accuracy, balanced_accuracy, confusion_counts
+from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.trials.trial import run_trial
 
 GOAL: Final = 0.98
@@ -55,9 +61,34 @@ _FEWEST_SPLITS, _TESTED = 2, 500
 """Splits of a table, and rows to test on in all splits together."""
 
 
+class Score(NamedTuple):
+    """Accuracy or R² of one model, and its balanced accuracy, NaN for a regression."""
+
+    main: float
+    balanced: float
+
+    @classmethod
+    def mean(cls, scores: Sequence[Score]) -> Score:
+        return cls(*map(float, np.mean(scores, axis=0)))
+
+    @classmethod
+    def of_predictions(cls, dataset: Dataset, predicted: npt.NDArray[Any]) -> Score:
+        truth = dataset.test.labels.reshape(len(dataset.test)).numpy()
+        if dataset.task == "regression":
+            return cls(float(r2_score(truth, predicted)), math.nan)
+        counts = confusion_counts(truth, predicted, np.zeros_like(truth), (1, dataset.num_classes))[0].astype(float)
+        return cls(float(accuracy(counts)), float(balanced_accuracy(counts)))
+
+    @classmethod
+    def of_trial(cls, evaluation: Evaluation) -> Score:
+        counts = evaluation.counts
+        return cls(evaluation.main, math.nan if counts is None else float(balanced_accuracy(counts.matrix)))
+
+
 @dataclass(frozen=True)
 class Row:
-    """Scores of one table, means over the splits. opacus: None if it is not installed. model: of the private score."""
+    """Scores of one table, means over the splits. opacus: None if it is not installed. model: of the private score.
+    balanced: balanced accuracies by model, none for a regression."""
 
     table: str
     rows: int
@@ -70,6 +101,7 @@ class Row:
     private: float
     opacus: float | None
     model: str
+    balanced: Mapping[str, float]
 
     @property
     def share(self) -> float:
@@ -83,11 +115,12 @@ def measured(name: str, most_rows: int, repeats: int, epsilon: float) -> Row:
         drafted = yaml.safe_load(draft_sweep(path, ["y"], None))
         drafted |= {"clipping": drafted["clipping"][:2], "norms": "off"}
         drafted["privacy"]["target_epsilon"] = epsilon
-        scores: list[dict[str, float]] = []
-        of_drafted: dict[tuple[bool, str], list[float]] = {}
-        of_opacus: list[list[float]] = []
+        scores: dict[str, list[Score]] = {}
+        of_drafted: dict[tuple[bool, str], list[Score]] = {}
+        of_opacus: list[list[Score]] = []
+        constant: list[float] = []
         while True:
-            split = len(scores)
+            split = len(constant)
             plan = plan_sweep(
                 parse_sweep(
                     yaml.safe_dump({**drafted, "seeds": split, "data": {**drafted["data"], "split_seed": split}})
@@ -96,26 +129,39 @@ def measured(name: str, most_rows: int, repeats: int, epsilon: float) -> Row:
             if plan.refusals:
                 raise SystemExit(f"{name}: {plan.refusals}")
             dataset = load_dataset(plan.trials[0].spec.data)
-            scores.append({"constant": _constant(dataset), **_without_privacy(dataset)})
+            constant.append(_constant(dataset))
+            for of, score in _without_privacy(dataset):
+                scores.setdefault(of, []).append(score)
             for trial in plan.trials:
                 setting = trial.spec.is_private, trial.spec.model.name
                 result = run_trial(trial.spec, "-".join([f"{folder}/{split}", *map(str, setting)]))
-                of_drafted.setdefault(setting, []).append(result.evaluation.main)
+                of_drafted.setdefault(setting, []).append(Score.of_trial(result.evaluation))
             if installed("opacus"):
                 of_opacus.append(list(_of_opacus(dataset, epsilon, plan.trials[0].spec.delta, split)))
             if split + 1 >= min(repeats, max(_FEWEST_SPLITS, math.ceil(_TESTED / len(dataset.test)))):
                 break
-        means = {name: float(np.mean([each[name] for each in scores])) for name in scores[0]}
-        rows, features = len(dataset.train) + len(dataset.test), dataset.feature_shape[0]
-        best = float(np.mean(of_opacus, axis=0).max()) if of_opacus else None
-        (baseline, _), (private, model) = (
-            max(
-                (float(np.mean(found)), model) for (is_private, model), found in of_drafted.items() if is_private is own
-            )
+        means = {of: Score.mean(each) for of, each in scores.items()}
+        of_settings = {setting: Score.mean(each) for setting, each in of_drafted.items()}
+        best = {
+            own: max((s for s in of_settings if s[0] is own), key=lambda s: of_settings[s].main)
             for own in (False, True)
-        )
+        }
+        means |= {"baseline": of_settings[best[False]], "private": of_settings[best[True]]}
+        if of_opacus:
+            means["opacus"] = max(map(Score.mean, zip(*of_opacus, strict=True)), key=attrgetter("main"))
         return Row(
-            name, rows, features, len(scores), baseline=baseline, private=private, opacus=best, model=model, **means
+            name,
+            len(dataset.train) + len(dataset.test),
+            dataset.feature_shape[0],
+            len(constant),
+            float(np.mean(constant)),
+            means["linear"].main,
+            means["boosting"].main,
+            means["baseline"].main,
+            means["private"].main,
+            means["opacus"].main if of_opacus else None,
+            best[True][1],
+            {of: score.balanced for of, score in means.items() if not math.isnan(score.balanced)},
         )
 
 
@@ -129,18 +175,18 @@ def _table(split: Split) -> tuple[Any, Any]:
     return split.features.double().numpy(), split.labels.reshape(len(split)).numpy()
 
 
-def _without_privacy(dataset: Dataset) -> dict[str, float]:
+def _without_privacy(dataset: Dataset) -> Iterator[tuple[str, Score]]:
     models = (
         (Ridge(1.0), HistGradientBoostingRegressor(random_state=0))
         if dataset.task == "regression"
         else (LogisticRegression(max_iter=300), HistGradientBoostingClassifier(random_state=0))
     )
-    train, test = _table(dataset.train), _table(dataset.test)
-    found = [make_pipeline(StandardScaler(), model).fit(*train).score(*test) for model in models]
-    return dict(zip(("linear", "boosting"), map(float, found), strict=True))
+    train, (features, _) = _table(dataset.train), _table(dataset.test)
+    for name, model in zip(("linear", "boosting"), models, strict=True):
+        yield name, Score.of_predictions(dataset, make_pipeline(StandardScaler(), model).fit(*train).predict(features))
 
 
-def _of_opacus(dataset: Dataset, epsilon: float, delta: float, seed: int) -> Iterator[float]:
+def _of_opacus(dataset: Dataset, epsilon: float, delta: float, seed: int) -> Iterator[Score]:
     """Yield the score of each learning rate and bound."""
     from opacus.accountants.utils import get_noise_multiplier
 
@@ -164,7 +210,7 @@ class _Rows(torch.utils.data.TensorDataset):
 
 def _opacus_score(
     dataset: Dataset, features: Sequence[Tensor], batch: int, noise: float, rate: float, bound: float, seed: int
-) -> float:
+) -> Score:
     from opacus import PrivacyEngine
 
     torch.manual_seed(seed)
@@ -184,26 +230,34 @@ def _opacus_score(
             loss_of(private(x), y).backward()
             dp_optimizer.step()
     with torch.no_grad():
-        outputs, truth = model(features[1]), dataset.test.labels
-    if not is_regression:
-        return float((outputs.argmax(1) == truth).float().mean())
-    error, spread = ((outputs - truth) ** 2).sum(), ((truth - truth.mean()) ** 2).sum()
-    return float(1.0 - error / spread)
+        outputs = model(features[1])
+    return Score.of_predictions(dataset, (outputs[:, 0] if is_regression else outputs.argmax(1)).numpy())
 
 
 COLUMNS: Final = ("constant", "linear", "boosting", "baseline", "share", "private", "opacus")
 
 
-def lines(rows: Sequence[Row]) -> Iterator[str]:
-    """Yield the table as it is printed, and how many tables reach each goal."""
+BALANCED: Final = ("linear", "baseline", "private", "opacus")
+
+
+def header() -> str:
+    """Return the names of the columns."""
     names = "".join(f"{name:>10}" for name in COLUMNS)
-    yield f"{'table':14}{'rows':>8}{'features':>9}{'splits':>7}{names}  model"
-    for row in rows:
-        values: Mapping[str, float | None] = {**asdict(row), "share": row.share}
-        shown = (f"{'absent' if (value := values[name]) is None else f'{value:.4f}':>10}" for name in COLUMNS)
-        yield f"{row.table:14}{row.rows:8,}{row.features:9,}{row.splits:7}{''.join(shown)}  {row.model}"
-    reached = sum(row.share >= GOAL for row in rows)
-    yield f"baseline at {GOAL} of linear or more: {reached} of {len(rows)} tables"
+    return f"{'table':14}{'rows':>8}{'features':>9}{'splits':>7}{names}  {'model':9} balanced: {', '.join(BALANCED)}"
+
+
+def line(row: Row) -> str:
+    """Return the row as it is printed."""
+    values: Mapping[str, float | None] = {**asdict(row), "share": row.share}
+    shown = (f"{'absent' if (value := values[name]) is None else f'{value:.4f}':>10}" for name in COLUMNS)
+    balanced = "".join(f"{row.balanced[name]:>8.4f}" for name in BALANCED if name in row.balanced)
+    return f"{row.table:14}{row.rows:8,}{row.features:9,}{row.splits:7}{''.join(shown)}  {row.model:9}{balanced}"
+
+
+def reached(rows: Sequence[Row]) -> Iterator[str]:
+    """Yield how many tables reach each goal."""
+    enough = sum(row.share >= GOAL for row in rows)
+    yield f"baseline at {GOAL} of linear or more: {enough} of {len(rows)} tables"
     beside = [row for row in rows if row.opacus is not None]
     if beside:
         close = sum(row.private >= (row.opacus or 0.0) - 0.01 for row in beside)
@@ -221,12 +275,14 @@ def main(arguments: Sequence[str] | None = None) -> None:
     asked = parser.parse_args(arguments)
     if asked.repeats < 1 or asked.rows < 1_000 or not 0.0 < asked.epsilon < math.inf:
         parser.error("--repeats must be at least 1, --rows at least 1000, --epsilon above 0")
+    if not asked.json:
+        print(header())
     found = []
     for name in asked.table or TABLES:
         found.append(measured(name, asked.rows, asked.repeats, asked.epsilon))
-        if not asked.json:
-            print(list(lines(found[-1:]))[1], flush=True)
-    print(json.dumps([asdict(row) for row in found], indent=1) if asked.json else "\n".join(lines(found)))
+        print(json.dumps(asdict(found[-1])) if asked.json else line(found[-1]), flush=True)
+    if not asked.json:
+        print("\n".join(reached(found)))
 
 
 if __name__ == "__main__":
