@@ -88,7 +88,7 @@ def _shares_lattice(trace: Trace, name: str) -> bool:
     if name not in ("pld", "auto", "gdp") or trace.selection is not None or trace.filter is not None:
         return False
     rounds = rounds_of_group(*by_rows(trace, 1))
-    return rounds.is_private and bool(rounds.laws) and not rounds.allocated
+    return rounds.is_private and bool(rounds.laws or rounds.allocated)
 
 
 @functools.lru_cache(maxsize=256)  # trials that differ only in the seed have the same trace, and epochs share an answer

@@ -32,20 +32,31 @@ from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, me
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
 Places = npt.NDArray[np.int64]
-_POINTS: Final = 3584
-"""Points of a grid. The width of the bounds falls with its square, the time of a sum grows with it."""
-_FEWER: Final = 384
-"""Points of a grid on which only choices rest."""
 _WIDTH: Final = 2.0
 """Distance from the middle up to which a grid is finest, in standard deviations of log M."""
 _FAR: Final = 1.0
 """Points that are even in log M, over the others."""
-_GROUPS: Final = 160
-"""Groups of atoms by which a grid is chosen."""
 _ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
 _DECADES: Final = 4
 """What grids may lose is rounded down to a power of 10 with a multiple of this as exponent, so that laws are reused."""
+
+
+@dataclass(frozen=True)
+class Fineness:
+    """Points of a grid, and cells and groups of atoms by which it is chosen.
+
+    The width of the bounds falls with the square of the points, and the time of a sum grows with it.
+    """
+
+    points: int
+    cells: int
+    groups: int
+
+
+FINE: Final = Fineness(3584, 3584, 160)
+COARSE: Final = Fineness(256, 512, 48)
+"""For choices on which no guarantee rests, and for bounds of many runs at once, looser by less than a hundredth."""
 
 
 @dataclass(frozen=True)
@@ -59,10 +70,10 @@ class _Law:
     masses: Array
     lost: float
 
-    def grouped(self) -> tuple[Array, Array, Array, Array]:
-        """Return the lowest value of neighbouring atoms, their mean, the highest, and the mass; [about `_GROUPS`]."""
+    def grouped(self, groups: int) -> tuple[Array, Array, Array, Array]:
+        """Return the lowest value of neighbouring atoms, their mean, the highest, and the mass; [about groups]."""
         size = len(self.values)
-        starts = np.unique(np.concatenate(([0, min(1, size - 1)], np.linspace(0, size - 1, _GROUPS, dtype=np.int64))))
+        starts = np.unique(np.concatenate(([0, min(1, size - 1)], np.linspace(0, size - 1, groups, dtype=np.int64))))
         masses = np.add.reduceat(self.masses, starts)
         sums = np.add.reduceat(self.masses * self.values, starts)
         lows, highs = self.values[starts], self.values[np.append(starts[1:], size) - 1]
@@ -70,29 +81,26 @@ class _Law:
             return lows, np.where(masses > 0.0, sums / masses, lows), highs, masses
 
 
-@functools.lru_cache(maxsize=64)
-def _mean_law(shift: float, steps: int, tail: float, bound: Bound, size: int = _POINTS) -> _Law:
-    """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, by doubling.
-
-    size: number of a grid's points.
-    """
-    power, terms = _one(shift, tail / steps, bound, size), 1  # of a power of two terms
+@functools.lru_cache(maxsize=256)  # both directions, and all blocks of epochs, ask for the same laws
+def _mean_law(shift: float, steps: int, tail: float, bound: Bound, fineness: Fineness) -> _Law:
+    """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, by doubling."""
+    power, terms = _one(shift, tail / steps, bound, fineness), 1  # of a power of two terms
     whole, counted = None, 0
     while True:
         if steps & terms:
-            whole = power if whole is None else _weighted(whole, counted, power, terms, tail / steps, bound, size)
+            whole = power if whole is None else _weighted(whole, counted, power, terms, tail / steps, bound, fineness)
             counted += terms
         if counted == steps:
             break
-        power, terms = _weighted(power, terms, power, terms, tail / steps, bound, size), 2 * terms
+        power, terms = _weighted(power, terms, power, terms, tail / steps, bound, fineness), 2 * terms
     assert whole is not None
     return whole
 
 
-def _one(shift: float, tail: float, bound: Bound, size: int) -> _Law:
+def _one(shift: float, tail: float, bound: Bound, fineness: Fineness) -> _Law:
     """Return the law of one ratio Y = exp(shift z - shift^2 / 2), z ~ N(0, 1) under Q and N(shift, 1) under P."""
     reach = -float(special.ndtri(max(tail, 1e-300)))
-    edges = np.linspace(-reach, reach + shift, size + 1)
+    edges = np.linspace(-reach, reach + shift, fineness.points + 1)
     masses = _between(np.concatenate(([-np.inf], edges, [np.inf])))
     means = _between(np.concatenate(([-np.inf], edges, [np.inf])) - shift)
     grid = np.asarray(np.exp(shift * edges - shift**2 / 2), dtype=np.float64)
@@ -108,7 +116,9 @@ def _between(edges: Array) -> Array:
     )
 
 
-def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, bound: Bound, size: int) -> _Law:
+def _weighted(
+    one: _Law, of_one: int, other: _Law, of_other: int, tail: float, bound: Bound, fineness: Fineness
+) -> _Law:
     """Return the law of the mean of the two means, weighted by their numbers of terms."""
     from dpsweep.accounting.pld.allocation_kernels import (
         place_pairs,
@@ -116,7 +126,7 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
     )
 
     share = of_one / (of_one + of_other)
-    grid = _grid(one, share, other, tail, size)
+    grid = _grid(one, share, other, tail, fineness)
     masses, sums = np.zeros((2, len(grid) + 1))
     if one is other:
         place_pairs(share * one.values, one.masses, grid, masses, sums)
@@ -126,13 +136,13 @@ def _weighted(one: _Law, of_one: int, other: _Law, of_other: int, tail: float, b
     return _Law(placed.values, placed.masses, placed.lost + share * one.lost + (1.0 - share) * other.lost)
 
 
-def _grid(one: _Law, share: float, other: _Law, tail: float, size: int) -> Array:
+def _grid(one: _Law, share: float, other: _Law, tail: float, fineness: Fineness) -> Array:
     """Return points of the mean, ascending, that leave about ``tail`` of Q below, and of P above.
 
     They are even in the coordinate asinh(u) + far u, with u = (log M - centre) / scale. It is fine where the mass is,
     and even in log M far away.
     """
-    left, right = one.grouped(), other.grouped()
+    left, right, cells = one.grouped(fineness.groups), other.grouped(fineness.groups), fineness.cells
     lows, means, highs = (
         np.add.outer(share * ours, (1.0 - share) * theirs).ravel()
         for ours, theirs in zip(left[:3], right[:3], strict=True)
@@ -141,20 +151,20 @@ def _grid(one: _Law, share: float, other: _Law, tail: float, size: int) -> Array
     low, high = math.log(float(lows[lows > 0.0].min(initial=highs[-1]))), math.log(float(highs[-1]))
     if high - low < 1e-12:
         return np.asarray(np.exp(np.array([low - 1e-9, high + 1e-9])), dtype=np.float64)
-    edges = np.linspace(low, high, _POINTS + 1)
+    edges = np.linspace(low, high, cells + 1)
 
     def by_cell(values: Array, weights: Array) -> Array:
         with np.errstate(divide="ignore"):
-            places = (np.log(values) - low) * (_POINTS / (high - low))
-        return _sums(np.clip(places, 0, _POINTS - 1).astype(np.int64), weights, _POINTS)
+            places = (np.log(values) - low) * (cells / (high - low))
+        return _sums(np.clip(places, 0, cells - 1).astype(np.int64), weights, cells)
 
-    bottom = min(int(np.searchsorted(np.cumsum(by_cell(lows, masses)), tail)), _POINTS - 1)
+    bottom = min(int(np.searchsorted(np.cumsum(by_cell(lows, masses)), tail)), cells - 1)
     above = np.cumsum(by_cell(highs, masses * highs)[::-1])
-    top = _POINTS - int(np.searchsorted(above, tail))
+    top = cells - int(np.searchsorted(above, tail))
     middles, weights = 0.5 * (edges[1:] + edges[:-1]), by_cell(means, masses)
     centre = float(middles @ weights / weights.sum())
     spread = math.sqrt(float((middles - centre) ** 2 @ weights / weights.sum())) + edges[1] - edges[0]
-    return _even(float(edges[bottom]), float(edges[max(top, bottom + 1)]), centre, _WIDTH * spread, size)
+    return _even(float(edges[bottom]), float(edges[max(top, bottom + 1)]), centre, _WIDTH * spread, fineness.points)
 
 
 def _coordinate(u: Array, far: float) -> Array:
@@ -194,7 +204,7 @@ def _placed(masses: Array, means: Array, grid: Array, bound: Bound) -> _Law:
 
 def quadrature(allocated: AllocatedRound, tail: float) -> tuple[Array, Array]:
     """Return losses log P/Q and logs of their masses under Q, for choices on which no guarantee rests."""
-    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "lower", _FEWER)
+    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "lower", COARSE)
     kept = (law.values > 0.0) & (law.masses > 0.0)
     return np.log(law.values[kept]), np.log(law.masses[kept])
 
@@ -204,7 +214,13 @@ def _rounded(tail: float) -> float:
 
 
 def allocated_loss(
-    allocated: AllocatedRound, spacing: float, direction: Direction, tail: float, bound: Bound, tilt: float
+    allocated: AllocatedRound,
+    spacing: float,
+    direction: Direction,
+    tail: float,
+    bound: Bound,
+    tilt: float,
+    fineness: Fineness = FINE,
 ) -> LatticeLoss:
     """Return the law of the loss of a round on a lattice, as `dpsweep.accounting.pld.loss.discretise` gives it.
 
@@ -212,9 +228,9 @@ def allocated_loss(
     """
     sign = 1.0 if direction == "remove" else -1.0
     order = 1.0 + tilt if direction == "remove" else -tilt
-    even = law_of_mean(allocated.shift, allocated.steps, tail, bound, order)
+    even = law_of_mean(allocated.shift, allocated.steps, tail, bound, order) if fineness is FINE else None
     if even is None:
-        law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound)
+        law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness)
         kept = (law.values > 0.0) & (law.masses > 0.0)
         even = EvenLaw(law.values[kept], law.masses[kept], law.lost, float(law.masses[law.values == 0.0].sum()))
     losses, q = sign * np.log(even.values), even.masses

@@ -27,6 +27,8 @@ _SHARES: Final = (1.0, 0.5, 0.25)
 """Tilts that are tried, as shares of the one asked for."""
 _OUTSIDE: Final = 38.0
 """Minus the log of the tilted mass that may lie beyond either end of the window."""
+_MOST_LOST: Final = 10.0
+"""Largest mass at an infinite loss, over the tail; where the window is too short for an order it may be all."""
 _BOTH_ENDS: Final = 4.0 * math.exp(-_OUTSIDE)
 _LARGEST: Final = 600.0
 """Largest exponent of a tilt."""
@@ -57,7 +59,7 @@ class EvenLaw:
 def law_of_mean(shift: float, steps: int, tail: float, bound: Bound, tilt: float) -> EvenLaw | None:
     """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, or None for a long grid.
 
-    tilt: the law is precise relative to its moment of this order under Q.
+    tilt: the law is precise relative to its moment of this order under Q, and loses at most about ``tail`` to infinity.
     """
     if steps > _LONGEST * shift:
         return None
@@ -67,7 +69,7 @@ def law_of_mean(shift: float, steps: int, tail: float, bound: Bound, tilt: float
         return None
     for share in _SHARES:
         found = one.mean_of(steps, share * tilt / steps, tilt, bound)
-        if found is not None:
+        if found is not None and (found.lost_of_p if tilt > 0.0 else found.lost_of_q) <= _MOST_LOST * tail:
             return found
     return None
 

@@ -33,7 +33,7 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 from scipy import fft
 
-from dpsweep.accounting.pld.allocation import allocated_loss
+from dpsweep.accounting.pld.allocation import COARSE, FINE, Fineness, allocated_loss
 from dpsweep.accounting.pld.allocation_transform import Spectrum, powered
 from dpsweep.accounting.pld.curve import Composed, Curve
 from dpsweep.accounting.pld.group_rounds import GroupRounds
@@ -168,10 +168,14 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
         return _factors((_from_above(law, plan),), plan)[0]
 
     def of_allocated(block: AllocatedRound) -> _Factor:
-        return _factors((allocated_loss(block, plan.spacing, plan.direction, plan.tail, "upper", plan.tilt),), plan)[0]
+        return _factors((_allocated_from_above(block, plan, FINE),), plan)[0]
 
     total = _product(rounds, plan, of_round, lambda eps: _randomised_response(eps, plan).upper, of_allocated)
     return _curve(total, plan, "upper")
+
+
+def _allocated_from_above(block: AllocatedRound, plan: LatticePlan, fineness: Fineness) -> LatticeLoss:
+    return allocated_loss(block, plan.spacing, plan.direction, plan.tail, "upper", plan.tilt, fineness)
 
 
 def _from_above(law: RoundLaw, plan: LatticePlan) -> LatticeLoss:
@@ -198,7 +202,7 @@ class UpperProduct:
             begun = replace(begun, total=factor if begun.total is None else begun.total * factor)
         return begun
 
-    def then(self, law: RoundLaw, count: int) -> UpperProduct:
+    def then(self, law: RoundLaw | AllocatedRound, count: int) -> UpperProduct:
         """Return the composition with ``count`` further rounds of ``law``."""
         factor, mean = _with_mean(law, self.plan)
         power = factor.power(count)
@@ -212,8 +216,8 @@ class UpperProduct:
 
 
 @functools.lru_cache(maxsize=8)  # of neighbouring runs; spectra are long
-def _with_mean(law: RoundLaw, plan: LatticePlan) -> tuple[_Factor, float]:
-    rounded = _from_above(law, plan)
+def _with_mean(law: RoundLaw | AllocatedRound, plan: LatticePlan) -> tuple[_Factor, float]:
+    rounded = _allocated_from_above(law, plan, COARSE) if isinstance(law, AllocatedRound) else _from_above(law, plan)
     factor = _factors((rounded,), plan)[0]
     with np.errstate(divide="ignore"):
         weights = np.exp(np.log(rounded.probabilities) + plan.tilt * rounded.losses - factor.log_mgf)

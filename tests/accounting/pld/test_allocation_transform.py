@@ -9,7 +9,8 @@ from scipy import special
 
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.pld import allocation, epsilon_pld
+from dpsweep.accounting.pld import allocation, allocation_transform, epsilon_pld
+from dpsweep.accounting.pld.allocation import COARSE, Fineness
 from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean, power_on_a_ring
 from dpsweep.accounting.pld.loss import Bound
 from tests.accounting.known import known
@@ -35,7 +36,10 @@ def law(shift: float, steps: int, tail: float, bound: Bound, order: float) -> Ev
 
 @pytest.mark.parametrize("tail", [1e-2, 1e-14])
 @pytest.mark.parametrize("shift", [0.01, 0.2, 0.4])
-def test_one_ratio_is_bounded_on_both_sides_of_black_and_scholes(shift: float, tail: float) -> None:
+def test_one_ratio_is_bounded_on_both_sides_of_black_and_scholes(
+    shift: float, tail: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(allocation_transform, "_MOST_LOST", np.inf)  # a bound with a large loss is one, too
     strikes = np.exp(shift * np.array([-1.5, -0.3, 0.0, 0.4, 1.0, 2.0]))
     at = shift / 2 - np.log(strikes) / shift
     exact = special.ndtr(at) - strikes * special.ndtr(at - shift)
@@ -59,7 +63,7 @@ def test_means_are_on_the_same_side_as_sums_without_a_transform(shift: float, st
     above, below = (cost(law(shift, steps, 1e-14, bound, order), strikes) for bound in ("upper", "lower"))
     summed = []
     for bound in ("upper", "lower"):
-        other = allocation._mean_law(shift, steps, 1e-14, bound, 896)
+        other = allocation._mean_law(shift, steps, 1e-14, bound, Fineness(896, 3584, 160))
         summed.append(cost(EvenLaw(other.values, other.masses, other.lost, 0.0), strikes))
     assert (above >= summed[1]).all()
     assert (below <= summed[0]).all()
@@ -82,21 +86,35 @@ def test_grids_that_would_be_long_are_left_to_sums() -> None:
     assert law_of_mean(1e-4, 1000, 1e-14, "lower", 2.0) is None
 
 
+@pytest.mark.parametrize("order", [3.4, -2.4, 10.0])
+@pytest.mark.parametrize("shift", [0.3, 0.6, 0.65, 0.68, 0.7])
+def test_a_law_that_loses_more_than_the_tail_is_left_to_sums(shift: float, order: float) -> None:
+    found = law_of_mean(shift, 6, 1e-14, "upper", order)
+    assert found is None or (found.lost_of_p if order > 0 else found.lost_of_q) <= 1e-13
+    assert found is not None or shift > 0.5
+
+
+def test_levels_on_both_sides_of_the_limit_of_transforms_have_close_bounds() -> None:
+    levels = tuple(Segment(6 * at, 6, RandomAllocationSampling(6), each) for at, each in enumerate((2.0, 1.52, 1.47)))
+    found = epsilon_pld(Trace(1000, levels), 1e-6)
+    assert found.upper <= known(found.lower) * 1.001
+
+
 def test_many_noise_levels_need_few_sums(monkeypatch: pytest.MonkeyPatch) -> None:
     """Levels that hardly differ cost what equally many epochs of one level cost."""
     original = allocation._mean_law
-    sizes: list[int] = []
+    asked: list[Fineness] = []
 
-    def counted(shift: float, steps: int, tail: float, bound: Bound, size: int = 0) -> allocation._Law:
-        sizes.append(size)
-        return original(shift, steps, tail, bound, size)
+    def counted(shift: float, steps: int, tail: float, bound: Bound, fineness: Fineness) -> allocation._Law:
+        asked.append(fineness)
+        return original(shift, steps, tail, bound, fineness)
 
     monkeypatch.setattr(allocation, "_mean_law", counted)
     sampling = RandomAllocationSampling(50)
     levels = tuple(Segment(50 * each, 50, sampling, 4.0 * (1.0 + 1e-9 * each)) for each in range(60))
     found = epsilon_pld(Trace(1000, levels), 1e-6)
-    assert max(sizes) < allocation._POINTS
-    assert len(sizes) < 4 * 32
+    assert set(asked) == {COARSE}
+    assert len(asked) < 4 * 32
     equal = epsilon_pld(Trace(1000, (Segment(0, 3000, sampling, 4.0),)), 1e-6)
     assert found.upper == pytest.approx(equal.upper, rel=2e-4)
     assert known(found.lower) <= equal.upper

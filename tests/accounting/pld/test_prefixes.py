@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from dpsweep.accounting.pld import epsilon_pld, rounds_of_group, upper_of_prefixes
 
@@ -44,6 +44,19 @@ def test_each_bound_is_above_the_certified_lower_one(
         assert upper >= exact.lower
         assert math.isinf(upper) or upper == pytest.approx(exact.upper, rel=0.05, abs=0.02)
     assert all(later >= earlier for earlier, later in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("noises", [[2.0] * 8, [2.0 * 0.99**at for at in range(80)]], ids=["one level", "eighty"])
+def test_blocks_of_random_allocation_are_bounded_from_above_on_coarse_grids(noises: list[float]) -> None:
+    sampling = RandomAllocationSampling(6)
+    trace = Trace(1000, segments=tuple(Segment(6 * at, 6, sampling, each) for at, each in enumerate(noises)))
+    places = [6 * len(noises) * part // 4 for part in (1, 2, 3, 4)]
+    found = upper_of_prefixes([rounds_of_group(trace.until(step), 1) for step in places], 1e-5, 4e-3)
+    for step, upper in list(zip(places, found, strict=True))[:1]:
+        exact = epsilon_pld(trace.until(step), 1e-5)
+        assert exact.lower is not None
+        assert exact.lower <= upper == pytest.approx(exact.upper, rel=0.02)
+    assert all(later > earlier for earlier, later in itertools.pairwise(found))
 
 
 def test_releases_are_part_of_each_run_and_other_rounds_are_not_bounded_here() -> None:
