@@ -6,6 +6,7 @@ too large for an even grid.
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 from typing import Final
@@ -19,7 +20,7 @@ from dpsweep.accounting.pld.sensitivity import Array
 
 Spectrum = npt.NDArray[np.complex128]
 
-_STEP: Final = 0.02
+_STEP: Final = 0.03
 """Distance of the grid's points in shifts. The width of the bounds falls with its square."""
 _MOST: Final = 1 << 18
 """Most points of a grid."""
@@ -40,6 +41,8 @@ _SMALL: Final = 1e-5
 """Powers of frequencies that are not computed one by one."""
 _REACHES: Final = np.geomspace(0.7, 20.0, 6)
 """Tilts of Chernoff bounds, over the standard deviation."""
+_POOLED: Final = 256
+"""Most points by which a tilt of Chernoff bounds is chosen."""
 _EPS: Final = float(np.finfo(np.float64).eps)
 
 
@@ -64,7 +67,7 @@ def law_of_mean(shift: float, steps: int, tail: float, bound: Bound, tilt: float
     if steps > _LONGEST * shift:
         return None
     reach = -float(special.ndtri(max(tail / steps, 1e-300)))
-    one = _Ratio.on_grid(shift, reach, bound)
+    one = _on_grid(shift, reach, bound)
     if one is None:
         return None
     for share in _SHARES:
@@ -74,7 +77,7 @@ def law_of_mean(shift: float, steps: int, tail: float, bound: Bound, tilt: float
     return None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class _Ratio:
     """One ratio Y on the points ``first`` + k ``step``, with ``masses`` under Q, but for values beyond the grid.
 
@@ -87,31 +90,29 @@ class _Ratio:
     beyond_q: float
     beyond_p: float
 
-    @staticmethod
-    def on_grid(shift: float, reach: float, bound: Bound) -> _Ratio | None:
-        """Return the law of Y = exp(shift z - shift^2 / 2), z ~ N(0, 1), bounded in convex order within a grid."""
-        step, end = _STEP * shift, shift * (reach + 0.5 * shift)
-        if not end < math.log(1.0 + 0.5 * _MOST * step):
-            return None
-        first = math.exp(-end) if bound == "upper" else _first_barycentre(shift, step)
-        size = math.ceil((math.exp(end) - first) / step) + 1
-        points = _even(first, step, size)
-        edges = points if bound == "upper" else np.concatenate((np.zeros(1), points + 0.5 * step))
-        masses, sums, errors = _cells(shift, edges)
-        placed = _spread(masses, sums, errors, points) if bound == "upper" else _pooled(masses, sums, errors, points)
-        if placed is None:
-            return None
-        low, high = (math.log(float(points[place])) / shift + 0.5 * shift for place in (0, -1))
-        beyond_q, beyond_p = (float(special.ndtr(low - s) + special.ndtr(s - high)) for s in (0.0, shift))
-        return _Ratio(first, step, placed, beyond_q, beyond_p)
+    @functools.cached_property
+    def points(self) -> Array:
+        return _even(self.first, self.step, len(self.masses))
+
+    @functools.cached_property
+    def logs(self) -> Array:
+        with np.errstate(divide="ignore"):
+            return np.asarray(np.log(self.masses), dtype=np.float64)
+
+    @functools.cached_property
+    def pooled(self) -> tuple[Array, Array]:
+        """Logs of the masses of neighbouring points and their mean points, for choices on which no bound rests."""
+        starts = np.arange(0, len(self.masses), 1 + len(self.masses) // _POOLED)
+        masses = np.add.reduceat(self.masses, starts)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            means = np.add.reduceat(self.masses * self.points, starts) / masses
+            return np.asarray(np.log(masses)), np.where(masses > 0.0, means, 0.0)
 
     def mean_of(self, steps: int, tilt: float, order: float, bound: Bound) -> EvenLaw | None:
         """Return the law of the mean of ``steps`` such ratios by the transform of masses times exp(tilt Y); None if it
         is too imprecise for the moment of this order.
         """
-        points = _even(self.first, self.step, len(self.masses))
-        with np.errstate(divide="ignore"):
-            logs = np.log(self.masses)
+        points, logs = self.points, self.logs
         (log_total,) = _log_moments(logs, points, np.array([tilt])).tolist()
         changes = tilt * points - log_total
         if not float(np.abs(changes).max()) < _LARGEST:
@@ -120,9 +121,8 @@ class _Ratio:
         width = math.sqrt(steps * float(tilted @ (points - tilted @ points) ** 2))
         tilts = _REACHES / width
 
-        up, down = (steps * (_log_moments(logs, points, tilt + sign * tilts) - log_total) for sign in (1.0, -1.0))
-        high = float(((up + _OUTSIDE) / tilts).min())
-        low = max(float((-(down + _OUTSIDE) / tilts).max()), steps * self.first)
+        high = self._end(steps, tilt, tilts, log_total)
+        low = max(self._end(steps, tilt, -tilts, log_total), steps * self.first)
         lowest, highest = (math.floor((end - steps * self.first) / self.step) for end in (low, high + self.step))
         size = fft.next_fast_len(max(highest - lowest + 1, len(points)), real=True)
         if size > _MOST:
@@ -151,20 +151,54 @@ class _Ratio:
         if bound == "lower":
             return EvenLaw(values, masses[kept], 0.0, 0.0)
         start, stop = (float(steps * self.first + end * self.step) for end in (lowest, highest))
-        lost_of_p = self.beyond_p + (steps - 1) * self.beyond_q + self._beyond(logs, steps, stop, tilt, tilts)
-        lost_of_q = steps * self.beyond_q + self._beyond(logs, steps, start, tilt, -tilts)
+        lost_of_p = self.beyond_p + (steps - 1) * self.beyond_q + self._beyond(steps, stop, tilt, tilts)
+        lost_of_q = steps * self.beyond_q + self._beyond(steps, start, tilt, -tilts)
         return EvenLaw(values, masses[kept], lost_of_p, lost_of_q)
 
-    def _beyond(self, logs: Array, steps: int, end: float, tilt: float, tilts: Array) -> float:
+    def _end(self, steps: int, tilt: float, towards: Array, log_total: float) -> float:
+        """Return a sum with less than exp(-_OUTSIDE) of the tilted mass beyond it, on the side of ``towards``.
+
+        Of these tilts of Chernoff bounds the pooled masses choose the best.
+        """
+
+        def ends(logs: Array, points: Array, tried: Array) -> Array:
+            moments = _log_moments(logs, points, tilt + tried) - log_total
+            return np.asarray((steps * moments + _OUTSIDE) / tried)
+
+        nearest = np.argmin(ends(*self.pooled, towards) * np.sign(towards))
+        return float(ends(self.logs, self.points, towards[[nearest]])[0])
+
+    def _beyond(self, steps: int, end: float, tilt: float, tilts: Array) -> float:
         """Return a Chernoff bound on the mass of P above ``end``, or of Q below it where ``tilts`` are negative.
 
-        Under P sums have the weight S / steps <= exp(S / steps - 1).
+        Under P sums have the weight S / steps <= exp(S / steps - 1). The pooled masses choose the tilt.
         """
-        points = _even(self.first, self.step, len(self.masses))
         own = 1.0 / steps if float(tilts[0]) > 0.0 else 0.0
         towards = tilts + max(tilt - own, 0.0) if own else tilts + min(tilt, 0.0)
-        bounds = steps * (_log_moments(logs, points, own + towards) - own) - towards * end
-        return math.exp(min(0.0, float(bounds.min())))
+
+        def bounds(logs: Array, points: Array, tried: Array) -> Array:
+            return np.asarray(steps * (_log_moments(logs, points, own + tried) - own) - tried * end)
+
+        least = np.argmin(bounds(*self.pooled, towards))
+        return math.exp(min(0.0, float(bounds(self.logs, self.points, towards[[least]])[0])))
+
+
+def _on_grid(shift: float, reach: float, bound: Bound) -> _Ratio | None:
+    """Return the law of Y = exp(shift z - shift^2 / 2), z ~ N(0, 1), bounded in convex order within a grid."""
+    step, end = _STEP * shift, shift * (reach + 0.5 * shift)
+    if not end < math.log(1.0 + 0.5 * _MOST * step):
+        return None
+    first = math.exp(-end) if bound == "upper" else _first_barycentre(shift, step)
+    size = math.ceil((math.exp(end) - first) / step) + 1
+    points = _even(first, step, size)
+    edges = points if bound == "upper" else np.concatenate((np.zeros(1), points + 0.5 * step))
+    masses, sums, errors = _cells(shift, edges)
+    placed = _spread(masses, sums, errors, points) if bound == "upper" else _pooled(masses, sums, errors, points)
+    if placed is None:
+        return None
+    low, high = (math.log(float(points[place])) / shift + 0.5 * shift for place in (0, -1))
+    beyond_q, beyond_p = (float(special.ndtr(low - s) + special.ndtr(s - high)) for s in (0.0, shift))
+    return _Ratio(first, step, placed, beyond_q, beyond_p)
 
 
 def _even(first: float, step: float, size: int) -> Array:
