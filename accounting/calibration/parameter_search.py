@@ -14,7 +14,6 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import scipy
 
 from dpsweep.accounting.accountants.one_run import total_rdp
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget
@@ -37,6 +36,7 @@ from dpsweep.accounting.mechanism.schedules import (
 )
 from dpsweep.accounting.mechanism.trace import Segment, Trace, require_filterable
 from dpsweep.accounting.numerics.renyi import ORDERS
+from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.registry import lookup
 
 SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
@@ -100,7 +100,7 @@ def _gaussian_filter(planned: Trace, epsilon: float, delta: float) -> GaussianFi
         return None
     if excess(highest) < 0.0:
         return GaussianFilter(math.exp(highest))
-    log_square = scipy.optimize.brentq(excess, lowest, highest, xtol=1e-12)
+    log_square = root(excess, lowest, highest, absolute=1e-12)
     return GaussianFilter(_rounded(math.exp(log_square) * (1.0 - _MARGIN)))
 
 

@@ -6,9 +6,8 @@ import math
 from dataclasses import dataclass
 from functools import cached_property
 
-import scipy
-
 from dpsweep.accounting.errors import keep_finite, require_finite
+from dpsweep.accounting.numerics.roots import root
 
 MOST_TRIALS = 10_000.0
 """Largest expected number of trials of a selection."""
@@ -44,7 +43,7 @@ class RandomTrials:
         """The law's parameter in (0, 1], 1 for exactly one trial. This rounded number defines the law exactly."""
         if self.mean <= 1.0 + _LEAST_EXCESS:
             return 1.0
-        return math.exp(-scipy.optimize.brentq(lambda log: _mean(log, self.shape) - self.mean, 0.0, 20.0, xtol=1e-15))
+        return math.exp(-root(lambda log: _mean(log, self.shape) - self.mean, 0.0, 20.0, absolute=1e-15))
 
     @property
     def largest_mean(self) -> float:

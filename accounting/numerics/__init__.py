@@ -6,5 +6,6 @@ Other packages import only the modules in `__all__`.
 __all__ = [
     "gaussian",
     "renyi",
+    "roots",
     "rounding",
 ]

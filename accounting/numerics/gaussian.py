@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 
 import numpy as np
-import scipy
 from scipy import special
+
+from dpsweep.accounting.numerics.roots import root
 
 _SLACK = 1e-9  # relative error allowed for the closed form in double precision; measured below 1e-11
 _LEAST = 1e-8  # smallest mean shift evaluated; below it the two terms of the closed form cancel
@@ -62,16 +63,13 @@ def gaussian_epsilon(mean: float, delta: float) -> tuple[float, float]:
     if slack >= 0.5:
         return highest, 0.0
 
-    def root(wanted: float) -> float:
+    def reached(wanted: float) -> float:
         if gaussian_log_delta(shift, 0.0) <= wanted:
             return 0.0
-        found = scipy.optimize.brentq(
-            lambda e: gaussian_log_delta(shift, e) - wanted, 0.0, highest, xtol=1e-300, rtol=_ROOT / 8
-        )
-        return float(found)
+        return root(lambda e: gaussian_log_delta(shift, e) - wanted, 0.0, highest, absolute=1e-300, relative=_ROOT / 8)
 
-    upper = root(log_delta + math.log1p(-slack)) * (1 + _ROOT)
-    lower = root(log_delta + math.log1p(slack)) * (1 - _ROOT) if mean == shift else 0.0
+    upper = reached(log_delta + math.log1p(-slack)) * (1 + _ROOT)
+    lower = reached(log_delta + math.log1p(slack)) * (1 - _ROOT) if mean == shift else 0.0
     return upper, lower
 
 

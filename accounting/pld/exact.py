@@ -20,9 +20,9 @@ from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
-import scipy
 from scipy import special
 
+from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
 from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
@@ -118,7 +118,7 @@ def _half_line(mixture: SensitivityMixture, direction: Direction, epsilon: float
     low, high = -_FARTHEST, _FARTHEST + float(shifts[-1])
     if not excess(low) < 0.0 or not excess(high) > 0.0:
         return _BEYOND, 0.0
-    x = float(scipy.optimize.brentq(excess, low, high, xtol=1e-13, rtol=1e-15))
+    x = root(excess, low, high, absolute=1e-13, relative=1e-15)
     tail, shifted = float(special.ndtr(-sign * x)), special.ndtr(sign * (shifts - x))
     gained = math.fsum(weights * sign * (shifted - tail)) * (1.0 if direction == "remove" else math.exp(epsilon))
     lost = math.expm1(epsilon) * tail

@@ -11,12 +11,12 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 import numpy.typing as npt
-import scipy
 
 from dpsweep.accounting.errors import require_numbers
 from dpsweep.accounting.mechanism.reductions import is_attained
 from dpsweep.accounting.mechanism.rounds import gaussian_rounds, pure_epsilons, require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
     TOLERANCE,
@@ -110,7 +110,7 @@ def vadhan_epsilon(trace: Trace, delta: float, group_size: int) -> float:
 
     low, high = 1e-9, math.log(delta / MIN_DELTA) / max(group_size - 1, 1) + 1e-9
     if log_excess(low) > 0.0 >= log_excess(high):
-        epsilon = float(scipy.optimize.brentq(log_excess, low, high, xtol=1e-9))
+        epsilon = root(log_excess, low, high, absolute=1e-9)
         for attempt in range(_CONFIRMATIONS):
             if holds(epsilon):
                 return group_size * epsilon

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from typing import TypeVar
 
 import numpy as np
-import scipy
 
+from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.pld.allocation import quadrature
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
@@ -190,4 +190,4 @@ def _solve(increasing: Callable[[float], float]) -> float:
         return _TILTS[0]
     if not at(high) > 0.0:
         return _TILTS[1]
-    return float(np.exp(scipy.optimize.brentq(at, low, high, xtol=1e-3)))
+    return float(np.exp(root(at, low, high, absolute=1e-3)))

@@ -21,10 +21,8 @@ from importlib.resources import files
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import grpc
 import ray
 from ray._private import worker as ray_worker
-from ray._private.grpc_utils import init_grpc_channel
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
 
@@ -210,6 +208,9 @@ def _require_listener(address: str) -> None:
         socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN).close()
     except (OSError, OverflowError) as error:
         raise _no_cluster(address, f"{error} at {host}:{port}") from error
+    import grpc  # late: it takes 10 MB, and drivers on the head, which join by "auto", do without
+    from ray._private.grpc_utils import init_grpc_channel
+
     channel = init_grpc_channel(f"{host}:{port}", options=[("grpc.enable_http_proxy", 0)])
     try:
         grpc.channel_ready_future(channel).result(timeout=_ANSWER_WITHIN)

@@ -289,8 +289,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         "accounting/numerics/gaussian.py",
         COMPOSITION,
         B(
-            "upper = root(log_delta + math.log1p(-slack)) * (1 + _ROOT)",
-            "upper = root(log_delta + 0.01) * (1 + _ROOT)",
+            "upper = reached(log_delta + math.log1p(-slack)) * (1 + _ROOT)",
+            "upper = reached(log_delta + 0.01) * (1 + _ROOT)",
             "the Gaussian's epsilon is 1 % of delta short",
             True,
         ),
