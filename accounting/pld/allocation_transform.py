@@ -26,11 +26,10 @@ _MOST: Final = 1 << 18
 """Most points of a grid."""
 _SHARES: Final = (1.0, 0.5, 0.25)
 """Tilts that are tried, as shares of the one asked for."""
-_OUTSIDE: Final = 38.0
-"""Minus the log of the tilted mass that may lie beyond either end of the window."""
+_OUTSIDE: Final = 1e-17
+"""Largest tilted mass beyond either end of the window; less where the tail is smaller."""
 _MOST_LOST: Final = 10.0
 """Largest mass at an infinite loss, over the tail; where the window is too short for an order it may be all."""
-_BOTH_ENDS: Final = 4.0 * math.exp(-_OUTSIDE)
 _LARGEST: Final = 600.0
 """Largest exponent of a tilt."""
 _PRECISE: Final = 1e-8
@@ -71,7 +70,7 @@ def law_of_mean(shift: float, steps: int, tail: float, bound: Bound, tilt: float
     if one is None:
         return None
     for share in _SHARES:
-        found = one.mean_of(steps, share * tilt / steps, tilt, bound)
+        found = one.mean_of(steps, share * tilt / steps, tilt, bound, min(tail, _OUTSIDE))
         if found is not None and (found.lost_of_p if tilt > 0.0 else found.lost_of_q) <= _MOST_LOST * tail:
             return found
     return None
@@ -108,9 +107,11 @@ class _Ratio:
             means = np.add.reduceat(self.masses * self.points, starts) / masses
             return np.asarray(np.log(masses)), np.where(masses > 0.0, means, 0.0)
 
-    def mean_of(self, steps: int, tilt: float, order: float, bound: Bound) -> EvenLaw | None:
+    def mean_of(self, steps: int, tilt: float, order: float, bound: Bound, outside: float) -> EvenLaw | None:
         """Return the law of the mean of ``steps`` such ratios by the transform of masses times exp(tilt Y); None if it
         is too imprecise for the moment of this order.
+
+        outside: tilted mass that may lie beyond either end of the window.
         """
         points, logs = self.points, self.logs
         (log_total,) = _log_moments(logs, points, np.array([tilt])).tolist()
@@ -121,8 +122,8 @@ class _Ratio:
         width = math.sqrt(steps * float(tilted @ (points - tilted @ points) ** 2))
         tilts = _REACHES / width
 
-        high = self._end(steps, tilt, tilts, log_total)
-        low = max(self._end(steps, tilt, -tilts, log_total), steps * self.first)
+        high = self._end(steps, tilt, tilts, log_total, outside)
+        low = max(self._end(steps, tilt, -tilts, log_total, outside), steps * self.first)
         lowest, highest = (math.floor((end - steps * self.first) / self.step) for end in (low, high + self.step))
         size = fft.next_fast_len(max(highest - lowest + 1, len(points)), real=True)
         if size > _MOST:
@@ -132,7 +133,7 @@ class _Ratio:
         untilts = steps * log_total - tilt * sums
         if not float(np.abs(untilts).max()) < _LARGEST:
             return None
-        error += _BOTH_ENDS
+        error += 4.0 * outside
         rounding = 8 * _EPS * (steps * (2.0 + float(np.abs(changes).max())) + float(np.abs(untilts).max()) + 2.0)
         found = np.roll(found, -(lowest % size))
         found = (
@@ -155,15 +156,15 @@ class _Ratio:
         lost_of_q = steps * self.beyond_q + self._beyond(steps, start, tilt, -tilts)
         return EvenLaw(values, masses[kept], lost_of_p, lost_of_q)
 
-    def _end(self, steps: int, tilt: float, towards: Array, log_total: float) -> float:
-        """Return a sum with less than exp(-_OUTSIDE) of the tilted mass beyond it, on the side of ``towards``.
+    def _end(self, steps: int, tilt: float, towards: Array, log_total: float, outside: float) -> float:
+        """Return a sum with at most ``outside`` of the tilted mass beyond it, on the side of ``towards``.
 
         Of these tilts of Chernoff bounds the pooled masses choose the best.
         """
 
         def ends(logs: Array, points: Array, tried: Array) -> Array:
             moments = _log_moments(logs, points, tilt + tried) - log_total
-            return np.asarray((steps * moments + _OUTSIDE) / tried)
+            return np.asarray((steps * moments - math.log(outside)) / tried)
 
         nearest = np.argmin(ends(*self.pooled, towards) * np.sign(towards))
         return float(ends(self.logs, self.points, towards[[nearest]])[0])

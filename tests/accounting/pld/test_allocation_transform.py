@@ -94,6 +94,12 @@ def test_a_law_that_loses_more_than_the_tail_is_left_to_sums(shift: float, order
     assert found is not None or shift > 0.5
 
 
+@pytest.mark.parametrize("order", [2.5, -3.0])
+def test_windows_follow_the_tail_so_that_a_law_of_thousands_is_not_left_to_sums(order: float) -> None:
+    found = law(1 / 2.2, 100, 1e-19, "upper", order)
+    assert (found.lost_of_p if order > 0 else found.lost_of_q) <= 3e-19
+
+
 def test_levels_on_both_sides_of_the_limit_of_transforms_have_close_bounds() -> None:
     levels = tuple(Segment(6 * at, 6, RandomAllocationSampling(6), each) for at, each in enumerate((2.0, 1.52, 1.47)))
     found = epsilon_pld(Trace(1000, levels), 1e-6)
