@@ -135,6 +135,7 @@ def _load(path: str, head: Head, num_classes: int) -> nn.Module:
             "folder: hf download NAME --local-dir FOLDER, and give that folder"
         ) from error
     loaded: nn.Module = made[0]
+    getattr(loaded, "config").use_cache = False  # noqa: B009  (keys for later tokens; a layer computed again adds twice)
     _require_weights(loaded, made[1]["missing_keys"], head, path)
     if head == "linear" and getattr(loaded, "pooler", None) is not None:
         setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)

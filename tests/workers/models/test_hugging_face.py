@@ -30,7 +30,7 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """A BERT without a head, one that fills in tokens, and a GPT-2."""
+    """A BERT without a head, one that fills in tokens, a GPT-2 and a Llama."""
     import transformers
 
     root = tmp_path_factory.mktemp("models")
@@ -42,6 +42,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
             "bert": transformers.BertModel(bert),
             "masked": transformers.BertForMaskedLM(bert),
             "gpt2": transformers.GPT2LMHeadModel(gpt2),
+            "llama": transformers.LlamaModel(transformers.LlamaConfig(vocab_size=VOCABULARY, **SMALL)),
         }
     for name, model in made.items():
         model.save_pretrained(root / name)
@@ -147,6 +148,20 @@ def test_layers_that_are_computed_again_give_the_same_gradients(
         return summed.norms.norms.tolist(), {name: each.tolist() for name, each in summed.gradients.items()}
 
     assert found(checkpointing=True) == found(checkpointing=False)
+
+
+def test_layers_of_a_decoder_are_computed_again_without_its_cache(folders: Mapping[str, str]) -> None:
+    """Keys for later tokens would be there twice, and more than padding masks."""
+    texts, labels = torch.randint(1, VOCABULARY, (4, LENGTH)), torch.tensor([0, 1, 2, 0])
+    texts[:2, LENGTH // 2 :] = PADDING
+
+    def norms(checkpointing: bool) -> list[float]:
+        model = model_of(folders["llama"], head="linear", checkpointing=checkpointing)
+        engine = GradientEngine(model, lambda outputs, y: cross_entropy(outputs, y, reduction="none"))
+        found: list[float] = engine.norms(texts, labels).norms.tolist()
+        return found
+
+    assert norms(checkpointing=True) == norms(checkpointing=False)
 
 
 def test_a_trial_fine_tunes_an_adapter(folders: Mapping[str, str], tmp_path: Path) -> None:
