@@ -335,6 +335,15 @@ class AuditSpec:
             )
 
 
+Shard = Literal["frozen"]
+"""Parameters of a model that the ranks of a trial can divide."""
+
+WHY_NOT_TRAINED: Final = (
+    "trained parameters are not divided: rank 0 alone adds the noise and keeps the optimizer's state, so that it needs "
+    "them whole"
+)
+
+
 @dataclass(frozen=True)
 class ExecutionSpec:
     """Options that change only speed and memory, never the mechanism."""

@@ -164,7 +164,10 @@ class _Rank:
             require_gpu(planned, reserved)
             code = unpacked(context.code)
             met, here = (place, "127.0.0.1") if isinstance(place, str) else (RayStore(place), _own_address())
-            with connected(number, reserved.processes, met, nccl=reserved.gpus > 0, address=here) as group:
+            together = connected(
+                number, reserved.processes, met, nccl=reserved.gpus > 0, address=here, shard=reserved.shard
+            )
+            with together as group:
                 if number:
                     follow_trial(spec, root, group, code=code, releases=releases)
                 else:

@@ -44,6 +44,7 @@ from dpsweep.workers.training.optimizers import make_average, make_learning_rate
 from dpsweep.workers.training.preprocessing import planned_releases
 from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, mechanism_of, with_noise
+from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import require_room
 from dpsweep.workers.trials.feasibility import StepSpec, TriedModel, check_feasible, excerpt
 
@@ -153,6 +154,8 @@ class _Planner:
         is_tried = self.code is not None or not own_parts(trial)
         parameters = self._check_combination(trial) if is_tried else None
         _check_components(trial, dataset, self.code or NO_CODE)
+        if self.sweep.reserved(trial).shard is not None:
+            require_divisible(trial)
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
         require_owners(trial, dataset.rows_kept is not None)
@@ -224,6 +227,7 @@ class _Planner:
             trial.augmentation,
             trial.execution.autocast,
             self.sweep.without_gradient,
+            self.sweep.reserved(trial).shard,
         )
 
         def attempt() -> DpsweepError | TriedModel:

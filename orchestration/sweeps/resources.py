@@ -6,16 +6,23 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, Field, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.fields import LEAST_QUANTITY, Axis, Quantity, SweepSection, whole_or_share
-from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.spec import WHY_NOT_TRAINED, Shard, TrialSpec
 
 LABEL: Final = "label "
 """Prefix of node labels among resource amounts: a node has 1 of each label that it carries."""
 _Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$", max_length=63)]
 _Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
+
+
+def _only_frozen(given: object) -> object:
+    """Refuse parameters that ranks cannot divide, with the reason."""
+    if given in ("trained", "trainable", "all"):
+        raise InvalidInput(f"shard is {given!r}, but {WHY_NOT_TRAINED}; use shard: frozen")
+    return given
 
 
 class ResourceSettings(SweepSection):
@@ -33,6 +40,9 @@ class ResourceSettings(SweepSection):
     ranks_on: Literal["one_node", "nodes"] = "one_node"
     """Where the ranks of a trial run: on ``one_node``, or on as few ``nodes`` as have room, which send each other sums
     over their network."""
+    shard: Annotated[Shard | None, BeforeValidator(_only_frozen)] = None
+    """Which parameters of a model ranks divide: the ``frozen`` ones of its layers, or by default none, so that each
+    rank holds all."""
     labels: dict[str, _Label] = Field(default_factory=dict)
     """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
     ``A100``."""
@@ -48,6 +58,8 @@ class ResourceSettings(SweepSection):
                 f"ranks is {self.ranks} and gpus {self.gpus:g}, but each rank has one GPU or none; leave ranks out, or "
                 "set gpus to as many or to 0"
             )
+        if self.shard is not None and self.processes == 1:
+            raise InvalidInput(f"shard is {self.shard!r}, but one rank holds all; give ranks or gpus, 2 or more")
         if self.cpus / self.processes < LEAST_QUANTITY:
             raise InvalidInput(
                 f"{self.cpus} CPUs are too few for {self.processes} ranks; give 0.0001 for each, or more"

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from dpsweep.workers.noise import chacha
-from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.spec import Shard, TrialSpec
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.ranks import RankLost, connected
 from dpsweep.workers.trials.trial import follow_trial, run_trial
@@ -25,17 +25,23 @@ LOST = 3
 
 
 def started(
-    trials: Mapping[str, TrialSpec], root: Path, size: int, dies: int | None = None, drawn: str = ""
+    trials: Mapping[str, TrialSpec],
+    root: Path,
+    size: int,
+    dies: int | None = None,
+    drawn: str = "",
+    shard: Shard | None = None,
 ) -> Sequence[BaseProcess]:
     """The ranks of a group that train all trials, one after the other, in folders of ``root`` with their names.
 
     dies: a rank that is killed after the first epoch of the first trial. drawn: beginning of the names of files in
-    ``root``, one for each rank, with the blocks that it draws from secret keys; "" for none.
+    ``root``, one for each rank, with the blocks that it draws from secret keys; "" for none. shard: which parameters
+    they divide.
     """
     root.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=root)) / "meeting"
     ranks = [
-        FORKS.Process(target=_take_part, args=(dict(trials), str(root), number, size, str(place), dies, drawn))
+        FORKS.Process(target=_take_part, args=(dict(trials), str(root), number, size, str(place), dies, drawn, shard))
         for number in range(size)
     ]
     for rank in ranks:
@@ -66,7 +72,14 @@ def _note_blocks(path: Path) -> None:
 
 
 def _take_part(
-    trials: dict[str, TrialSpec], root: str, number: int, size: int, place: str, dies: int | None, drawn: str
+    trials: dict[str, TrialSpec],
+    root: str,
+    number: int,
+    size: int,
+    place: str,
+    dies: int | None,
+    drawn: str,
+    shard: Shard | None,
 ) -> None:
     if drawn:
         Path(root, f"{drawn}{number}").touch()
@@ -78,7 +91,7 @@ def _take_part(
             os.kill(int((Path(place).parent / str(dies)).read_text()), signal.SIGKILL)
 
     try:
-        with connected(number, size, place, nccl=False) as group:
+        with connected(number, size, place, nccl=False, shard=shard) as group:
             for name, spec in trials.items():
                 if number == 0:
                     run_trial(spec, f"{root}/{name}", code=code_of(spec), group=group, on_progress=kill)

@@ -20,6 +20,7 @@ __all__ = [
     "TimingPlanner",
     "WeightedSum",
     "check_model",
+    "divided",
     "in_its_precision",
     "modes_kept",
     "modes_of",

@@ -15,6 +15,7 @@ from torch._ops import OpOverload
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from dpsweep.workers.gradients.divided import own_part
 from dpsweep.workers.gradients.hidden_state import HiddenState
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
 
@@ -157,7 +158,7 @@ class Fingerprint:
     @classmethod
     def of(cls, parameter: nn.Parameter) -> Fingerprint:
         """Return the current one."""
-        value = parameter.detach()
+        value = own_part(parameter)
         return cls(parameter._version, value.clone() if parameter.requires_grad else _sums(value))
 
     def is_of(self, parameter: nn.Parameter) -> bool:
@@ -165,7 +166,7 @@ class Fingerprint:
         if parameter._version != self.version:
             return False
         if isinstance(self.content, str):
-            return self.content == _sums(parameter.detach())
+            return self.content == _sums(own_part(parameter))
         return same(self.content, parameter.detach())
 
 

@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.checks import refuse_changed
 from dpsweep.workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
+from dpsweep.workers.gradients.divided import is_divided
 from dpsweep.workers.gradients.half_precision import has_half_precision
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.mixing import where_rows_mix
@@ -300,11 +301,14 @@ def in_double_where_rounding_matters(
     small rounding difference changes gradients much. In double precision this does not happen for a few examples, while
     mixed rows still disagree.
 
-    Raises: Disagreement if gradients disagree in both precisions, and the other errors of ``compare``.
+    Parameters that ranks have divided stay in their precision. Raises: Disagreement if gradients disagree in both
+    precisions, and the other errors of ``compare``.
     """
     try:
         return compare(x, y)
     except Disagreement as refused:
+        if any(map(is_divided, model.parameters())):
+            raise
         try:
             with _double(model):
                 return compare(*(each.double() if each.is_floating_point() else each for each in (x, y)))

@@ -32,6 +32,7 @@ from dpsweep.workers.sampling.users import loss_of
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
+from dpsweep.workers.training.run_state import ModelValues
 from dpsweep.workers.training.training_data import training_data
 from dpsweep.workers.training.training_parts import Parts
 
@@ -95,6 +96,7 @@ class LocalGradients:
     """`BatchGradients` computed by this process alone.
 
     Builds the model and the generator of the augmentation. The trainer owns both: it updates and restores them.
+    ``values``: of the model, for the checkpoint.
     """
 
     others_repeat = True
@@ -102,6 +104,7 @@ class LocalGradients:
     def __init__(self, spec: TrialSpec, dataset: Dataset, parts: Parts) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = parts.model().to(device)
+        self.values = ModelValues(self.model, parts.digest(self.model))
         autocast = torch.bfloat16 if execution.autocast else None
         require_autocast(self.model, autocast)
         self.loss, method = parts.loss(), parts.clipping

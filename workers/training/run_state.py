@@ -83,18 +83,29 @@ def _unchanged(value: Any) -> Any:
     return value
 
 
+def digest_of_frozen(model: nn.Module) -> str:
+    """Return a sha256 of the names, types and shapes of all parameters, and of the values of frozen ones."""
+    digest = hashlib.sha256()
+    for name, value in model.named_parameters():
+        digest.update(repr((name, value.dtype, tuple(value.shape), value.requires_grad)).encode())
+        if not value.requires_grad:
+            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
+    return digest.hexdigest()
+
+
 class ModelValues:
     """Parameters and buffers of a model, as stored in a checkpoint.
 
     A frozen parameter that still has its initial value is not stored, because the model is built with it again. The
     checkpoint holds a digest of these values instead, so the one of an adapter is as small as the adapter.
     Frozen parameters that the model changes in place are stored.
+
+    digest: `digest_of_frozen`, taken once, as of a divided model this process has a part only.
     """
 
-    def __init__(self, model: nn.Module) -> None:
-        self._model = model
+    def __init__(self, model: nn.Module, digest: str) -> None:
+        self._model, self._digest = model, digest
         self._built = {id(value): value._version for value in model.parameters() if not value.requires_grad}
-        self._digest = _digest_of_frozen(model)
 
     def state(self) -> dict[str, Any]:
         stored = self._model.state_dict(keep_vars=True)
@@ -114,16 +125,6 @@ class ModelValues:
                 f"build it from the same weights, or {START_ANEW}"
             )
         self._model.load_state_dict(state["values"], strict=False)
-
-
-def _digest_of_frozen(model: nn.Module) -> str:
-    """sha256 of the names, types and shapes of all parameters, and of the values of frozen ones."""
-    digest = hashlib.sha256()
-    for name, value in model.named_parameters():
-        digest.update(repr((name, value.dtype, tuple(value.shape), value.requires_grad)).encode())
-        if not value.requires_grad:
-            digest.update(value.detach().cpu().contiguous().flatten().view(torch.uint8).numpy().data)
-    return digest.hexdigest()
 
 
 @dataclass(frozen=True)

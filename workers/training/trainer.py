@@ -42,7 +42,7 @@ from dpsweep.workers.training.norm_recorder import NormRecorder, NormStores, cho
 from dpsweep.workers.training.one_run_audit import Canaries, audit_gradient_scores
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule
 from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
-from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, ModelValues, RunState, Stateful
+from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, RunState, Stateful
 from dpsweep.workers.training.snapshot_intervals import generator_rate
 from dpsweep.workers.training.training_parts import Parts
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, moment_order
@@ -109,7 +109,7 @@ class Trainer:
     def _make_components(self, device: torch.device) -> Mapping[str, Stateful]:
         """Everything that changes from step to step, besides `RunState`, by its name in the checkpoint."""
         return {
-            "model": ModelValues(self._model),
+            "model": self.local.values,
             "modes": ModelModes(self._model),
             "optimizer": self._optimizer,
             **({"average": self._average} if self._average else {}),

@@ -15,16 +15,21 @@ from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss, build_loss
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
+from dpsweep.workers.training.run_state import digest_of_frozen
 
 
 @dataclass(frozen=True)
 class Parts:
-    """A clipping method, and what is trained under it. optimizer: makes one for parameters on their device."""
+    """A clipping method, and what is trained under it.
+
+    optimizer: makes one for parameters on their device. digest: of what is frozen in the model.
+    """
 
     clipping: ClippingMethod
     model: Callable[[], nn.Module]
     loss: Callable[[], Loss]
     optimizer: Callable[[Parameters], Optimizer]
+    digest: Callable[[nn.Module], str] = digest_of_frozen
 
 
 def parts_of(spec: TrialSpec, dataset: Dataset, code: UserCode) -> Parts:

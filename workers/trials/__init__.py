@@ -4,6 +4,7 @@ Other packages import only the modules in `__all__`.
 """
 
 __all__ = [
+    "divisible",
     "exposure",
     "feasibility",
     "probe",

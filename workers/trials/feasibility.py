@@ -21,11 +21,12 @@ from dpsweep.workers.gradients import OUTERMOST, GradientEngine, in_its_precisio
 from dpsweep.workers.gradients.reached import listed, require_reached
 from dpsweep.workers.models import build_model
 from dpsweep.workers.own_code.imports import UserCode, blamed_on, is_import_path
-from dpsweep.workers.spec import Component
+from dpsweep.workers.spec import Component, Shard
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import FURTHER_COLUMNS, Loss, build_loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
 from dpsweep.workers.training.preprocessing import make_preprocessing
+from dpsweep.workers.trials.divisible import layers_to_divide
 
 EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""
@@ -51,7 +52,8 @@ class TriedModel:
 class StepSpec:
     """The fields of a trial that decide whether a step is possible.
 
-    without_gradient: patterns of names of trainable parameters that need not get a gradient.
+    without_gradient: patterns of names of trainable parameters that need not get a gradient. shard: which parameters
+    ranks divide.
     """
 
     model: Component
@@ -60,6 +62,7 @@ class StepSpec:
     augmentation: Component | None
     autocast: bool
     without_gradient: tuple[str, ...] = ()
+    shard: Shard | None = None
 
 
 def excerpt(dataset: Dataset) -> Dataset:
@@ -88,6 +91,8 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
         autocast = torch.bfloat16 if combination.autocast else None
         with _blamed_on("model", combination.model, x):
             require_autocast(model, autocast)
+            if combination.shard is not None:
+                layers_to_divide(model)
             logits = _checked_logits(model.cpu(), x, y, dataset, is_import_path(combination.loss.name))
         with _blamed_on("loss", combination.loss, logits):
             loss(logits, y)

@@ -11,7 +11,7 @@ import fcntl
 import os
 import socket
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import timedelta
 from typing import Final
 
@@ -21,6 +21,7 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.workers.spec import Shard
 
 _TIMEOUT: Final = timedelta(days=30)
 """Timeout of a rank that waits for others, which may evaluate or store meanwhile; a lost rank is noticed at once."""
@@ -30,6 +31,8 @@ _VALUES_AT_ONCE: Final = 2**24
 """Number of values of a sum that are gathered at a time."""
 
 
+_NOTHING: Final = -1
+"""Place of what a rank needs that has nothing to compute."""
 _MOST_AXES: Final = 8
 _DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
@@ -38,16 +41,62 @@ class RankLost(DpsweepError):
     """Another process of the trial has ended; the trial continues from its checkpoint when it is started again."""
 
 
+class Lending:
+    """Parameters of which each rank has a part, and which ranks lend each other, group by group, in rounds.
+
+    In a round every rank says which group it needs, if any, and all lend their parts of the groups that are needed. So
+    ranks may need other groups at the same time, or another number of them. size: number of ranks.
+
+    Raises: RankLost, from `borrow` and `lend`, when another process has ended.
+    """
+
+    def __init__(self, size: int) -> None:
+        self.size = size
+        self._parts: list[Callable[[], Tensor]] = []
+
+    def add(self, part: Callable[[], Tensor]) -> int:
+        """Add a group, of which this rank has ``part``, as bytes; returns its place. All ranks add the same groups in
+        the same order.
+        """
+        self._parts.append(part)
+        return len(self._parts) - 1
+
+    def borrow(self, place: int, whole: Tensor) -> None:
+        """Fill ``whole`` with the bytes of a group, in the order of ranks."""
+        self._round(place, whole)
+
+    def lend(self) -> None:
+        """Take part in rounds until no rank needs anything."""
+        nothing = torch.empty(0, dtype=torch.uint8)
+        while self._round(_NOTHING, nothing) != {_NOTHING}:
+            pass
+
+    def _round(self, needed: int, whole: Tensor) -> set[int]:
+        """Return what the ranks needed in this round, after it."""
+        told = torch.empty(self.size, dtype=torch.int64)
+        with _reporting_lost_ranks():
+            distributed.all_gather_into_tensor(told, torch.tensor([needed]))
+            needs = set(told.tolist())
+            for place in sorted(needs - {_NOTHING}):
+                part = self._parts[place]()
+                filled = whole if place == needed else part.new_empty(self.size * len(part))
+                distributed.all_gather_into_tensor(filled, part)
+        return needs
+
+
 class RankGroup:
     """Processes connected by torch.distributed. All of them make matching calls in the same order.
 
     Results are bit-identical for equal inputs, because sums are added in the order of ranks.
 
+    lending: the parts of parameters that ranks lend each other; None where each has all of them. While a rank waits for
+    others, it lends.
+
     Raises: RankLost, from every method, when another process has ended.
     """
 
-    def __init__(self, rank: int, size: int, through_host: bool) -> None:
-        self.rank, self.size, self._through_host = rank, size, through_host
+    def __init__(self, rank: int, size: int, through_host: bool, lending: Lending | None = None) -> None:
+        self.rank, self.size, self._through_host, self.lending = rank, size, through_host, lending
 
     def meet(self) -> None:
         """Wait until rank 0 has called this too."""
@@ -60,7 +109,7 @@ class RankGroup:
         if not values.numel():
             return values
         sent = self._ready(values)
-        with _reporting_lost_ranks():
+        with self._meeting():
             distributed.broadcast(sent, 0)
         return sent.to(values.device)
 
@@ -94,7 +143,7 @@ class RankGroup:
         """Send, from rank 0, each rank its rows of ``whole``, in the order of ranks."""
         most = max(1, *sizes)
         parts = [_padded(each, most) for each in torch.split(self._ready(whole), list(sizes))]
-        with _reporting_lost_ranks():
+        with self._meeting():
             distributed.scatter(torch.empty_like(parts[0]), parts, 0)
 
     def taken(self, like: Tensor, most: int) -> Tensor:
@@ -103,7 +152,7 @@ class RankGroup:
         most: largest number of rows that any rank receives.
         """
         own = self._ready(like.new_empty(max(1, most), *like.shape[1:]))
-        with _reporting_lost_ranks():
+        with self._meeting():
             distributed.scatter(own, None, 0)
         return own[: len(like)].to(like.device)
 
@@ -127,13 +176,21 @@ class RankGroup:
 
     def _gather_equal(self, part: Tensor) -> list[Tensor]:
         received = [torch.empty_like(part) for _ in range(self.size)]
-        with _reporting_lost_ranks():
+        with self._meeting():
             distributed.gather(part, received, 0)
         return received
 
     def _send_to_rank_0(self, part: Tensor) -> None:
-        with _reporting_lost_ranks():
+        with self._meeting():
             distributed.gather(part, None, 0)
+
+    @contextlib.contextmanager
+    def _meeting(self) -> Iterator[None]:
+        """Within this context a rank sends or receives, after all have come here."""
+        if self.lending is not None:
+            self.lending.lend()
+        with _reporting_lost_ranks():
+            yield
 
     def _ready(self, values: Tensor) -> Tensor:
         return (values.cpu() if self._through_host else values).contiguous()
@@ -141,13 +198,20 @@ class RankGroup:
 
 @contextlib.contextmanager
 def connected(
-    rank: int, size: int, meeting_place: str | Store, *, nccl: bool, address: str = "127.0.0.1"
+    rank: int,
+    size: int,
+    meeting_place: str | Store,
+    *,
+    nccl: bool,
+    address: str = "127.0.0.1",
+    shard: Shard | None = None,
 ) -> Iterator[RankGroup]:
     """Connect this process with the other ranks of its trial for the duration of a ``with`` block.
 
     `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
     Ranks on several nodes have a store in which strangers can neither read nor write. `address`: of this node, by which
     the others reach it. `nccl`: whether each rank has its own GPU; otherwise values go through the memory of the host.
+    `shard`: which parameters the ranks divide, if any.
     """
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_of(address)
     store = FileStore(meeting_place, size) if isinstance(meeting_place, str) else meeting_place
@@ -160,7 +224,7 @@ def connected(
             timeout=_TIMEOUT,
         )
     try:
-        yield RankGroup(rank, size, through_host=not nccl)
+        yield RankGroup(rank, size, through_host=not nccl, lending=Lending(size) if shard else None)
     finally:
         distributed.destroy_process_group()
 

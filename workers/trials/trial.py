@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.correlated import squared_errors
@@ -51,14 +51,16 @@ from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterward
 from dpsweep.workers.training.one_run_audit import audit
 from dpsweep.workers.training.preprocessing import make_preprocessing
 from dpsweep.workers.training.reproducible import explained, reproducible
-from dpsweep.workers.training.run_state import ModelModes, ModelValues
+from dpsweep.workers.training.run_state import ModelModes
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
+from dpsweep.workers.training.training_parts import Parts, parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.training.trial_reasons import reasons_of_trial
 from dpsweep.workers.trials.attacks import attack
 from dpsweep.workers.trials.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
+from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import exposure, with_secrets
+from dpsweep.workers.trials.feasibility import excerpt
 from dpsweep.workers.trials.membership import likelihood_ratio_attack
 from dpsweep.workers.trials.ranks import RankGroup
 from dpsweep.workers.trials.trained_model import describe_inputs
@@ -112,10 +114,14 @@ def follow_trial(
 ) -> None:
     """Compute this rank's share of the gradients of the trial that rank 0 runs; see `run_trial`, also for errors."""
     files, dataset = TrialFiles(root), load_dataset(spec.data, code)
+    spec, divided = spec.checked(), None
+    if group.lending is not None and not exists(files.training):  # rank 0 borrows before it stores a checkpoint
+        with reproducible(spec.execution, spec.seed), explained(spec.execution):
+            divided = _divided(parts_of(spec, _of_the_shape(spec, dataset), code), spec, group)
     _meet(group)
     if exists(files.training):
         return
-    spec = as_begun(files, spec.checked(), code)
+    spec = as_begun(files, spec, code)
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
         mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
         owner = fingerprint(spec.to_json(), mechanism, dataset.digest())
@@ -123,8 +129,8 @@ def follow_trial(
         assert stored is not None, "rank 0 has stored it before the ranks meet"
         dataset, _ = with_rows_of_users(spec, dataset, stored.get("users"))
         dataset = _preprocessed(spec, with_secrets(spec, dataset), stored["preprocessing"])
-        local = LocalGradients(spec, dataset, parts_of(spec, dataset, code))
-        ModelValues(local.model).restore(stored["trainer"]["model"])
+        local = LocalGradients(spec, dataset, divided or parts_of(spec, dataset, code))
+        local.values.restore(stored["trainer"]["model"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])
         follow(local, dataset, group)
@@ -190,10 +196,18 @@ class Begun:
     save: Callable[[], None]
 
 
-def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Release, ...], ranks: int = 1) -> Begun:
+def begin(
+    spec: TrialSpec,
+    files: TrialFiles,
+    code: UserCode,
+    releases: tuple[Release, ...],
+    ranks: int = 1,
+    group: RankGroup | None = None,
+) -> Begun:
     """Load the data, build the model, and continue from the checkpoint in ``files``, or write the first one.
 
-    Call it within `reproducible`. ranks: how many processes will share the gradients. Raises: as `run_trial`.
+    Call it within `reproducible`. ranks: how many processes will share the gradients. group: these processes, where
+    they divide the model. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
     require_owners(spec, are_shared(dataset.train.user_ids))
@@ -213,7 +227,8 @@ def begin(spec: TrialSpec, files: TrialFiles, code: UserCode, releases: tuple[Re
     random_states = first_random_states(spec, ranks, device)
     if stored is not None:
         random_states = _of_as_many(stored, ranks)
-    trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts_of(spec, dataset, code))
+    parts = _divided(parts_of(spec, dataset, code), spec, group)
+    trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts)
 
     def save() -> None:
         for recorder in trainer.recorders:
@@ -242,6 +257,37 @@ def _preprocessed(spec: TrialSpec, dataset: Dataset, fitted: dict[str, Tensor]) 
     return make_preprocessing(spec.preprocessing).transform(dataset, fitted)
 
 
+def _of_the_shape(spec: TrialSpec, dataset: Dataset) -> Dataset:
+    """Return a few examples as preprocessing would leave them, with any values: what a model is built for."""
+    some = excerpt(dataset)
+    return some if spec.preprocessing is None else make_preprocessing(spec.preprocessing).rehearse(some)
+
+
+def _divided(parts: Parts, spec: TrialSpec, group: RankGroup | None) -> Parts:
+    """Return parts whose model is built now, with its frozen parameters divided among the ranks, if they divide them.
+
+    Raises: InvalidInput for a model that cannot be divided.
+    """
+    if group is None or group.lending is None:
+        return parts
+    from dpsweep.workers.trials.divided_trunk import divide
+
+    require_divisible(spec)
+    model = parts.model()
+    digest = parts.digest(model)
+    divide(model, group.lending, choose_device(spec.execution.device))
+    return replace(parts, model=lambda: model, digest=lambda _: digest)
+
+
+def _whole_values(model: nn.Module, group: RankGroup | None) -> dict[str, Tensor]:
+    """Return the state dict of a model on the CPU, be it divided or not."""
+    if group is None or group.lending is None:
+        return {name: value.cpu() for name, value in model.state_dict().items()}
+    from dpsweep.workers.trials.divided_trunk import whole_values
+
+    return whole_values(model)
+
+
 def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
     """Return random states of the other ranks in a checkpoint. Raises: InvalidInput unless the checkpoint has ``ranks``
     ranks.
@@ -265,7 +311,7 @@ def _train(
     report: OnProgress,
     group: RankGroup | None,
 ) -> TrainingResult:
-    begun = begin(spec, files, code, releases, 1 if group is None else group.size)
+    begun = begin(spec, files, code, releases, 1 if group is None else group.size, group)
     trainer, meter = begun.trainer, DeviceMeter(choose_device(spec.execution.device))
     with closed_afterwards(trainer.recorders):
         if group is not None:
@@ -276,10 +322,11 @@ def _train(
         for recorder in trainer.recorders:
             recorder.complete()
         predictions = trainer.predictions()
-        trainer.gradients.finish()
     write_device_use(files.device, meter.use())
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
-    result = _finish(spec, files, trainer, begun.dataset, predictions, inputs, code)
+    weights = _whole_values(trainer.released_model(), group)
+    result = _finish(spec, files, trainer, begun.dataset, predictions, weights, inputs, code)
+    trainer.gradients.finish()
     forget_checkpoint(files.checkpoint)
     return result
 
@@ -325,16 +372,15 @@ def _finish(
     trainer: Trainer,
     dataset: Dataset,
     predictions: tuple[Predictions, Predictions | None],
+    weights: Mapping[str, Tensor],
     inputs: Mapping[str, Any],
     code: UserCode,
 ) -> TrainingResult:
     """Store the results of the run. The training result is written last: its presence marks the trial as finished.
 
-    predictions: of the test and the held-out examples. A model that was trained without noise is private data, as the
-    examples are.
+    predictions: of the test and the held-out examples. weights: of the model. A model that was trained without noise is
+    private data, as the examples are.
     """
-    model = trainer.released_model()
-    weights = {name: value.cpu() for name, value in model.state_dict().items()}
     unprotected = not spec.is_private
     write_bytes_atomically(files.model, _saved(weights), unprotected)
     write_bytes_atomically(files.inputs, _saved(inputs), unprotected)

@@ -73,6 +73,11 @@ def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> 
     assert slow.startswith("model 'own_models:Slow' runs cell (LSTM) once per example, as its rule does not ")
 
 
+def test_a_plan_refuses_ranks_that_would_divide_what_trains() -> None:
+    line = reason(resources={"ranks": 2, "shard": "frozen"})
+    assert "of which the model has none, and trained parameters are not divided: rank 0 alone adds the noise" in line
+
+
 def test_a_plan_says_which_parameters_get_no_gradient() -> None:
     assert planned(model="own_models:FromZero").warnings == ()
     (stuck,) = planned(model={"name": "own_models:FromZero", "both": True}).warnings

@@ -25,7 +25,7 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training.norm_recorder import StoredNorms
-from dpsweep.workers.training.run_state import ModelValues, RunState
+from dpsweep.workers.training.run_state import ModelValues, RunState, digest_of_frozen
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
@@ -187,31 +187,32 @@ def adapter_net(seed: int = 0) -> nn.Module:
 
 def test_a_checkpoint_keeps_what_trains_and_the_buffers() -> None:
     model = adapter_net()
-    values, again = ModelValues(model), adapter_net()
+    values, again = ModelValues(model, digest_of_frozen(model)), adapter_net()
     with torch.no_grad():
         model.get_parameter("2.weight").add_(1.0)
         model.get_buffer("1.running_mean").add_(1.0)
     trained = {name for name, each in model.named_parameters() if each.requires_grad}
     assert values.state()["values"].keys() == trained | dict(model.named_buffers()).keys()
-    ModelValues(again).restore(values.state())
+    ModelValues(again, digest_of_frozen(again)).restore(values.state())
     assert differences(picture(model.state_dict()), picture(again.state_dict())) == []
 
 
 def test_a_model_with_other_frozen_values_does_not_go_on() -> None:
     """Its noise would be that of another model."""
-    state = ModelValues(adapter_net()).state()
+    model = adapter_net()
+    state = ModelValues(model, digest_of_frozen(model)).state()
     for other in (adapter_net(seed=1), adapter_net().requires_grad_(True)):
         with pytest.raises(InvalidInput, match="other names, shapes or frozen values of parameters"):
-            ModelValues(other).restore(state)
+            ModelValues(other, digest_of_frozen(other)).restore(state)
 
 
 def test_what_a_model_changes_in_place_is_kept_although_it_is_frozen() -> None:
     model = adapter_net()
-    values = ModelValues(model)
+    values = ModelValues(model, digest_of_frozen(model))
     with torch.no_grad():
         model.get_parameter("0.weight").add_(1.0)
     again = adapter_net()
-    restored = ModelValues(again)
+    restored = ModelValues(again, digest_of_frozen(again))
     restored.restore(values.state())
     assert torch.equal(again.get_parameter("0.weight"), model.get_parameter("0.weight"))
     assert "0.weight" in restored.state()["values"], "and in the next one"

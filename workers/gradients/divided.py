@@ -1,0 +1,20 @@
+"""Frozen parameters that ranks have divided among them (`dpsweep.workers.trials.divided_trunk`), without an import of
+what divides them, which takes a second."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from torch import Tensor, nn
+
+
+def is_divided(value: object) -> bool:
+    """Return whether a parameter is a DTensor, of which this process has a part."""
+    return hasattr(value, "to_local")
+
+
+def own_part(parameter: nn.Parameter) -> Tensor:
+    """Return the values of a parameter that this process has: all, unless it is divided."""
+    whole: Any = parameter.detach()
+    part: Tensor = whole.to_local() if is_divided(whole) else whole
+    return part
