@@ -94,14 +94,14 @@ def _numbers(found: Findings) -> dict[str, dict[str, float]]:
 
 
 def columns(found: Findings) -> tuple[str, ...]:
-    """Return the columns of MLflow's table of runs in the shared view: what varies between settings, and what
-    compares them.
+    """Return the columns of MLflow's table of runs in the shared view: what varies between settings, the seeds, and
+    what compares them. Names of runs end in the seed, which MLflow cuts off; a mean has none.
     """
     known = {name for setting in found.settings for name in final_metrics(setting.trials[0])}
     # a baseline has no noise either
     baselines = ["tags.`private`", "params.`clipping`"] if len(found.private) < len(found.settings) else []
     shown = [short for name, short in short_names(found).items() if name in known or name == _corrected(found)]
-    varied = [f"params.`{valid_name(name)}`" for name in _varied(found.private)]
+    varied = [f"params.`{valid_name(name)}`" for name in (*_varied(found.private), *_seeds(found.settings))]
     return (*dict.fromkeys([*baselines, *varied]), *(f"metrics.`{name}`" for name in shown))
 
 
@@ -200,6 +200,12 @@ def _varied(settings: Sequence[Setting]) -> list[str]:
     """
     differing = varying([setting.trials[0].setting for setting in settings])
     return [name for name in dict.fromkeys(name for each in differing for name in each) if name != "epsilon"]
+
+
+def _seeds(settings: Sequence[Setting]) -> list[str]:
+    """Return the labels that differ between trials of one setting."""
+    differing = [each for setting in settings for each in varying([trial.labels for trial in setting.trials])]
+    return list(dict.fromkeys(name for each in differing for name in each))
 
 
 def _charts(parameters: Sequence[str], worst_group: Measured, main: str) -> list[dict[str, Any]]:

@@ -152,10 +152,10 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
     shown = view["selectedColumns"]
     assert shown == [
-        *("attributes.`Created`", "tags.`private`", "params.`clipping`", "metrics.`view/epsilon`"),
+        *("attributes.`Created`", "tags.`private`", "params.`clipping`", "params.`seed`", "metrics.`view/epsilon`"),
         *(f"metrics.`view/{each}`" for each in ("worst_group_accuracy", "corrected_worst_group_accuracy")),
         *("metrics.`view/accuracy`", "metrics.`view/gap_of_accuracy`"),
-    ], "what varies, and no schedule, of which there is one"
+    ], "what varies and the seeds, and no schedule, of which there is one"
     alone = json.loads(shared_view("x", comparison(replace(found, settings=found.private[:1]))))["selectedColumns"]
     assert set(shown) - set(alone) == {"tags.`private`", "params.`clipping`"}
     assert view["searchFilter"].endswith("AND tags.`dpsweep.kind` != 'sweep'"), "it would be a row without numbers"
