@@ -19,6 +19,7 @@ from dpsweep.orchestration.comparison.formats import SHARES, Format, difference,
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.more_private import more_private, said_of
+from dpsweep.orchestration.comparison.sanity import constant_of, cure_of_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, first_seed
 from dpsweep.orchestration.comparison.spoken import (
     between,
@@ -163,9 +164,9 @@ def _not_of_use(found: Findings, setting: Setting) -> str:
     if found.too_few_to_test:
         return f"no setting can be recommended: {found.too_few_to_test}, by data.test_fraction or with more data"
     others = ", ".join(each.name for each in found.useful[:3])
-    step = (
-        f"relax a condition: {others} learnt more" if others else "train longer, tune the bound, or allow more epsilon"
-    )
+    rare = cure_of_rare_classes(constant_of(setting), found.main)
+    alone = f"train longer, tune the bound, allow more epsilon{', or ' * bool(rare)}{rare}"
+    step = f"relax a condition: {others} learnt more" if others else alone
     return f"no setting under these conditions is of use: {setting.name} {found.useless[setting.name]}; {step}"
 
 

@@ -152,13 +152,18 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
         return ""
     why = why_useless(best, evidence, main)
     if why or reached - constant <= _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
-        rare = main.name == "accuracy" and constant >= _FREQUENT
-        others = "balance the classes of the table" if rare else "other inputs, such as narrower ranges"
+        others = cure_of_rare_classes(constant, main) or "other inputs, such as narrower ranges"
         return (
             f"No use as a reference: {unknown} {best.name} reaches {shown(reached)}, and always predicting "
             f"{best_constant(main)} {shown(constant)}: train it longer, with another rate, or {others}."
         )
     return ""
+
+
+def cure_of_rare_classes(constant: float | None, main: Metric) -> str:
+    """Return what to do where one class is so frequent that accuracy hides whether others are found; "" elsewhere."""
+    is_rare = main.name == "accuracy" and constant is not None and constant >= _FREQUENT
+    return "leave out rows of the most frequent class at random" if is_rare else ""
 
 
 def without_changes(trials: Iterable[PublishedTrial]) -> tuple[PublishedTrial, ...]:

@@ -37,6 +37,8 @@ _FEWEST_OF_COUNTS: Final = 100
 """Rows below which private counts of a batch, then more than a fifth of the rows, cost most of an epsilon of 1."""
 _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
+_FREQUENT: Final = 0.9
+"""Share of a class from which on a model that predicts nothing else is seldom beaten by its accuracy."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -213,6 +215,8 @@ def _profiled(
         raise InvalidInput(f"the table {path} has more than one column called {repeat!r}; rename the others")
     if lists := next((each.name for each in table.columns if each.name in roles and each.places), None):
         raise InvalidInput(f"the column {lists!r} holds lists, and can only be a feature; name another one")
+    if nested := next((each for each in table.columns if each.name in roles and each.unreadable is not None), None):
+        raise InvalidInput(f"the column {nested.name!r} holds values of type {nested.unreadable}; name another one")
     if table.rows < _FEWEST_ROWS:
         raise InvalidInput(f"the table {path} has {table.rows} rows; a sweep needs at least {_FEWEST_ROWS}")
     if read := hashed or (text and text.name):
@@ -286,9 +290,13 @@ def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
     if column.ways:
         return f"which writes numbers in several ways, such as {' and '.join(map(_text, column.ways[:3]))}; use one"
     if column.has_dates:
-        return "which holds dates; as numbers, such as days since one of them, they can be features"
+        return "which holds dates or times; as numbers, such as days since one of them, they can be features"
     if column.has_lists:
         return "whose texts are lists of numbers; as lists of a .parquet file they can be features"
+    if column.strange and not column.is_prose:
+        return (
+            f"which holds numbers and texts such as {_text(column.strange)}; leave those fields empty, or write numbers"
+        )
     if column.span is None and column.values is None and not column.is_prose:
         how = "declare its categories to use it, or read it as texts with --text"
         return f"which has more than {MOST_VALUES} different texts; {how}"
@@ -360,6 +368,7 @@ def _data_section(subject: _Subject) -> Iterator[str]:
         yield f"  classes: {_listed(label.values or ())}    # CONFIRM: the values of the label that can occur{lacking}"
         yield from _alike(label)
         yield from _too_few(label)
+        yield from _unequal(label)
     else:
         yield f"  task: {subject.task}    # CONFIRM: {_TASKS[subject.task]}"
     if subject.group is not None and subject.groups is not None:
@@ -428,6 +437,9 @@ def _remarks(columns: Sequence[ColumnProfile]) -> Iterator[str]:
         if column.apart is not None:
             far = f"{_number(column.apart)} in many rows, far from all other numbers"
             yield f"  # {_text(column.name)} has {far}; if it stands for a missing value, leave these fields empty"
+        if column.may_be_thousands:
+            cure = f"if points separate thousands, add numbers: {{{_text(column.name)}: comma}}"
+            yield f"  # {_text(column.name)} has three digits after each point: {cure}"
         if column.whole and 2 < column.distinct <= _FEW:
             codes = "whole numbers; if they are codes, list them under categories"
             yield f"  # {_text(column.name)} has {column.distinct} different {codes}"
@@ -471,6 +483,14 @@ def _too_few(column: ColumnProfile) -> Iterator[str]:
     if column.rare:
         named = ", ".join(map(_text, column.rare))
         yield f"  # fewer than {FEW_ROWS} rows each: {named}; too few to learn or to test, so join them with others"
+
+
+def _unequal(label: ColumnProfile) -> Iterator[str]:
+    """Yield a comment on classes so unequal that accuracy does not tell whether the rare ones are found."""
+    if label.largest >= _FREQUENT:
+        yield f"  # {label.largest:.1%} of the rows have one class: a model that names no other is right as often. Look"
+        yield "  # at balanced accuracy (dpsweep best DIR --by balanced_accuracy) and at the recall of each class. If"
+        yield "  # the rare ones are not found, leave out rows of the frequent class at random, in a copy of the table."
 
 
 def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str:
@@ -546,7 +566,9 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     yield "# Bound and learning rate matter most. To let each setting choose its own, by public_fraction in data:"
     bounds, rates = (", ".join(_number(digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
     places = f"clipping.bound: [{bounds}], optimizer.learning_rate: [{rates}]"
-    by = "" if subject.task == "classification" else f" select_by: {task_called(subject.task).main},"
+    is_unequal = subject.task == "classification" and subject.labels[0].largest >= _FREQUENT
+    main = "worst_group_balanced_accuracy" if is_unequal else task_called(subject.task).main
+    by = "" if main == "accuracy" else f" select_by: {main},"
     yield f"# tune: {{parameters: {{{places}}},{by} privacy: unaccounted}}"
     if subject.text is None:
         yield "reference: true    # a rule on one column and a linear model beside the baseline: is it as good?"

@@ -166,14 +166,48 @@ _UNSPACED: Final = "\u2e80"
 """First sign of the scripts of East Asia; Thai and its neighbours put blanks between phrases."""
 
 
+_MONTHS: Final = (
+    "jan feb mar apr may jun jul aug sep oct nov dec mär mrz mai okt dez fév fev avr juin juil aoû déc ene abr ago set "
+    "out dic mrt maa mei mag giu lug ott gen"
+)
+_MONTH: Final = rf"(?:{_MONTHS.replace(' ', '|')})[^\W\d_]*\.?"
+_DAY: Final = r"\d{1,2}(?:st|nd|rd|th)?"
+_DATE: Final = re.compile(
+    rf"^\s*(?:\d{{4}}([-/.])\d{{1,2}}\1\d{{1,2}}|\d{{1,2}}([-/.])\d{{1,2}}\2(?:\d{{2}}|\d{{4}})|{_MONTH}\s+{_DAY},?\s+\d{{4}}"
+    rf"|{_DAY}\.?[\s-]*(?:de\s+)?{_MONTH}[\s,-]*(?:de\s+)?(?:\d{{4}}|\d{{2}}))(?:,?[T ]\s*\d{{1,2}}:\d{{2}}.*)?\s*$"
+    r"|^\s*\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?\s*(?:[ap]\.?m\.?)?\s*$",
+    re.IGNORECASE,
+)
+
+
 def is_date(text: str) -> bool:
-    """Return whether the text spells a date, with or without a time.
+    """Return whether the text spells a date, with or without a time, or a time of the day.
 
     >>> [is_date(text) for text in ("2020-01-31", "31.1.20 12:05", "1/31/2020", "1.234,5")]
     [True, True, True, False]
+    >>> [is_date(text) for text in ("Jan 5, 2020", "5. März 2020 9:30", "05-Oct-20", "9:30 pm", "may 5 people")]
+    [True, True, True, True, False]
     """
-    date = r"\d{4}([-/.])\d{1,2}\1\d{1,2}|\d{1,2}([-/.])\d{1,2}\2(?:\d{2}|\d{4})"
-    return re.match(rf"^\s*(?:{date})(?:[T ]\s*\d{{1,2}}:\d{{2}}.*)?\s*$", text) is not None
+    return _DATE.match(text) is not None
+
+
+def are_written_as_thousands(texts: Sequence[str]) -> bool:
+    """Return whether these numbers may be whole ones whose thousands are separated by points, such as 13.440.
+
+    >>> are_written_as_thousands(["13.440", "950", "7.200"]), are_written_as_thousands(["13.440", "7.2"])
+    (True, False)
+    """
+    unsigned = [text.strip().lstrip("+-") for text in texts]
+    grouped = sum(_GROUPED["comma"].match(text) is not None for text in unsigned)
+    enough = 0 < min(_FEWEST_NUMBERS, len(texts) / 2) <= grouped
+    return enough and all(re.match(r"^[1-9]\d{0,2}(?:\.\d{3})?$", text) for text in unsigned)
+
+
+def strange_among_numbers(texts: Sequence[str]) -> str:
+    """Return a text that is no number where most of the others are; "" if there is none."""
+    known = [text for text in texts if text.strip().casefold() not in _MARKERS]
+    strange = [text for text in known if all(number_of(text, each) is None for each, _ in _ORDERS)]
+    return strange[0] if strange and 2 * len(strange) < len(known) else ""
 
 
 def _unit(text: str) -> str | None:

@@ -18,11 +18,13 @@ from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.conventions import (
     MISSING_SPELLINGS,
     Written,
+    are_written_as_thousands,
     is_date,
     is_list,
     is_prose,
     number_of,
     parsed,
+    strange_among_numbers,
     written_in_several_ways,
     written_numbers,
 )
@@ -43,10 +45,11 @@ class ColumnProfile:
     cannot be read. `places`: number of places of an embedding, whose numbers are described together; 0 for one value a
     row. `all_different`: whether no two rows have the same value. `is_order`: whether whole numbers only count the
     rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: of the listed values, those of fewer
-    than `FEW_ROWS` rows. `apart`: a number that many rows share, far from all others. `ways`: texts that write numbers
-    in several ways. `has_lists`: whether texts spell lists of numbers.
-    `has_dates`: whether they spell dates. `is_prose`: whether most of them have several words.
-    `deviation`: standard deviation of the numbers.
+    than `FEW_ROWS` rows. `largest`: share of the rows that have the most frequent listed value. `apart`: a number that
+    many rows share, far from all others. `ways`: texts that write numbers in several ways. `strange`: a text among
+    others that write numbers. `may_be_thousands`: whether points may separate thousands. `has_lists`: whether texts
+    spell lists of numbers. `has_dates`: whether they spell dates or times, or numbers do, such as 20200131. `is_prose`:
+    whether most texts have several words. `deviation`: standard deviation of the numbers.
     """
 
     name: str
@@ -69,6 +72,9 @@ class ColumnProfile:
     has_dates: bool = False
     is_prose: bool = False
     deviation: float = 0.0
+    strange: str = ""
+    may_be_thousands: bool = False
+    largest: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -132,7 +138,7 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableP
     embeddings = {name: places for name, places in places_of(rows.column_names).items() if not as_texts & {*places}}
     single = [name for name in rows.column_names if not any(name in places for places in embeddings.values())]
     columns = [
-        _with_markers(_column(name, rows[name], name in as_texts, most_values, written.get(name)), spelt[name])
+        _as_spelt(_column(name, rows[name], name in as_texts, most_values, written.get(name)), spelt[name])
         for name in single
     ]
     lists = (_embedding(name, rows.select(places)) for name, places in embeddings.items())
@@ -160,12 +166,12 @@ def _are_values(columns: Sequence[ColumnProfile]) -> bool:
     )
 
 
-def _rare(known: pa.ChunkedArray, found: tuple[str, ...] | None) -> tuple[str, ...]:
-    """Return the listed values that few rows have."""
+def _of_values(known: pa.ChunkedArray, found: tuple[str, ...] | None) -> tuple[tuple[str, ...], float]:
+    """Return the listed values that few rows have, and the share of the rows that have the most frequent one."""
     if found is None:
-        return ()
+        return (), 0.0
     counts = {str(each["values"]): int(each["counts"]) for each in known.value_counts().to_pylist()}
-    return tuple(value for value in found if counts[value] < FEW_ROWS)
+    return tuple(value for value in found if counts[value] < FEW_ROWS), max(counts.values()) / len(known)
 
 
 def _apart(present: npt.NDArray[np.float64]) -> float | None:
@@ -216,10 +222,16 @@ def _written(values: pa.ChunkedArray) -> Written | None:
     return written_numbers(counts)
 
 
-def _with_markers(column: ColumnProfile, spelt: pa.ChunkedArray) -> ColumnProfile:
-    """Return the profile with the texts that count as missing, those that are no numbers included."""
+def _as_spelt(column: ColumnProfile, spelt: pa.ChunkedArray) -> ColumnProfile:
+    """Return the profile with the texts that count as missing, those that are no numbers included, and whether its
+    numbers may be thousands.
+    """
     unread = column.written.unread if column.written else ()
-    return replace(column, markers=tuple(dict.fromkeys((*_markers(spelt), *unread))))
+    markers = tuple(dict.fromkeys((*_markers(spelt), *unread)))
+    is_text = column.span is not None and column.written is None and pa.types.is_string(spelt.type)
+    texts = compute.unique(spelt).drop_null().slice(0, _LOOKED_AT).to_pylist() if is_text else []
+    known = [each for each in texts if each not in MISSING_SPELLINGS]
+    return replace(column, markers=markers, may_be_thousands=are_written_as_thousands(known))
 
 
 def _markers(spelt: pa.ChunkedArray) -> tuple[str, ...]:
@@ -249,19 +261,28 @@ def _column(
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
     present = np.zeros(0) if is_text or not is_numeric(values) else numbers(values.drop_null(), name)
-    present = present[np.isfinite(present)]
+    present, (rare, largest) = present[np.isfinite(present)], _of_values(known, found)
     if present.size == 0:
         texts = [] if found is not None else compute.unique(known).slice(0, _LOOKED_AT).to_pylist()
         ways, lists = written_in_several_ways(texts), bool(texts) and all(map(is_list, texts))
-        column = ColumnProfile(name, None, False, found, count, missing, rare=_rare(known, found), ways=ways)
+        column = ColumnProfile(name, None, False, found, count, missing, rare=rare, ways=ways, largest=largest)
         dates, prose = bool(texts) and all(map(is_date, texts)), sum(map(is_prose, texts)) > len(texts) / 2
-        return replace(column, has_lists=lists, has_dates=dates, is_prose=prose)
+        strange = strange_among_numbers(texts)
+        return replace(column, has_lists=lists, has_dates=dates, is_prose=prose, strange=strange)
     whole, span = bool((present == present.round()).all()), (float(present.min()), float(present.max()))
     different = count == len(values)
     is_order = whole and different and _counts_rows(present)
-    column = ColumnProfile(name, span, whole, found, count, missing, written, rare=_rare(known, found))
-    of_numbers = replace(column, apart=_apart(present), deviation=float(present.std()))
+    column = ColumnProfile(name, span, whole, found, count, missing, written, rare=rare, largest=largest)
+    dates = whole and found is None and _are_dates(present)
+    of_numbers = replace(column, apart=_apart(present), deviation=float(present.std()), has_dates=dates)
     return replace(of_numbers, is_order=is_order, all_different=different)
+
+
+def _are_dates(present: npt.NDArray[np.float64]) -> bool:
+    """Return whether all whole numbers are dates such as 20200131."""
+    months, days = present // 100 % 100, present % 100
+    years = (present >= 1900_01_01) & (present <= 2100_12_31)
+    return bool((years & (months >= 1) & (months <= 12) & (days >= 1) & (days <= 31)).all())
 
 
 def _counts_rows(present: npt.NDArray[np.float64]) -> bool:

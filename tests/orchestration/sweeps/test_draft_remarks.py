@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
@@ -44,12 +46,18 @@ def test_a_table_without_names_is_asked_about_and_years_are_names(tmp_path: Path
         ([f"word{row}" for row in ROWS], "which has more than 50 different texts; declare"),
         (
             [f"{1 + row % 28}.{1 + row % 12}.{1900 + row}" for row in ROWS],
-            "which holds dates; as numbers, such as days",
+            "which holds dates or times; as numbers, such as days",
         ),
-        ([f"{1900 + row}-01-02T12:05" for row in ROWS], "which holds dates; as numbers, such as days"),
+        ([f"{1900 + row}-01-02T12:05" for row in ROWS], "which holds dates or times; as numbers, such as"),
         ([f"{'€' if row % 5 else '$'}{row}" for row in ROWS], 'in several ways, such as "$0" and "€1"; use'),
+        (
+            [f"{1 + row % 28} March {1900 + row}" for row in ROWS],
+            "which holds dates or times; as numbers, such as days",
+        ),
+        ([f"{1900 + row}0131" for row in ROWS[1:]] + ["20000229"], "which holds dates or times; as numbers, such as"),
+        ([f"<{row}" if row % 9 == 0 else f"{row}.5" for row in ROWS], 'numbers and texts such as "<0"; leave those'),
     ],
-    ids=["units", "signs", "lists", "words", "dates", "times", "currencies"],
+    ids=["units", "signs", "lists", "words", "dates", "times", "currencies", "months", "digits", "limits"],
 )
 def test_a_column_that_is_left_out_is_left_out_by_cause(tmp_path: Path, written: list[str], said: str) -> None:
     alone = table(tmp_path, "odd,sex,y", written, SEXES, LABELS)
@@ -67,6 +75,30 @@ def test_a_number_that_stands_for_a_missing_value_is_asked_about(tmp_path: Path,
     text = draft_sweep(table(tmp_path, "score,y", scores, LABELS), ["y"], None)
     remark = f'# "score" has {mark} in many rows, far from all other numbers; if it stands for a missing value, leave'
     assert (remark in text) is is_mark
+
+
+def test_points_between_thousands_are_asked_about(tmp_path: Path) -> None:
+    of_thousands = [f"{1 + row}.{row:03d}" if row % 5 else f"{row + 5}" for row in ROWS]
+    drafts = [
+        draft_sweep(table(tmp_path, "pay,sex,y", each, SEXES, LABELS), ["y"], "sex") for each in (of_thousands, SCORES)
+    ]
+    asked = '"pay" has three digits after each point: if points separate thousands, add numbers: {"pay": comma}'
+    assert [asked in draft for draft in drafts] == [True, False]
+
+
+def test_a_draft_says_that_accuracy_hides_whether_a_rare_class_is_found(tmp_path: Path) -> None:
+    rare = [str(int(row % 10 == 0)) for row in ROWS]
+    drafts = [draft_sweep(table(tmp_path, "score,sex,y", SCORES, SEXES, each), ["y"], "sex") for each in (rare, LABELS)]
+    assert ["# 90.0% of the rows have one class" in draft for draft in drafts] == [True, False]
+    assert ["select_by: worst_group_balanced_accuracy" in draft for draft in drafts] == [True, False]
+
+
+def test_a_column_of_structs_is_no_group(tmp_path: Path) -> None:
+    path = tmp_path / "table.parquet"
+    nested = [{"sex": sex} for sex in SEXES]
+    parquet.write_table(pa.table({"score": list(map(float, SCORES)), "who": nested, "y": LABELS}), path)
+    with pytest.raises(InvalidInput, match=r"the column 'who' holds values of type struct<sex: string>; name another"):
+        draft_sweep(path, ["y"], "who")
 
 
 def test_classes_and_groups_of_few_rows_are_named(tmp_path: Path) -> None:
@@ -105,5 +137,5 @@ def test_a_text_among_numbers_stands_for_a_missing_one(tmp_path: Path) -> None:
     text = draft_sweep(table(tmp_path, "score,sex,y", scores, SEXES, LABELS), ["y"], "sex")
     assert 'missing in 20.0% of the rows, which are left out ("k.A." too)' in text
     words = [f"word{row}" if row % 5 == 0 else score for row, score in enumerate(SCORES)]
-    with pytest.raises(InvalidInput, match="which has more than 50 different texts"):
+    with pytest.raises(InvalidInput, match='numbers and texts such as "word0"'):
         draft_sweep(table(tmp_path, "score,sex,y", words, SEXES, LABELS), ["y"], "sex")
