@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+
 import torch
 from torch import Tensor, nn
 
@@ -19,6 +21,7 @@ def cifar10(train: int = 400, test: int = 500) -> Source:
     return _some("cifar10", train, test, 0.4733, 0.2516)
 
 
+@functools.cache  # decoding CIFAR-10 takes longer than a trial
 def _some(name: str, train: int, test: int, mean: float, spread: float) -> Source:
     whole = load_source(DataSpec(name))
     assert whole.test is not None
