@@ -52,6 +52,11 @@ class Recurrence:
         """Number of earlier draws and noises of every weight that a trainer keeps, as doubles."""
         return len(self.of_draws) + len(self.of_noise) - 2
 
+    @property
+    def keeps_draws_alone(self) -> bool:
+        """Return whether noise follows from the draws of the last steps, whatever was before them."""
+        return len(self.of_noise) == 1
+
 
 Memory = Recurrence | Pairs
 """How a trainer makes the noise of a step from earlier values."""

@@ -105,7 +105,7 @@ def _error_cells(planned: PlannedTrial) -> list[str]:
 
 _OF_ERRORS = (
     "sq. error: of the sum of all gradients up to a step, per weight, in squared clipping bounds; "
-    "kept: of earlier noise, on the device and in checkpoints"
+    "kept: of earlier noise, by all ranks together"
 )
 
 

@@ -185,7 +185,9 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ("tests/workers/noise/test_step_noise.py",),
         B("scale = std * self._norm", "scale = std", "noise does not cover the columns of C", True),
         B("-_turned(noises, step)", "_turned(noises, step)", "earlier noise has the wrong sign", True),
-        B('= state["step"], state["rows"]', '= 0, state["rows"]', "earlier noise is a step off", True),
+        B('self.step = state["step"]', "self.step = 0", "noise of a trial that goes on is drawn twice", True),
+        B("rows[step % len(rows)] = self._drawn", "rows[0] = self._drawn", "draws are not made again", True),
+        B("piece * self._draws.most, size)", "0, size)", "pieces of a model have the same noise", True),
         B("rows.mul_(self._decays)", "rows.mul_(1.0)", "buffers of noise forget nothing", True),
     ),
     *bugs_in(

@@ -57,9 +57,9 @@ class ChaChaStream:
         self._series += 1
         return self.again(self._series - 1)
 
-    def again(self, number: int) -> Series:
-        """Return the series with this number from its first word, to continue one after a checkpoint."""
-        return Series(self._key, number, self.device)
+    def again(self, number: int, block: int = 0) -> Series:
+        """Return the series with this number from a block on, to make its words once more."""
+        return Series(self._key, number, self.device, block)
 
     def state(self) -> dict[str, Any]:
         """Return the key and number of the next series, for `restore`; as secret as the words drawn."""
@@ -71,11 +71,11 @@ class ChaChaStream:
 
 
 class Series:
-    """The words of one key and nonce, in order. number: the series number, which is the nonce."""
+    """The words of one key and nonce, in order. number: the series number, which is the nonce. block: the first one."""
 
-    def __init__(self, key: bytes, number: int, device: torch.device) -> None:
+    def __init__(self, key: bytes, number: int, device: torch.device, block: int = 0) -> None:
         self._key, self.number, self._device = key, number, device
-        self._nonce, self._next_block = number.to_bytes(NONCE_BYTES, "little"), 0
+        self._nonce, self._next_block = number.to_bytes(NONCE_BYTES, "little"), block
 
     def words(self, count: int) -> Tensor:
         """Return the next ``count`` words, int64 [count] with uniform bits; the rest of the last block is discarded."""

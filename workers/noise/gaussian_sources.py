@@ -24,8 +24,36 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.numerics.rounding import release_grid
-from dpsweep.workers.noise.chacha import has_kernels
-from dpsweep.workers.noise.gaussians import SharedChaChaGaussians
+from dpsweep.workers.noise.chacha import WORDS, ChaChaStream, has_kernels
+from dpsweep.workers.noise.gaussians import SharedChaChaGaussians, drawn_from, most_at_once
+
+
+class StepDraws(Protocol):
+    """Draws from N(0, 1) by step and by piece of the weights: any of them can be made again, at any rank of a trial.
+
+    Guarantee: draws of different steps or weights are independent of each other and of everything else in the run.
+    """
+
+    @property
+    def most(self) -> int:
+        """Number of weights of a piece; the last piece of a model may have fewer."""
+        ...
+
+    @property
+    def device(self) -> torch.device:
+        """The device that draws."""
+        ...
+
+    def draw(self, step: int, start: int, count: int) -> Tensor:
+        """Return the draws [count] of a step for the piece from weight ``start`` on, float64.
+
+        Callers must not change them in place.
+        """
+        ...
+
+    def state(self) -> dict[str, Any]: ...
+
+    def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
 class NoiseSource(Protocol):
@@ -53,11 +81,8 @@ class NoiseSource(Protocol):
         """
         ...
 
-    def standard(self, count: int) -> Iterator[Tensor]:
-        """Yield ``count`` draws from N(0, 1) in consecutive pieces, float64 on the device that draws.
-
-        Callers must not change them in place.
-        """
+    def draws_of_steps(self) -> StepDraws:
+        """Return the draws of noise that is correlated over steps, which are independent of all others."""
         ...
 
     def rounded(self, noisy: Tensor, std: float) -> Tensor:
@@ -73,7 +98,7 @@ class SeededNoise:
     """Noise of research mode: a torch generator on the device, seeded by the trial's seed."""
 
     def __init__(self, seed: int, device: torch.device) -> None:
-        self._generator = torch.Generator(device).manual_seed(derive_seed(seed, "noise"))
+        self._seed, self._generator = seed, torch.Generator(device).manual_seed(derive_seed(seed, "noise"))
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         require_finite("noise std", std, at_least=0.0)
@@ -86,9 +111,8 @@ class SeededNoise:
         noise = [self.normal(tuple(each.shape), std).to(each) for each in values.values()]
         return dict(zip(values, torch._foreach_add(list(values.values()), noise), strict=True))
 
-    def standard(self, count: int) -> Iterator[Tensor]:
-        device = self._generator.device
-        yield torch.randn(count, generator=self._generator, device=device, dtype=torch.float64)
+    def draws_of_steps(self) -> StepDraws:
+        return SeededDraws(self._seed, self._generator.device)
 
     def rounded(self, noisy: Tensor, std: float) -> Tensor:
         """Return ``noisy`` itself: whoever knows the seed knows the noise."""
@@ -152,9 +176,8 @@ class KeyedNoise:
         grid = release_grid(std)
         return noisy.div_(grid).round_().mul_(grid)
 
-    def standard(self, count: int) -> Iterator[Tensor]:
-        for draws in self._gaussians.pieces(count, self._draws):
-            yield draws if self._draws == 1 else draws / math.sqrt(self._draws)
+    def draws_of_steps(self) -> StepDraws:
+        return KeyedDraws(self._device, self._draws)
 
     def _scaled(self, values: Tensor, std: float) -> Iterator[tuple[Tensor, Tensor]]:
         """Consecutive parts of ``values`` [n], each with as many draws of noise, float64 on the device that draws."""
@@ -168,6 +191,46 @@ class KeyedNoise:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._gaussians.restore(state)
+
+
+class SeededDraws:
+    """Draws of research mode, from the seed of the trial."""
+
+    def __init__(self, seed: int, device: torch.device) -> None:
+        self._seed, self._generator = seed, torch.Generator(device)
+        self.device, self.most = device, most_at_once(device)
+
+    def draw(self, step: int, start: int, count: int) -> Tensor:
+        self._generator.manual_seed(derive_seed(self._seed, f"noise of step {step} from weight {start} on"))
+        return torch.randn(count, generator=self._generator, device=self.device, dtype=torch.float64)
+
+    def state(self) -> dict[str, Any]:
+        return {"seed": self._seed}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._seed = state["seed"]
+
+
+class KeyedDraws:
+    """Draws from a secret key of their own: a series for each step, a place in it for each weight.
+
+    draws: as of `KeyedNoise`. Pieces have other sizes on other devices, and the same draws.
+    """
+
+    def __init__(self, device: torch.device, draws: int) -> None:
+        self._draws, self._stream = draws, ChaChaStream.from_os(device)
+        self.device, self.most = device, most_at_once(device) // draws
+
+    def draw(self, step: int, start: int, count: int) -> Tensor:
+        words = self._stream.again(step, start * self._draws // WORDS)
+        (drawn,) = drawn_from(words, count, self._draws, self.device)
+        return drawn if self._draws == 1 else drawn / math.sqrt(self._draws)
+
+    def state(self) -> dict[str, Any]:
+        return self._stream.state()
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        self._stream.restore(state)
 
 
 @contextmanager

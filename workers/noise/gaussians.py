@@ -41,15 +41,7 @@ class ChaChaGaussians:
 
         Callers must not change them in place.
         """
-        return self._drawn_from(self._stream.series(), count, draws)
-
-    def _drawn_from(self, words: Series, count: int, draws: int) -> Iterator[Tensor]:
-        most = (BLOCK if self.device.type == "cpu" else _DEVICE_BLOCK) // draws
-        for start in range(0, count, most):
-            needed = draws * min(most, count - start)
-            pairs = _uniform(words.words(needed + needed % 2)).view(-1, 2)  # neighbours, whatever the length of a piece
-            values = torch.stack(_normal(*pairs.unbind(1)), 1).flatten()[:needed]
-            yield values if draws == 1 else values.view(-1, draws).sum(1)
+        return drawn_from(self._stream.series(), count, draws, self.device)
 
     def series(self, count: int) -> Series | None:
         """Return a new series for a call of ``count`` draws, None if the call shares one with others."""
@@ -93,7 +85,7 @@ class SharedChaChaGaussians(ChaChaGaussians):
         return self._ahead[self._used - needed : self._used]
 
     def _share(self, words: Series, used: int = 0) -> None:
-        (self._ahead,) = self._drawn_from(words, BLOCK, 1)
+        (self._ahead,) = drawn_from(words, BLOCK, 1, self.device)
         self._shared, self._used = words.number, used
 
     def state(self) -> dict[str, Any]:
@@ -104,6 +96,21 @@ class SharedChaChaGaussians(ChaChaGaussians):
         self._shared, self._ahead, self._used = None, self._ahead[:0], 0
         if state["shared"] is not None:
             self._share(self._stream.again(state["shared"]), state["used"])
+
+
+def most_at_once(device: torch.device) -> int:
+    """Return how many draws are made at once on the device."""
+    return BLOCK if device.type == "cpu" else _DEVICE_BLOCK
+
+
+def drawn_from(words: Series, count: int, draws: int, device: torch.device) -> Iterator[Tensor]:
+    """Yield the values of `ChaChaGaussians.pieces` from the next words of a series."""
+    most = most_at_once(device) // draws
+    for start in range(0, count, most):
+        needed = draws * min(most, count - start)
+        pairs = _uniform(words.words(needed + needed % 2)).view(-1, 2)  # neighbours, whatever the length of a piece
+        values = torch.stack(_normal(*pairs.unbind(1)), 1).flatten()[:needed]
+        yield values if draws == 1 else values.view(-1, draws).sum(1)
 
 
 def _uniform(words: Tensor) -> Tensor:

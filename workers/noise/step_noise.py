@@ -1,15 +1,16 @@
 """The noise of the training steps, by the noise strategy of the trace.
 
 The trainer asks for it once a step. Independent noise keeps nothing. Correlated noise z = C^-1 w keeps some of the
-draws w or of the noise z of earlier steps, or sums of them, as doubles, in the checkpoint
-(`dpsweep.accounting.mechanism.noise_strategies.Memory`).
+draws w or of the noise z of earlier steps, or sums of them, as doubles
+(`dpsweep.accounting.mechanism.noise_strategies.Memory`). Ranks divide the weights among them. A checkpoint holds noise
+and sums; draws are made again from their key.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol, assert_never
+from collections.abc import Iterator, Mapping
+from typing import Any, Final, NamedTuple, Protocol, assert_never
 
 import numpy as np
 import torch
@@ -26,7 +27,10 @@ from dpsweep.accounting.mechanism.noise_strategies import (
     require_known_noise,
 )
 from dpsweep.accounting.mechanism.toeplitz import Array, column_norm
-from dpsweep.workers.noise.gaussian_sources import NoiseSource, one_thread
+from dpsweep.workers.noise.gaussian_sources import NoiseSource, StepDraws, one_thread
+
+EARLIER: Final = "earlier noise"
+"""Name in a checkpoint of what noise is correlated with."""
 
 
 class NoisySum(NamedTuple):
@@ -48,6 +52,10 @@ class StepNoise(Protocol):
         `std`: noise multiplier times sensitivity of this step. Where it changes with the sensitivity, the release is
         that of values over sensitivity, whose noise has the same standard deviation at every step.
         """
+        ...
+
+    def divide(self, others: OtherShares) -> None:
+        """Compute the noise together with other ranks from here on, to the same bits."""
         ...
 
     @property
@@ -74,9 +82,139 @@ class IndependentSteps:
     def released(self, values: Mapping[str, Tensor], std: float) -> NoisySum:
         return NoisySum(self._source.added_to_each(values, std), std)
 
+    def divide(self, others: OtherShares) -> None:
+        return None
+
     @property
     def kept(self) -> Mapping[str, Any]:
         return {}
+
+
+class NoiseShare:
+    """Noise z = C^-1 w of one rank's pieces of the weights, and what it takes of earlier steps.
+
+    Piece j belongs to rank j modulo the number of ranks. Its noise comes from its own draws and rows alone, so that it
+    has the same bits at any rank. Draws and noise have the unit in which a column of C has norm 1.
+    """
+
+    def __init__(self, memory: Memory, draws: StepDraws) -> None:
+        self.step, self._draws, self._kept = 0, draws, _earlier(memory)
+        self._rank, self._ranks, self._rows = 0, 1, dict[int, Tensor]()
+
+    def divide(self, rank: int, ranks: int) -> None:
+        """Keep what belongs to ``rank``."""
+        self._rank, self._ranks = rank, ranks
+        self._rows = {piece: rows for piece, rows in self._rows.items() if piece % ranks == rank}
+
+    def others_have_some(self, count: int) -> bool:
+        """Return whether other ranks have pieces of ``count`` weights."""
+        return self._ranks > 1 and count > self._draws.most
+
+    def noise(self, count: int) -> Iterator[tuple[list[int], Tensor]]:
+        """Take a step. For each round of pieces, one for each rank, yield their sizes, and z [size] of this rank's.
+
+        count: number of all weights.
+        """
+        for piece, sizes in self._rounds(count):
+            size, noise = sizes[self._rank], self._empty(0)
+            if size:
+                draws = self._drawn(self.step, piece, size)
+                noise = self._kept.noise(self._rows_of(piece, size), draws, self.step)
+            yield sizes, noise
+        self.step += 1
+
+    def rows(self, count: int) -> Iterator[tuple[list[int], Tensor]]:
+        """Yield sizes as `noise` does, and the rows [kept, size] of this rank's piece."""
+        for piece, sizes in self._rounds(count):
+            size = sizes[self._rank]
+            yield sizes, self._rows_of(piece, size) if size else self._empty(self._kept.memory.kept, 0)
+
+    def _rounds(self, count: int) -> Iterator[tuple[int, list[int]]]:
+        """Yield this rank's piece of each round, and the sizes of the pieces of all ranks."""
+        most = self._draws.most
+        for first in range(0, -(-count // most), self._ranks):
+            yield first + self._rank, [min(most, max(0, count - most * (first + rank))) for rank in range(self._ranks)]
+
+    def _rows_of(self, piece: int, size: int) -> Tensor:
+        """Return the rows of a piece; new ones where it has none, with the draws of the last steps."""
+        if piece not in self._rows:
+            assert self.repeats_draws or not self.step, "a checkpoint holds all other rows"
+            self._rows[piece] = rows = self._empty(self._kept.memory.kept, size)
+            for step in range(max(0, self.step - len(rows)), self.step):
+                rows[step % len(rows)] = self._drawn(step, piece, size)
+        return self._rows[piece]
+
+    def _drawn(self, step: int, piece: int, size: int) -> Tensor:
+        return self._draws.draw(step, piece * self._draws.most, size)
+
+    def _empty(self, *shape: int) -> Tensor:
+        return torch.zeros(shape, dtype=torch.float64, device=self._draws.device)
+
+    @property
+    def repeats_draws(self) -> bool:
+        """Return whether rows are draws alone. They are made again, in place of stored ones: that is cheaper."""
+        memory = self._kept.memory
+        return isinstance(memory, Recurrence) and memory.keeps_draws_alone
+
+    def state(self) -> dict[str, Any]:
+        """Return all that `restore` needs but the rows."""
+        coefficients = {name: value.tolist() for name, value in vars(self._kept.memory).items()}
+        return {"step": self.step, "draws": self._draws.state(), **coefficients}
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue with the coefficients of the state, which another machine may compute with other last bits.
+
+        state: with the rows [kept, size] of all pieces; without, where `repeats_draws`.
+        """
+        memory = self._kept.memory
+        self._kept = _earlier(type(memory)(**{name: np.array(state[name]) for name in vars(memory)}))
+        self.step = state["step"]
+        self._draws.restore(state["draws"])
+        pieces = torch.cat(state["rows"], 1).split(self._draws.most, 1) if state["rows"] else ()
+        self._rows = {
+            piece: rows.to(self._draws.device).clone()
+            for piece, rows in enumerate(pieces)
+            if piece % self._ranks == self._rank
+        }
+
+
+class OtherShares(Protocol):
+    """The shares of the noise at other ranks, which take the same steps."""
+
+    ranks: int
+    """Their number, this one included."""
+
+    def noise(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
+        """Take a step at all ranks, and yield z of consecutive weights, ``count`` in all."""
+        ...
+
+    def rows(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
+        """Yield the rows of all pieces in order."""
+        ...
+
+
+class Nobody:
+    """No other ranks."""
+
+    ranks = 1
+
+    def noise(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
+        return (noise for _, noise in own.noise(count))
+
+    def rows(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
+        return (rows for _, rows in own.rows(count))
+
+
+def share_of_rank(
+    strategy: NoiseStrategy, source: NoiseSource, stored: Mapping[str, Any], rank: int, ranks: int
+) -> NoiseShare | None:
+    """Return what a rank keeps of earlier noise, by the states that a checkpoint holds; None for independent noise."""
+    if isinstance(strategy, IndependentNoise):
+        return None
+    share = NoiseShare(strategy.memory(), source.draws_of_steps())
+    share.divide(rank, ranks)
+    share.restore(stored[EARLIER])
+    return share
 
 
 class CorrelatedSteps:
@@ -88,28 +226,29 @@ class CorrelatedSteps:
     """
 
     def __init__(self, strategy: CorrelatedNoise, source: NoiseSource) -> None:
-        self._source, self._step = source, 0
-        self._use(strategy.memory(), column_norm(strategy.column()))
+        self._source, self._count = source, 0
+        self._share = NoiseShare(strategy.memory(), source.draws_of_steps())
+        self._others: OtherShares = Nobody()
+        self._norm = column_norm(strategy.column())
+        """At least the norm of a column of C; the draws' standard deviation over that of independent noise."""
         self._spread = np.sqrt(np.cumsum(strategy.noising_column() ** 2))
 
-    def _use(self, memory: Memory, norm: float) -> None:
-        """`norm`: at least that of a column of C; the draws' standard deviation over that of independent noise."""
-        self._norm, self._kept = norm, _earlier(memory)
+    def divide(self, others: OtherShares) -> None:
+        self._others = others
+        self._share.divide(0, others.ranks)
 
     def released(self, values: Mapping[str, Tensor], std: float) -> NoisySum:
         require_finite("noise std", std, at_least=0.0)
         joined = torch.cat([each.flatten() for each in values.values()])
-        scale = std * self._norm
-        spread = scale * float(self._spread[min(self._step, len(self._spread) - 1)])
+        scale, self._count = std * self._norm, len(joined)
+        spread = scale * float(self._spread[min(self._share.step, len(self._spread) - 1)])
         start = 0
         with one_thread():
-            for draws in self._source.standard(len(joined)):
-                part = joined[start : start + len(draws)]
-                noise = self._kept.noise(draws, self._step, start, len(joined))
+            for noise in self._shares.noise(self._share, self._count):
+                part = joined[start : start + len(noise)]
                 if scale > 0.0:
                     part.copy_(self._source.rounded(noise.mul(scale).add_(part.to(noise.device)), spread))
-                start += len(draws)
-        self._step += 1
+                start += len(noise)
         parts = joined.split([each.numel() for each in values.values()])
         shaped = {
             name: part.view(each.shape).to(each) for part, (name, each) in zip(parts, values.items(), strict=True)
@@ -117,39 +256,34 @@ class CorrelatedSteps:
         return NoisySum(shaped, spread)
 
     @property
+    def _shares(self) -> OtherShares:
+        return self._others if self._share.others_have_some(self._count) else Nobody()
+
+    @property
     def kept(self) -> Mapping[str, Any]:
-        return {"earlier noise": self}
+        return {EARLIER: self}
 
     def state(self) -> dict[str, Any]:
-        coefficients = {name: value.tolist() for name, value in vars(self._kept.memory).items()}
-        return {"step": self._step, "rows": self._kept.rows, "norm": self._norm, **coefficients}
+        rows = [] if self._share.repeats_draws else list(self._shares.rows(self._share, self._count))
+        return {"norm": self._norm, "rows": rows, **self._share.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the coefficients of the state, which another machine may compute with other last bits."""
-        memory = self._kept.memory
-        self._use(type(memory)(**{name: np.array(state[name]) for name in vars(memory)}), state["norm"])
-        self._step, self._kept.rows = state["step"], state["rows"].clone()
+        self._norm, self._count = state["norm"], sum(rows.shape[1] for rows in state["rows"])
+        self._share.restore(state)
 
 
 class _Earlier(Protocol):
-    """Values of earlier steps, a column for each weight."""
-
-    rows: Tensor
-    """[kept, weights], doubles on the device of the draws."""
+    """How z of a step follows from its draws [n] and from rows [kept, n] of earlier steps, doubles on one device."""
 
     @property
     def memory(self) -> Memory: ...
 
-    def noise(self, draws: Tensor, step: int, start: int, size: int) -> Tensor:
-        """Return z of the weights from ``start`` on, given their draws [n], and keep what later steps need.
-
-        size: number of all weights. Draws and noise have the unit in which a column of C has norm 1.
-        """
+    def noise(self, rows: Tensor, draws: Tensor, step: int) -> Tensor:
+        """Return z [n], and change ``rows`` to what later steps need."""
         ...
 
 
 def _earlier(memory: Memory) -> _Earlier:
-    """Return the values of no step yet."""
     match memory:
         case Recurrence():
             return _EarlierSteps(memory)
@@ -165,13 +299,12 @@ class _EarlierSteps:
     """
 
     def __init__(self, memory: Recurrence) -> None:
-        self.memory, self.rows = memory, torch.zeros(0, 0, dtype=torch.float64)
+        self.memory = memory
         self._draws, self._noises = len(memory.of_draws) - 1, len(memory.of_noise) - 1
         self._weights = torch.from_numpy(_weights(memory))
 
-    def noise(self, draws: Tensor, step: int, start: int, size: int) -> Tensor:
-        self.rows, self._weights = _rows_for(self.rows, self.memory, draws, size), self._weights.to(draws.device)
-        rows = self.rows[:, start : start + len(draws)]
+    def noise(self, rows: Tensor, draws: Tensor, step: int) -> Tensor:
+        self._weights = self._weights.to(draws.device)
         noise = draws * float(self.memory.of_draws[0] / self.memory.of_noise[0])
         if len(rows):
             noise.addmv_(rows.t(), self._weights[step % len(self._weights)])
@@ -186,23 +319,14 @@ class _EarlierSums:
     """Row k of the rows is buffer k."""
 
     def __init__(self, memory: Pairs) -> None:
-        self.memory, self.rows = memory, torch.zeros(0, 0, dtype=torch.float64)
+        self.memory = memory
         self._decays, self._weights = torch.from_numpy(memory.decays)[:, None], torch.from_numpy(memory.weights)
 
-    def noise(self, draws: Tensor, step: int, start: int, size: int) -> Tensor:
-        self.rows = _rows_for(self.rows, self.memory, draws, size)
+    def noise(self, rows: Tensor, draws: Tensor, step: int) -> Tensor:
         self._decays, self._weights = self._decays.to(draws.device), self._weights.to(draws.device)
-        rows = self.rows[:, start : start + len(draws)]
         noise = torch.addmv(draws, rows.t(), self._weights, alpha=-1.0)
         rows.mul_(self._decays).add_(noise)
         return noise
-
-
-def _rows_for(rows: Tensor, memory: Memory, draws: Tensor, size: int) -> Tensor:
-    """Return ``rows`` for ``size`` weights on the device of ``draws``, or new ones of zeros."""
-    if rows.shape == (memory.kept, size) and rows.device == draws.device:
-        return rows
-    return torch.zeros(memory.kept, size, dtype=torch.float64, device=draws.device)
 
 
 def _weights(recurrence: Recurrence) -> Array:

@@ -29,7 +29,7 @@ from dpsweep.workers.gradients import RandomState, WeightedSum, modes_of
 from dpsweep.workers.machine.devices import choose_device, sent
 from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed
 from dpsweep.workers.noise.generators import seed_torch
-from dpsweep.workers.noise.step_noise import make_step_noise
+from dpsweep.workers.noise.step_noise import OtherShares, make_step_noise
 from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
@@ -148,9 +148,10 @@ class Trainer:
         rows = choose_rows(population, norms.exact_examples, derive_seed(self._spec.seed, "exact examples"))
         return everyone, NormRecorder(self._data, rows, self.gradients, stores.exact(norms.rows_per_part))
 
-    def divide(self, gradients: BatchGradients) -> None:
-        """Use ``gradients``, which several processes compute with the same model, from here on."""
+    def divide(self, gradients: BatchGradients, noise: OtherShares) -> None:
+        """Use ``gradients``, which several processes compute with the same model, and their ``noise`` from here on."""
         self.gradients = gradients
+        self._step_noise.divide(noise)
         for recorder in self.recorders:
             recorder.gradients = gradients
 

@@ -9,9 +9,11 @@ process does alone. For each batch:
 3. Each rank sums its weighted gradients. Rank 0 adds these sums once, in the order of ranks.
 4. After its update, rank 0 sends the model.
 
-The sum therefore equals that of one process up to rounding and has the same sensitivity. The noise is drawn and added
-once, and its key never leaves rank 0. To evaluate, each rank takes some of the batches that one process would take, and
-rank 0 joins the predictions, which are bit-identical.
+The sum therefore equals that of one process up to rounding and has the same sensitivity. The noise is added once, at
+rank 0. Independent noise is drawn there, and its key never leaves it. Correlated noise of large models is drawn by all
+ranks, each for its share of the weights (`dpsweep.workers.noise.step_noise.NoiseShare`), to the same bits. So each
+keeps its share of the earlier noise. They read its key in the private checkpoint. To evaluate, each rank takes some of
+the batches that one process would take, and rank 0 joins the predictions, which are bit-identical.
 
 Each rank has its own generators for random draws of the model (dropout) and of augmentation; their states are in the
 checkpoint. A trial that draws is therefore another run of the same mechanism than with one process.
@@ -20,7 +22,7 @@ checkpoint. A trial that draws is therefore another run of the same mechanism th
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import fields
 from enum import IntEnum
 from typing import Any
@@ -33,9 +35,10 @@ from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.predictions import Predictions, batches_of, predict
 from dpsweep.workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
-from dpsweep.workers.noise.gaussian_sources import derive_seed
+from dpsweep.workers.noise.gaussian_sources import derive_seed, one_thread
 from dpsweep.workers.noise.generators import start_generator
 from dpsweep.workers.noise.noise_sources import noise_source_kind
+from dpsweep.workers.noise.step_noise import NoiseShare
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, Weigh
@@ -53,6 +56,8 @@ class _Order(IntEnum):
     SUM_ROWWISE = 5
     SEND_RANDOM_STATE = 6
     PREDICT = 7
+    NOISE = 8
+    SEND_EARLIER_NOISE = 9
 
 
 class DividedGradients:
@@ -152,9 +157,30 @@ class DividedGradients:
         return int(counts[:, 0].sum())
 
 
-def follow(local: LocalGradients, dataset: Dataset, group: RankGroup) -> None:
-    """Compute this rank's share of the commands of rank 0, until rank 0 has finished."""
-    follower = _Follower(local, dataset, group)
+class DividedNoise:
+    """`dpsweep.workers.noise.step_noise.OtherShares` at rank 0, while the other ranks are in `follow`."""
+
+    def __init__(self, group: RankGroup) -> None:
+        self._group, self.ranks = group, group.size
+
+    def noise(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
+        self._group.broadcast(torch.tensor([_Order.NOISE, count]))
+        return (self._group.gathered(noise, sizes) for sizes, noise in own.noise(count))
+
+    def rows(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
+        self._group.broadcast(torch.tensor([_Order.SEND_EARLIER_NOISE, count]))
+        for sizes, rows in own.rows(count):
+            parts = [len(rows) * size for size in sizes]
+            for part in self._group.gathered(rows.flatten(), parts).split(parts):
+                yield part.view(len(rows), -1)
+
+
+def follow(local: LocalGradients, dataset: Dataset, group: RankGroup, noise: NoiseShare | None) -> None:
+    """Compute this rank's share of the commands of rank 0, until rank 0 has finished.
+
+    noise: this rank's share of correlated noise.
+    """
+    follower = _Follower(local, dataset, group, noise)
     while follower.obeys():
         pass
 
@@ -162,8 +188,9 @@ def follow(local: LocalGradients, dataset: Dataset, group: RankGroup) -> None:
 class _Follower:
     """Executes the commands of rank 0 at another rank."""
 
-    def __init__(self, local: LocalGradients, dataset: Dataset, group: RankGroup) -> None:
+    def __init__(self, local: LocalGradients, dataset: Dataset, group: RankGroup, noise: NoiseShare | None) -> None:
         self._local, self._dataset, self._group, self._modes = local, dataset, group, modes_of(local.model)
+        self._noise = noise
         self._decision: Decision | None = None
         self._computes: Mapping[int, Callable[[tuple[Tensor, ...]], int]] = {
             _Order.NORMS: self._norms,
@@ -184,7 +211,22 @@ class _Follower:
             self._group.give(_random_state(self._local)[None], 1)
         elif order == _Order.PREDICT:
             self._predict(count)
+        elif order == _Order.NOISE:
+            self._take_noise(count)
+        elif order == _Order.SEND_EARLIER_NOISE:
+            for sizes, rows in self._share.rows(count):
+                self._group.give(rows.flatten(), len(rows) * max(sizes))
         return bool(order != _Order.END)
+
+    @property
+    def _share(self) -> NoiseShare:
+        assert self._noise is not None, "rank 0 asks for noise only where it is correlated"
+        return self._noise
+
+    def _take_noise(self, count: int) -> None:
+        with one_thread():
+            for sizes, noise in self._share.noise(count):
+                self._group.give(noise, max(sizes))
 
     def _predict(self, place: int) -> None:
         split = _splits(self._dataset)[place]

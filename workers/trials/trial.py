@@ -39,6 +39,7 @@ from dpsweep.workers.machine.devices import DeviceMeter, choose_device
 from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.models import build_model
 from dpsweep.workers.noise.noise_sources import make_noise_source
+from dpsweep.workers.noise.step_noise import share_of_rank
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.own_code.own_record import require_same_code, store_code
 from dpsweep.workers.sampling.users import population_of, require_owners, require_strangers, with_rows_of_users
@@ -57,7 +58,13 @@ from dpsweep.workers.training.training_parts import Parts, parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.training.trial_reasons import reasons_of_trial
 from dpsweep.workers.trials.attacks import attack
-from dpsweep.workers.trials.data_parallel import DividedGradients, first_random_states, follow, restore_random_state
+from dpsweep.workers.trials.data_parallel import (
+    DividedGradients,
+    DividedNoise,
+    first_random_states,
+    follow,
+    restore_random_state,
+)
 from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import exposure, with_secrets
 from dpsweep.workers.trials.feasibility import excerpt
@@ -133,7 +140,10 @@ def follow_trial(
         local.values.restore(stored["trainer"]["model"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])
-        follow(local, dataset, group)
+        noise = make_noise_source(spec.noise_source, spec.seed, local.data.device)
+        share = share_of_rank(mechanism.strategy, noise, stored["trainer"], group.rank, group.size)
+        del stored
+        follow(local, dataset, group, share)
 
 
 def _meet(group: RankGroup | None) -> None:
@@ -316,7 +326,7 @@ def _train(
     with closed_afterwards(trainer.recorders):
         if group is not None:
             group.meet()
-            trainer.divide(DividedGradients(trainer.local, group, begun.random_states))
+            trainer.divide(DividedGradients(trainer.local, group, begun.random_states), DividedNoise(group))
         _train_to_the_end(spec, trainer, begun.save, report, meter)
         trainer.store_norms()
         for recorder in trainer.recorders:

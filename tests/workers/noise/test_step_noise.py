@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
+from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,9 +23,10 @@ from dpsweep.accounting.mechanism.noise_strategies import (
 )
 from dpsweep.accounting.mechanism.toeplitz import column_norm
 from dpsweep.accounting.numerics.rounding import release_grid
+from dpsweep.workers.noise import gaussians
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
-from dpsweep.workers.noise.step_noise import CorrelatedSteps, make_step_noise
+from dpsweep.workers.noise.step_noise import CorrelatedSteps, NoiseShare, make_step_noise
 
 STEPS, CPU = 12, torch.device("cpu")
 STRATEGIES: list[CorrelatedNoise] = [
@@ -56,15 +59,21 @@ def same(name: str, source: NoiseSource) -> NoiseSource:
     return other
 
 
+def draws_of(state: dict[str, Any], name: str, count: int) -> np.ndarray:
+    """The draws w [STEPS, count] of noise with this state."""
+    draws = make_noise_source(name, 0, CPU).draws_of_steps()
+    draws.restore(state["draws"])
+    return np.stack([draws.draw(step, 0, count).numpy() for step in range(STEPS)])
+
+
 @every_strategy
 @pytest.mark.parametrize("name", NOISE_SOURCES)
 def test_noise_is_the_inverse_times_the_draws(name: str, strategy: CorrelatedNoise) -> None:
     """By dense linear algebra, up to rounding to the grid; sensitivity differs from step to step."""
-    source = make_noise_source(name, 7, CPU)
-    twin, noise = same(name, source), make_step_noise(strategy, source)
+    noise = CorrelatedSteps(strategy, make_noise_source(name, 7, CPU))
     stds = 2.0 + np.arange(STEPS) % 3
     found = [noise.released(ZEROS, std) for std in stds]
-    draws = np.stack([torch.cat(list(twin.standard(19))).numpy() for _ in range(STEPS)])
+    draws = draws_of(noise.state(), name, 19)
     matrix = matrix_of(strategy)
     expected = stds[:, None] * np.linalg.norm(matrix[:, 0]) * (np.linalg.inv(matrix) @ draws)
     for step, (values, std) in enumerate(found):
@@ -92,19 +101,71 @@ def test_covariance_of_the_released_noise(strategy: CorrelatedNoise) -> None:
 @every_strategy
 @pytest.mark.parametrize("name", NOISE_SOURCES)
 def test_it_goes_on_with_the_same_bits_from_any_step(name: str, strategy: CorrelatedNoise) -> None:
-    source = make_noise_source(name, 3, CPU)
-    noise = CorrelatedSteps(strategy, source)
+    noise = CorrelatedSteps(strategy, make_noise_source(name, 3, CPU))
     states, released = [], []
     for _ in range(STEPS):
-        states.append(copy.deepcopy((source.state(), noise.state())))
+        states.append(copy.deepcopy(noise.state()))
         released.append(flat(noise.released(ZEROS, 1.0).values))
-    for step, (of_source, of_noise) in enumerate(states):
-        other = make_noise_source(name, 99, CPU)
-        other.restore(of_source)
-        resumed = CorrelatedSteps(strategy, other)
-        resumed.restore(of_noise)
+    for step, state in enumerate(states):
+        resumed = CorrelatedSteps(strategy, make_noise_source(name, 99, CPU))
+        resumed.restore(state)
         for expected in released[step:]:
             np.testing.assert_array_equal(flat(resumed.released(ZEROS, 1.0).values), expected)
+
+
+@pytest.mark.parametrize("name", ["os_entropy", "os_entropy_secure"])
+def test_keyed_draws_do_not_depend_on_the_size_of_pieces(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So a run may resume on another kind of device."""
+    source = make_noise_source(name, 0, CPU)
+    large = source.draws_of_steps()
+    whole = large.draw(3, 0, 300)
+    monkeypatch.setattr(gaussians, "BLOCK", 64)
+    small = source.draws_of_steps()
+    small.restore(large.state())
+    pieces = [small.draw(3, start, min(small.most, 300 - start)) for start in range(0, 300, small.most)]
+    assert len(pieces) > 4
+    assert torch.equal(torch.cat(pieces), whole)
+
+
+@pytest.mark.parametrize("name", NOISE_SOURCES)
+def test_no_two_steps_pieces_or_sources_share_draws(name: str) -> None:
+    sources = [make_noise_source(name, seed, CPU) for seed in (1, 2)]
+    draws = [source.draws_of_steps() for source in sources]
+    found = [each.draw(step, piece * each.most, 999) for each in draws for step in (0, 1, 7) for piece in (0, 1, 2)]
+    others = [source.added(torch.zeros(999, dtype=torch.float64), 1.0) for source in sources]
+    assert len(torch.cat([*found, *others]).unique()) > 19_000, "of 20 x 999"
+    assert torch.corrcoef(torch.stack(found)).fill_diagonal_(0.0).abs().max() < 5.0 / math.sqrt(999)
+
+
+def taken(shares: Sequence[NoiseShare], count: int) -> torch.Tensor:
+    """z [count] of a step of all ranks."""
+    rounds = zip(*(share.noise(count) for share in shares), strict=True)
+    return torch.cat([noise for one in rounds for _, noise in one])
+
+
+@pytest.mark.parametrize("name", NOISE_SOURCES)
+@every_strategy
+def test_ranks_divide_the_noise_to_the_same_bits(
+    name: str, strategy: CorrelatedNoise, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of 300 weights in pieces of 64, or of 16; every step is resumed from the checkpoint of the one before."""
+    monkeypatch.setattr(gaussians, "BLOCK", 64)
+    count, source = 300, make_noise_source(name, 5, CPU)
+    alone = NoiseShare(strategy.memory(), source.draws_of_steps())
+    for _ in range(STEPS):
+        rows = [] if alone.repeats_draws else [each.clone() for _, each in alone.rows(count)]
+        state = {**alone.state(), "rows": rows}
+        expected = taken([alone], count)
+        assert len(expected.unique()) == count
+        for ranks in (1, 2, 4):
+            shares = [NoiseShare(strategy.memory(), source.draws_of_steps()) for _ in range(ranks)]
+            for rank, share in enumerate(shares):
+                share.divide(rank, ranks)
+                share.restore(state)
+            assert torch.equal(taken(shares, count), expected)
+            kept = [sum(each.numel() for _, each in share.rows(count)) for share in shares]
+            assert sum(kept) == sum(each.numel() for _, each in alone.rows(count))
+            assert max(kept) <= -(-sum(kept) // ranks) + 64 * strategy.memory().kept
 
 
 def test_a_buffer_that_is_kept_wrongly_is_found() -> None:
@@ -114,7 +175,7 @@ def test_a_buffer_that_is_kept_wrongly_is_found() -> None:
     zeros, seen = {"weight": torch.zeros(4000)}, []
     for _ in range(STEPS):
         seen.append(flat(noise.released(zeros, 1.0).values).astype(np.float64))
-        noise.restore({**noise.state(), "rows": noise.state()["rows"].roll(1, 0)})
+        noise.restore({**noise.state(), "rows": [rows.roll(1, 0) for rows in noise.state()["rows"]]})
     whitened = matrix_of(strategy) @ np.stack(seen) / column_norm(strategy.column())
     correlations = whitened @ whitened.T / 4000 - np.eye(STEPS)
     assert np.abs(correlations).max() > 10.0 / math.sqrt(4000)
@@ -132,9 +193,8 @@ def test_released_values_lie_on_the_grid_of_their_own_spread(name: str) -> None:
 def test_steps_without_sensitivity_still_draw() -> None:
     """A step of std 0 releases the sum itself, and those after it are as if it had noise."""
     strategy = LambdaNoise(0.5, STEPS)
-    first, second = make_noise_source("os_entropy", 0, CPU), make_noise_source("os_entropy", 0, CPU)
-    second.restore(first.state())
-    one, other = make_step_noise(strategy, first), make_step_noise(strategy, second)
+    one, other = (CorrelatedSteps(strategy, make_noise_source("os_entropy", 0, CPU)) for _ in range(2))
+    other.restore(one.state())
     assert torch.equal(one.released({"bias": torch.ones(4)}, 0.0).values["bias"], torch.ones(4))
     other.released({"bias": torch.ones(4)}, 1.0)
     assert torch.equal(*(each.released({"bias": torch.ones(4)}, 1.0).values["bias"] for each in (one, other)))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.mechanism.noise_strategies import Recurrence
-from dpsweep.workers.noise.step_noise import CorrelatedSteps
+from dpsweep.workers.noise.gaussian_sources import StepDraws
+from dpsweep.workers.noise.step_noise import NoiseShare
 from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from tests.workers.training import test_gradient_canaries as of_gradients
 from tests.workers.training import test_one_run_audit as of_rows
@@ -53,12 +54,12 @@ def test_rows_accuse_no_run_of_correlated_noise(name: str, tmp_path: Path) -> No
 
 def take_off_all_of_the_last_draw(patch: pytest.MonkeyPatch) -> None:
     """The noise of the sum of all gradients is then that of one step."""
-    used = CorrelatedSteps._use
+    made = NoiseShare.__init__
 
-    def wrong(self: CorrelatedSteps, recurrence: Recurrence, norm: float) -> None:
-        used(self, replace(recurrence, of_draws=np.array([1.0, -1.0])), norm)
+    def wrong(self: NoiseShare, recurrence: Recurrence, draws: StepDraws) -> None:
+        made(self, replace(recurrence, of_draws=np.array([1.0, -1.0])), draws)
 
-    patch.setattr(CorrelatedSteps, "_use", wrong)
+    patch.setattr(NoiseShare, "__init__", wrong)
 
 
 @pytest.mark.parametrize("name", ["lambda in one order", "bisr in one order"])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import copy
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +64,8 @@ def test_the_model_moves_by_the_noise_of_the_trace(sampling: SamplingSpec, noise
         noise_source="os_entropy",
     )
     trainer = new_trainer(spec, tmp_path)
-    twin = make_noise_source("os_entropy", 0, torch.device("cpu"))
-    twin.restore(copy.deepcopy(trainer.state()["noise"]))
+    twin = make_noise_source("os_entropy", 0, torch.device("cpu")).draws_of_steps()
+    twin.restore(trainer.state()["earlier noise"]["draws"])
     places = [flat_parameters(trainer)]
     while trainer.may_continue():
         trainer.step()
@@ -73,7 +73,7 @@ def test_the_model_moves_by_the_noise_of_the_trace(sampling: SamplingSpec, noise
     moved = -np.diff(torch.stack(places).double().numpy(), axis=0)
     steps, size = moved.shape
     assert steps == trainer.total_steps
-    draws = np.stack([torch.cat(list(twin.standard(size))).numpy() for _ in range(steps)])
+    draws = np.stack([twin.draw(step, 0, size).numpy() for step in range(steps)])
     strategy = trainer.trace().strategy
     assert not isinstance(strategy, IndependentNoise)
     column = np.pad(strategy.column(), (0, steps))[:steps]
@@ -118,6 +118,30 @@ def test_two_ranks_train_as_one_process(tmp_path: Path) -> None:
             torch.testing.assert_close(models[1][key], values, rtol=1e-5, atol=1e-5)
         traces = [read_trace(str(tmp_path / way / name / "trace.arrow")) for way in ("alone", "together")]
         assert traces[0] == traces[1]
+
+
+WIDE = {
+    name: trial(
+        sampling,
+        noise,
+        model=Component("mlp", {"hidden": [2500]}),
+        loss=Component(f"{__file__}:nothing"),
+        norms=NormSpec("off"),
+    )
+    for name, sampling, noise in (("banded", CYCLIC, BANDED), ("bisr", IN_ORDER, BISR))
+}
+
+
+@pytest.mark.parametrize(("size", "name"), [(2, "banded"), *(pytest.param(4, e, marks=pytest.mark.long) for e in WIDE)])
+def test_killed_ranks_make_the_noise_of_one_process_to_the_bit(size: int, name: str, tmp_path: Path) -> None:
+    """Without gradients the model of 82,502 weights, two pieces, moves by the noise alone."""
+    spec = WIDE[name]
+    run_trial(spec, str(tmp_path / "alone"), code=code_of(spec))
+    for dies in (1, None):
+        codes = ended(started({"together": spec}, tmp_path, size, dies=dies))
+        assert (codes[1] == -signal.SIGKILL) if dies else codes == [0] * size
+    models = [torch.load(tmp_path / way / "model.pt", weights_only=True) for way in ("alone", "together")]
+    assert all(torch.equal(models[1][key], values) for key, values in models[0].items())
 
 
 def test_the_trace_of_a_trial_is_what_the_command_line_accounts_for(tmp_path: Path) -> None:
