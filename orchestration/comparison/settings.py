@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
@@ -195,6 +196,18 @@ def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
             grouped.setdefault(setting_name(trial), []).append(trial)
     settings = [Setting(name, members[0].setting, tuple(members)) for name, members in grouped.items()]
     return tuple(sorted(settings, key=lambda setting: not setting.is_baseline))
+
+
+def class_names(trials: Iterable[PublishedTrial], classes: int) -> tuple[str, ...]:
+    """Return the names of the classes as the sweep declares them; their numbers where it does not, or not alike."""
+    declared = {str(trial.params.get("spec.data.params.classes")) for trial in trials}
+    try:
+        names = json.loads(declared.pop()) if len(declared) == 1 else None
+    except ValueError:  # a source of the user's own may call something else so
+        names = None
+    if not isinstance(names, list) or len(names) != classes:
+        return tuple(map(str, range(classes)))
+    return tuple(each if isinstance(each, str) else json.dumps(each) for each in names)
 
 
 def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:

@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.more_private import more_private, said_of
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
-from dpsweep.orchestration.comparison.settings import Setting, called, group_names, group_value, whose
+from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
 from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep
@@ -323,9 +323,12 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         interval = found.interval_of_chosen(setting, name)
         within = f"{_corrected(of, setting, interval)}{_bracketed(between, interval, of.format)}"
         (low_group, low), (high_group, high) = between_groups
+        ends = f"{called(high_group)} {100 * high:.0f}%, {called(low_group)} {100 * low:.0f}%"
+        alike = f"{100 * low:.0f}% in every group"
+        of_class = "" if rate == "accuracy" else f" (class {class_names(setting.trials, 2)[1]})"
         yield (
-            f"{rate.replace('_', ' ').capitalize()}: gap {of.format.one(mean.mean)} points{within}, "
-            f"{called(high_group)} {100 * high:.0f}%, {called(low_group)} {100 * low:.0f}%."
+            f"{rate.replace('_', ' ').capitalize()}{of_class}: gap {of.format.one(mean.mean)} points{within}, "
+            f"{alike if low == high else ends}."
         )
 
 

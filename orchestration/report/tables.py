@@ -25,6 +25,7 @@ from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
+    class_names,
     group_names,
     group_value,
     setting_name,
@@ -156,17 +157,18 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
     """
     rows: list[list[Cell]] = []
     marks = []
-    sizes = set()
+    names = dict[int, tuple[str, ...]]()
     for setting in settings:
         counts = [trial.quality.counts.matrix for trial in setting.trials if trial.quality and trial.quality.counts]
         if counts and len(counts[0]) <= _MOST_CLASSES:
             matrix = sum(counts[1:], counts[0])
-            sizes.add(len(matrix))
+            names[len(matrix)] = class_names((trial for each in settings for trial in each.trials), len(matrix))
             for label, (recall, row) in enumerate(zip(recalls(matrix), matrix, strict=True)):
                 cells = [PERCENT.one(None if math.isnan(recall) else float(recall)), *(f"{each:.0f}" for each in row)]
-                rows.append([(str(label), ""), (named(setting, style), ""), *((cell, "n") for cell in cells)])
+                name = escape(names[len(matrix)][label])
+                rows.append([(name, ""), (named(setting, style), ""), *((cell, "n") for cell in cells)])
                 marks.append(meta_of(setting))
-    predicted = [(f"as {label}", "n") for label in range(max(sizes, default=0))]
+    predicted = [(f"as {name}", "n") for name in names.get(max(names, default=0), ())]
     heads = [("Class", ""), ("Setting", ""), ("Recall", "n"), *predicted]
     return "<h3>What each class is taken for, on test data</h3>" + table(heads, rows, marks=marks) if rows else ""
 

@@ -162,8 +162,20 @@ def test_gaps_are_those_of_the_tables_with_the_groups_at_their_ends() -> None:
         assert interval.corrected is not None
         corrected, raw = f"{100 * interval.corrected:.1f}", f"{100 * mean.mean:.1f}"
         word = "" if corrected == raw else f" (high by selection, corrected {corrected})"
-        assert f"{spoken}: gap {raw} points{word} [{ends}], " in words
-    assert re.search(r"False positive rate: [^:]* few \d+%, many \d+%\.", words)
+        of_class = "" if spoken == "Accuracy" else " (class 1)"
+        assert f"{spoken}{of_class}: gap {raw} points{word} [{ends}], " in words
+    assert re.search(r"False positive rate \(class 1\): [^:]* few \d+%, many \d+%\.", words)
+
+
+def test_gaps_name_the_class_that_is_predicted_and_no_group_where_all_are_alike() -> None:
+    trials, outcome = sweep_of({"none": (0.95, 0.93)})
+    trials.append(trial(of_predictions(LABELS), "flat"))
+    outcome[trials[-1].key] = of_predictions(LABELS)
+    declared = [replace(each, params={"spec.data.params.classes": '["no", "yes"]'}) for each in trials]
+    data, found, _ = in_sweep(declared, outcome)
+    words = " ".join(answered(data, found)["For whom?"].words)
+    assert re.search(r"False negative rate \(class yes\): gap 0\.0 points[^,]*, 0% in every group\.", words)
+    assert "Accuracy: gap 0.0 points" in words
 
 
 def test_where_the_cost_is_unknown_no_number_stands_for_it() -> None:
@@ -219,7 +231,7 @@ QUESTIONS = {
     "For whom is it worst?": (".tile:nth-child(2) .big", r"^few: 79\.\d%$"),
     "Do groups differ in selection, false positives or false negatives?": (
         ".tile:nth-child(2) ul",
-        r"Selection rate: gap .*False positive rate: gap .*False negative rate: gap .*few \d+%, many \d+%",
+        r"Selection rate \(class 1\): gap .*False positive rate .*gap .*False negative rate .*few \d+%, many \d+%",
     ),
     "What does privacy cost?": (".tile:nth-child(3) .big", r"^−5\.\d points$"),
     "Which differences could these seeds have shown?": (

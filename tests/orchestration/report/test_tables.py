@@ -101,3 +101,8 @@ def test_every_class_shows_what_it_is_taken_for_summed_over_seeds() -> None:
         assert [int(each) for each in found[3:]] == matrix[label].astype(int).tolist()
         assert found[2] == f"{100 * matrix[label][label] / matrix[label].sum():.1f}%"
     assert classes_table(finished_settings(sample_sweep().trials), style_of(settings)) == "", "no counts"
+    declared = [replace(trial, params={"spec.data.params.classes": '["ham", "<spam>"]'}) for trial in data]
+    named = classes_table(finished_settings(declared), style_of(settings))
+    assert named == html.replace("as 0", "as ham").replace("as 1", "as &lt;spam&gt;").replace(
+        '<td class="">0</td>', '<td class="">ham</td>'
+    ).replace('<td class="">1</td>', '<td class="">&lt;spam&gt;</td>')
