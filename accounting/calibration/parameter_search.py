@@ -11,7 +11,7 @@ import itertools
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -38,6 +38,8 @@ from dpsweep.accounting.mechanism.trace import Segment, Trace, require_filterabl
 from dpsweep.accounting.numerics.renyi import ORDERS
 from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.registry import lookup
+
+T = TypeVar("T", int, float)
 
 SEARCHED_NOISE_MULTIPLIERS = (1e-2, 1e6)
 """The range in which a noise multiplier is searched."""
@@ -116,7 +118,7 @@ def count_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_mos
     (paper C: training ends before the first epoch that would exceed it).
     """
     at_most = require_whole("the longest run", at_most, at_least=0)
-    return _largest_count(lambda length: budget.cost(trace_of(length)), budget.limit, at_most)
+    return _largest_count(_cost(trace_of, budget), budget.limit, at_most)
 
 
 def length_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_most: int) -> int:
@@ -124,16 +126,17 @@ def length_within_budget(trace_of: Callable[[int], Trace], budget: Budget, at_mo
 
     Raises: Unreachable when a run of length 1 exceeds the budget, or when one of length ``at_most`` stays within it.
     """
-    found = count_within_budget(trace_of, budget, at_most)
+    at_most, cost = require_whole("the longest run", at_most, at_least=0), functools.cache(_cost(trace_of, budget))
+    found = _largest_count(cost, budget.limit, at_most)
     if found == 0:
         raise Unreachable(
             f"{budget.unit} {budget.limit:g} is unreachable: a run of length 1 already costs {budget.unit} "
-            f"{budget.cost(trace_of(1)):.6g}; raise the target or the noise multiplier"
+            f"{cost(1):.6g}; raise the target or the noise multiplier"
         )
     if found == at_most:
         raise Unreachable(
             f"{budget.unit} {budget.limit:g} outlasts the longest run of {at_most}, which costs {budget.unit} "
-            f"{budget.cost(trace_of(at_most)):.6g}; lower the target or the noise multiplier"
+            f"{cost(at_most):.6g}; lower the target or the noise multiplier"
         )
     return found
 
@@ -161,16 +164,17 @@ def noise_multiplier_within_budget(trace_of: Callable[[float], Trace], budget: B
 
     Raises: Unreachable when no noise multiplier up to 1e6 stays within the budget.
     """
+    cost = functools.cache(_cost(trace_of, budget))  # a message names a cost again, which may take seconds
 
     def excess(noise_multiplier: float) -> float:
-        return _excess(budget.cost(trace_of(noise_multiplier)), budget.limit)
+        return _excess(cost(noise_multiplier), budget.limit)
 
     found = _smallest(excess, *_guess(trace_of, budget), SEARCHED_NOISE_MULTIPLIERS, budget.resolution)
     if found is None:
         largest = SEARCHED_NOISE_MULTIPLIERS[1]
         raise Unreachable(
             f"{budget.unit} {budget.limit:g} is unreachable: even noise multiplier {largest:g} costs {budget.unit} "
-            f"{budget.cost(trace_of(largest)):.6g}; raise the target or spend less on side queries and releases"
+            f"{cost(largest):.6g}; raise the target or spend less on side queries and releases"
         )
     return found
 
@@ -242,6 +246,10 @@ def round_up(value: float, decimals: int | None = None) -> float:
     places = _DIGITS - 1 - math.floor(math.log10(value)) if decimals is None else decimals
     rounded = round(value, places)
     return rounded if rounded >= value else round(rounded + 10.0**-places, places)
+
+
+def _cost(trace_of: Callable[[T], Trace], budget: Budget) -> Callable[[T], float]:
+    return lambda parameter: budget.cost(trace_of(parameter))
 
 
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, float]:
