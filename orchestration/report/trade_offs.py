@@ -77,11 +77,13 @@ def _privacy(scene: Scene, y: Axis) -> Plot | None:
         return None
     figure = _scatter(replace(scene, settings=private), _EPSILON_AXIS, y)
     figure.update_xaxes(type="log", dtick="D2")
-    for baseline in (setting for setting in scene.settings if setting.is_baseline):
-        level = baseline.over_seeds(y.value)
-        if level:
-            figure.add_hline(level.mean, line={"color": MUTED, "width": 1, "dash": "dot"})
-            figure.add_annotation(x=0, xref="paper", xanchor="left", y=level.mean, yanchor="bottom", text=baseline.name)
+    baselines = [setting for setting in scene.settings if setting.is_baseline]
+    levels = sorted((level.mean, each.name) for each in baselines if (level := each.over_seeds(y.value)))
+    for mean, _ in levels:
+        figure.add_hline(mean, line={"color": MUTED, "width": 1, "dash": "dot"})
+    # the highest above its line and the lowest below: names of lines close together would cover each other
+    for (mean, name), anchor in {levels[0]: "top", levels[-1]: "bottom"}.items() if levels else ():
+        figure.add_annotation(x=0, xref="paper", xanchor="left", y=mean, yanchor=anchor, text=name)
     return figure
 
 
