@@ -6,7 +6,7 @@ import math
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy import stats
+from scipy import special
 
 from dpsweep.accounting.errors import require_finite, require_whole
 
@@ -21,7 +21,7 @@ def mean_exposure(ranks: NDArray[np.int64], candidates: int, confidence: float =
     """
     bits = math.log2(candidates) - np.log2(ranks)
     mean, error = float(bits.mean()), float(bits.std(ddof=1)) / math.sqrt(len(bits))
-    half = float(stats.t.ppf(0.5 + confidence / 2.0, len(bits) - 1)) * error
+    half = float(special.stdtrit(len(bits) - 1, 0.5 + confidence / 2.0)) * error
     return mean, max(mean - half, 0.0), min(mean + half, math.log2(candidates))
 
 
