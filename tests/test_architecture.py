@@ -40,8 +40,8 @@ def test_import_contracts_hold() -> None:
         ("dpsweep.workers.trials.trial", {"ray", "mlflow"}),
         ("dpsweep.orchestration.commands.main", {"torch", "ray", "mlflow", "numba"}),
         ("dpsweep.orchestration.library", {"torch", "ray", "mlflow", "numba"}),
-        ("dpsweep.orchestration.pipeline", {"torch", "ray"}),
-        ("dpsweep.orchestration.execution.on_ray", {"torch"}),
+        ("dpsweep.orchestration.pipeline", {"torch", "ray", "scipy.optimize", "scipy.stats"}),
+        ("dpsweep.orchestration.execution.on_ray", {"torch", "grpc", "scipy.optimize", "scipy.stats"}),
         ("dpsweep", {"torch", "ray", "mlflow", "numba"}),
     ],
 )
