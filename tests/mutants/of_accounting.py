@@ -155,6 +155,12 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ("tests/accounting/pld/test_prefixes.py",),
         B("max(both)", "min(both)", "a part of a run costs what the better direction does", True),
         B("        before = now\n", "        before = now + now\n", "later rounds of a growing run are free", True),
+        B(
+            "shift=max(float(levels[place]), block.shift)",
+            "shift=float(levels[max(place - 1, 0)])",
+            "shifts of random allocation are rounded down",
+            True,
+        ),
     ),
     *bugs_in(
         "accounting/calibration/parameter_search.py",
