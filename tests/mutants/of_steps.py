@@ -360,7 +360,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/engine.py",
         ENGINE,
         B(
-            "square_together(gradients.values())\n        for",
+            "gram_together(gradients.values())\n        for",
             "gradients.popitem()\n        for",
             "norms leave out a parameter",
             True,
@@ -450,11 +450,16 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/factors.py",
         ("tests/workers/gradients/test_norm_error.py",),
         B(
-            "torch.maximum(CANCELLATION * squares, COHERENT_CANCELLATION * absolute)",
+            "torch.maximum(squares.mul_(CANCELLATION), absolute.mul_(COHERENT_CANCELLATION))",
             "torch.zeros_like(squares)",
             "norms of positions that cancel lose their digits",
             True,
         ),
         B("if whole <= _BLOCK:", "if True:", "long sums of squares lose digits", True),
+    ),
+    *bugs_in(
+        "workers/gradients/linear.py",
+        ("tests/workers/gradients/test_engine.py",),
+        B("zip(alike, gram", "zip(alike[::-1], gram", "layers have the norms of others", True),
     ),
 )

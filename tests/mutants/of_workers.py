@@ -54,8 +54,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/trials/trial.py",
         ("tests/workers/trials/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
         B(
-            "begun.dataset, predictions, inputs, code)\n    forget_checkpoint(files.checkpoint)",
-            "begun.dataset, predictions, inputs, code)",
+            "trainer.gradients.finish()\n    forget_checkpoint(files.checkpoint)",
+            "trainer.gradients.finish()",
             "the key of the noise outlives the training",
             True,
         ),

@@ -94,8 +94,8 @@ class Capture:
         if not losses.requires_grad or not places:
             return {}, [None] * len(tensors)
         with torch.enable_grad():
-            scaled = losses if scale == 1.0 else losses * scale
-            total = scaled.sum()  # torch.autograd.grad of a vector would import sympy
+            total = losses.sum()  # torch.autograd.grad of a vector would import sympy
+            total = total if scale == 1.0 else total * scale
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
         with again:  # activation checkpointing runs layers again: use the same form
             grads_at = torch.autograd.grad(total, places, allow_unused=True)  # type: ignore[arg-type]

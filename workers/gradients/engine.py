@@ -35,6 +35,7 @@ from dpsweep.workers.gradients.factors import ExampleGradients, square_together,
 from dpsweep.workers.gradients.fallback import WithoutBatch
 from dpsweep.workers.gradients.half_precision import has_half_precision
 from dpsweep.workers.gradients.layers import Form, are_aligned, around, find_layers, keep_axes, on_copies, without_batch
+from dpsweep.workers.gradients.linear import gram_together
 from dpsweep.workers.gradients.micro_batches import (
     LastMicroBatch,
     MicroBatch,
@@ -373,6 +374,7 @@ class GradientEngine:
         squares: dict[str, Tensor] = {}
         prepared: dict[str, ExampleGradients] = {}
         square_together(gradients.values())
+        gram_together(gradients.values())
         for name, factors in gradients.items():
             if keep:
                 squares[name], prepared[name] = factors.prepare(self._planner)

@@ -15,10 +15,10 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch.nn import functional
 
 from dpsweep.workers.gradients.planners import Alternative, Planner
 from dpsweep.workers.machine.triton_support import has_triton
@@ -193,12 +193,12 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> Tensor:
         limits = CANCELLATION, COHERENT_CANCELLATION, LOST_SHARE, LARGE_SQUARE
         return ghost_norms(activations.contiguous(), grads.contiguous(), *limits)
     widths = activations.diagonal(dim1=1, dim2=2), grads.diagonal(dim1=1, dim2=2)
-    squares = (widths[0] * widths[1]).clamp_min(0.0).sum(1)
-    underflow = LOST_SHARE * functional.threshold(torch.maximum(*widths).amax(1), LARGE_SQUARE, 0.0)
+    squares = torch.linalg.vecdot(*widths)
+    underflow = torch.threshold(torch.maximum(*widths).amax(1), LARGE_SQUARE, 0.0).mul_(LOST_SHARE)
     terms = activations.mul_(grads).flatten(1)
     norm_sq = terms.sum(1).clamp_min_(0.0)
-    absolute = torch.linalg.vector_norm(terms, 1, dim=1)
-    lost = torch.maximum(CANCELLATION * squares, COHERENT_CANCELLATION * absolute).add_(underflow)
+    absolute = terms.abs_().sum(1)
+    lost = torch.maximum(squares.mul_(CANCELLATION), absolute.mul_(COHERENT_CANCELLATION)).add_(underflow)
     return mark(norm_sq, norm_sq < lost)
 
 
@@ -296,8 +296,7 @@ Prepared = tuple[Tensor, ExampleGradients]
 """norm_sq [B], and the gradients in the form that was computed for it."""
 
 
-@dataclass(frozen=True)
-class Method:
+class Method(NamedTuple):
     """One way to compute norms, with estimated seconds for the norms and for a later weighted sum.
 
     kept: number of values that it holds until then.

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from typing import Final
 
 import torch
 from torch import Tensor, nn
@@ -27,6 +28,11 @@ from dpsweep.workers.gradients.factors import (
 )
 from dpsweep.workers.gradients.planners import Planner, rates
 from dpsweep.workers.gradients.rules import Differentiate
+
+_FEW_POSITIONS: Final = 8
+"""Most positions for which starting the operations of ghost norms takes longer than computing them."""
+_SQUARES: Final = "ghost squares"
+"""Name of squared norms that `gram_together` leaves with gradients for their next use."""
 
 
 @dataclass(frozen=True)
@@ -54,9 +60,14 @@ class OuterProducts(Planned):
             "instantiate": instantiate,
         }
 
+    @property
+    def grams(self) -> tuple[Tensor, Tensor]:
+        """Return the Gram matrices [B, T, T] of activations and of grads."""
+        return product(self.activations, self.activations.mT), product(self.grads, self.grads.mT)
+
     def _gram_norm_sq(self) -> Tensor:
-        grams = (product(factor, factor.mT) for factor in (self.activations, self.grads))
-        return gram_norm_sq(*grams)
+        known: Tensor | None = vars(self).pop(_SQUARES, None)
+        return gram_norm_sq(*self.grams) if known is None else known
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         activations, grads = self.activations, self.grads
@@ -71,6 +82,19 @@ class OuterProducts(Planned):
 
     def select(self, rows: Tensor) -> OuterProducts:
         return OuterProducts(self.activations[rows], self.grads[rows])
+
+
+def gram_together(gradients: Iterable[ExampleGradients]) -> None:
+    """Compute small ghost norms of several layers together, and leave them with the gradients for their next use."""
+    by_form = dict[Hashable, list[OuterProducts]]()
+    for each in gradients:
+        if isinstance(each, OuterProducts) and 0 < each.activations.shape[1] <= _FEW_POSITIONS:
+            by_form.setdefault((each.grads.shape[:2], each.grads.dtype), []).append(each)
+    for alike in by_form.values():
+        if len(alike) > 1:
+            stacks = (torch.cat(grams) for grams in zip(*(each.grams for each in alike), strict=True))
+            for each, squares in zip(alike, gram_norm_sq(*stacks).split(len(alike[0].grads)), strict=True):
+                vars(each)[_SQUARES] = squares
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, Protocol, TypeVar
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
 
@@ -45,8 +45,7 @@ def rates(device: torch.device) -> Rates:
     return RATES.get(device.type, RATES["cuda"])
 
 
-@dataclass(frozen=True)
-class Alternative(Generic[T]):
+class Alternative(NamedTuple, Generic[T]):
     """One of several equivalent computations.
 
     cost: estimated seconds. compute: runs it. trial: if given, what `TimingPlanner` times instead of ``compute``.

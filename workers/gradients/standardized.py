@@ -54,7 +54,7 @@ class Projected(Planned):
 
     def methods(self) -> Mapping[str, Method]:
         return {
-            name: replace(method, prepare=partial(self._after, method))
+            name: method._replace(prepare=partial(self._after, method))
             for name, method in self.methods_of_kernel.items()
         }
 

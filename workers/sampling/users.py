@@ -197,8 +197,9 @@ def per_user(loss: Loss, labels: Tensor) -> Loss:
     shape, kind = labels.shape[1:], torch.float32 if labels.is_floating_point() else torch.int64
 
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
-        losses = loss(outputs, targets[:, 1:].reshape(-1, *shape).to(kind))
-        return losses * targets[:, 0].to(losses)
+        weights, own = targets.tensor_split((1,), dim=1)
+        losses = loss(outputs, own.reshape(-1, *shape).to(kind))
+        return losses * weights.squeeze(1).to(losses)
 
     return weighted
 

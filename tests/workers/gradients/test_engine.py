@@ -372,6 +372,20 @@ def test_agrees_with_one_example_at_a_time(name: str, multiplicity: int, micro_b
             assert float((gradient - reference).norm()) <= TOLERANCE * float(total)
 
 
+def test_layers_whose_examples_have_few_rows_are_measured_together() -> None:
+    """Each has the norms of its own: 12 users of four rows, in three linear layers."""
+    model = nn.Sequential(nn.Linear(30, 40), nn.Tanh(), nn.Linear(40, 30), nn.Tanh(), nn.Linear(30, 20)).to(DEVICE)
+    x, y = torch.randn(48, 30, device=DEVICE), torch.randint(3, (48,), device=DEVICE)
+    expected = gradients_one_by_one(model, x, y, 4)
+    engine = GradientEngine(model, per_example_loss, multiplicity=4, layerwise=True)
+    found = engine.weighted_sum(x, y, lambda norms: torch.ones(12, device=DEVICE)).norms
+    torch.testing.assert_close(found.norms, norms_of(expected), rtol=TOLERANCE, atol=0)
+    assert found.layer_norms is not None
+    for layer, name in enumerate(engine.layer_names):
+        own = {key: each for key, each in expected.items() if _layer_of(key, engine.layer_names) == name}
+        torch.testing.assert_close(found.layer_norms[:, layer], norms_of(own), rtol=TOLERANCE, atol=0, msg=name)
+
+
 @pytest.mark.thinned(8)
 @pytest.mark.parametrize("name", CASES)
 def test_weights_and_norms_by_layer(name: str) -> None:
