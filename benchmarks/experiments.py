@@ -140,6 +140,5 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
-    "noise-cifar": "an hour of one core",
 }
 """Sweeps that are planned and not trained here, and why."""
