@@ -6,11 +6,9 @@ and summarises them; the recorder writes to MLflow in its own thread.
 
 from __future__ import annotations
 
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from types import TracebackType
 from typing import Self
 
@@ -32,7 +30,7 @@ from dpsweep.orchestration.execution.completion import (
     is_left_to_account,
     shown_trace,
 )
-from dpsweep.orchestration.execution.publication import Publish, Published, published, steps
+from dpsweep.orchestration.execution.publication import Publish, Published, empty_pages, published, steps
 from dpsweep.orchestration.execution.storage_checks import PAUSES, patiently
 from dpsweep.orchestration.records.attempts import Attempt, AttemptLog
 from dpsweep.orchestration.records.failures import forget_failure, record_failure
@@ -230,12 +228,12 @@ class Coordinator:
             if not trial.state.has_ended:  # a limit of this run has stopped its training
                 self._change(trial.key, state=TrialState.PENDING)
         record = self._record()
-        with tempfile.TemporaryDirectory(prefix="dps-pages-") as folder:
-            shown = self._publish(self._files, record, Path(folder))
+        with empty_pages(self._files) as pages:
+            shown = self._publish(self._files, record, pages)
             data = record.data()
             ended = [trial.key for trial in data.trials if trial.state.has_ended]
             self._tracker.compare_by(shown.compared)
-            self._recorder.finish(ended, steps(record, data, shown, Path(folder)))
+            self._recorder.finish(ended, steps(record, data, shown, pages))
         return record, shown
 
     def _change(self, key: str, **changes: object) -> None:

@@ -6,11 +6,12 @@ running cluster. A driver there lets another process draw, which takes the memor
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsweep.accounting.records import exists, read_bytes
+from dpsweep.accounting.records import delete_folder, exists, make_private_folder, read_bytes
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_evidence
@@ -32,6 +33,19 @@ class Published:
 
 
 Publish = Callable[[SweepFiles, SweepRecord, Path], Published]
+
+
+@contextlib.contextmanager
+def empty_pages(files: SweepFiles) -> Iterator[Path]:
+    """Yield an empty folder for pages, which only this user can enter. It goes with the block, or after a kill when the
+    next one begins: call it while no other driver can run in the sweep's folder.
+    """
+    delete_folder(files.pages)
+    make_private_folder(files.pages)
+    try:
+        yield Path(files.pages)
+    finally:
+        delete_folder(files.pages)
 
 
 def publisher(address: str) -> Publish:

@@ -17,7 +17,14 @@ from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
-from dpsweep.orchestration.execution.publication import Published, decided_on, published, steps, stored_publication
+from dpsweep.orchestration.execution.publication import (
+    Published,
+    decided_on,
+    empty_pages,
+    published,
+    steps,
+    stored_publication,
+)
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline.request import Outcome
 from dpsweep.orchestration.pipeline.stage import recording_in
@@ -80,9 +87,9 @@ def _end_elsewhere(files: SweepFiles, uri: str) -> str:
 
 def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
     record = checked_record(files)
-    with tempfile.TemporaryDirectory(prefix="dps-pages-") as pages:
-        shown = stored_publication(files, record.data(), Path(pages))
-        return _recorded(files, record, shown, Path(pages), uri, show)
+    with empty_pages(files) as pages:
+        shown = stored_publication(files, record.data(), pages)
+        return _recorded(files, record, shown, pages, uri, show)
 
 
 def _recorded(files: SweepFiles, record: SweepRecord, shown: Published, pages: Path, uri: str, show: Show) -> Recording:

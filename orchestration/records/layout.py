@@ -160,6 +160,11 @@ class SweepFiles:
         return f"{self.all_given}/{name}.npz"
 
     @property
+    def pages(self) -> str:
+        """Report and figures while MLflow gets them."""
+        return str(self.local_folder / "pages")
+
+    @property
     def error(self) -> str:
         """Withheld texts and tracebacks of errors of the plan."""
         return str(self.local_folder / "private" / "error.txt")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -25,7 +26,7 @@ from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.completion import Close
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
-from dpsweep.orchestration.execution.publication import published, publisher
+from dpsweep.orchestration.execution.publication import empty_pages, published, publisher
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
@@ -162,6 +163,17 @@ def test_a_process_of_its_own_writes_the_same_reports(bench: Bench, tmp_path: Pa
     assert pages[0] == pages[1]
     assert pages[0]["report.html"] == Path(bench.files.report).read_bytes()
     assert len(pages[0]) > 1, "and figures"
+
+
+def test_pages_that_a_killed_driver_left_go_when_others_are_made(tmp_path: Path) -> None:
+    files = SweepFiles(str(tmp_path))
+    left = Path(files.pages) / "report.html"
+    left.parent.mkdir()
+    left.touch()
+    with empty_pages(files) as pages:
+        assert list(pages.iterdir()) == []
+        assert stat.S_IMODE(pages.stat().st_mode) == 0o700
+    assert not pages.exists()
 
 
 @pytest.mark.long
