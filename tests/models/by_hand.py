@@ -223,6 +223,13 @@ VECTORS: Mapping[str, Brought] = {
         r"for 65 rows it returns the shape \(4, 4\)",
         "logistic regression",
     ),
+    "a pair in evaluation mode": Brought(
+        lambda: Calls(lambda m, x: m.out(x) if m.training else (m.out(x), x), out=linear()),
+        "vectors",
+        "refused",
+        "in evaluation mode its forward returns a tuple, but must return a tensor",
+        "logistic regression",
+    ),
     "one class too few": Brought(
         lambda: through(linear(WIDTH, 3)), "vectors", "refused", r"must return \(3, 4\)", "logistic regression"
     ),

@@ -216,19 +216,24 @@ def _precision_named(model: nn.Module, x: Tensor) -> Iterator[None]:
         ) from error
 
 
+def _tensor(found: object, of: str) -> Tensor:
+    if not isinstance(found, Tensor):
+        raise InvalidInput(f"{of} returns a {type(found).__name__}, but must return a tensor of logits")
+    return found
+
+
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, has_own_loss: bool) -> Tensor:
     """Return the logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
     with torch.enable_grad(), in_its_precision(model, x.device), _precision_named(model, x):
-        logits = model(x)
-    if not isinstance(logits, Tensor):
-        raise InvalidInput(f"its forward returns a {type(logits).__name__}, but must return a tensor of logits")
+        logits = _tensor(model(x), "its forward")
     task = task_called(dataset.task)
     output, outputs = task.output_shape(y, dataset.class_names), task.outputs(dataset.class_names)
     _check_shape(logits, len(x), output, outputs, has_own_loss)
     with torch.no_grad(), modes_kept(model), in_its_precision(model, x.device):
         model.eval()  # batch normalisation, which the engine refuses by name, takes no single row in training
         for rows in (1, min(_MANY, max(1, _MOST_VALUES // max(1, x[0].numel())))):
-            _check_shape(model(x[torch.arange(rows) % len(x)]), rows, output, outputs, has_own_loss)
+            evaluated = _tensor(model(x[torch.arange(rows) % len(x)]), "in evaluation mode its forward")
+            _check_shape(evaluated, rows, output, outputs, has_own_loss)
     if not logits.is_floating_point():
         raise InvalidInput(f"it returns logits of {logits.dtype}, but they must be floating-point numbers")
     if not logits.requires_grad:
