@@ -19,6 +19,7 @@ import torch
 from torch import Tensor, nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.utils import _pytree as pytree
 
 from dpsweep.workers.gradients.divided import is_divided
 from dpsweep.workers.trials.divisible import layers_to_divide
@@ -34,10 +35,18 @@ def divide(model: nn.Module, lending: Lending, device: torch.device) -> nn.Modul
     """
     mesh = init_device_mesh(device.type, (lending.size,))
     whole = {each for each in model.parameters() if each.requires_grad or not each.dim()}
-    for part in (*layers_to_divide(model), model):
+    layers = layers_to_divide(model)
+    for layer in layers:
+        layer.register_forward_hook(_without_views)  # before FSDP's own
+    for part in (*layers, model):
         divided = fully_shard(part, mesh=mesh, ignored_params=whole, reshard_after_forward=True)
         divided.set_custom_all_gather(cast(Any, _Gathering(lending, divided)))
     return model
+
+
+def _without_views(layer: nn.Module, given: object, output: object) -> object:
+    """Copy views among a layer's outputs: a change in place would take away the hook that gathers it for backward."""
+    return pytree.tree_map(lambda each: each.clone() if isinstance(each, Tensor) and each._is_view() else each, output)
 
 
 def whole_values(model: nn.Module) -> dict[str, Tensor]:
