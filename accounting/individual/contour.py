@@ -31,8 +31,11 @@ _BLOCK_ENTRIES = 1 << 15
 """Largest number of entries (nodes times grid points) in memory at once."""
 
 _MOST_ENTRIES = 1 << 21
-"""Largest number of entries of nodes on one grid. Little noise asks for more, and has no table entries there: Renyi DP,
+"""Largest number of entries of nodes on one long grid. Little noise asks for more and has no table entries: Renyi DP,
 nearly tight at its large epsilons, bounds the examples that reach these nodes."""
+
+_LONG = 1 << 13
+"""Points of a grid up to which it may have any number of entries; ordinary noise needs fewer."""
 
 _LEVELS = 40
 """Number of grids, each for sqrt(u) up to half of that of the one before; the last one is for all that is below."""
@@ -122,7 +125,8 @@ def _grids(sample_rate: float, roots: Array, exponents: Complex) -> Iterator[tup
         lowest = 0.5 * widest if level < _LEVELS - 1 else -1.0
         start, stop = np.searchsorted(roots, [lowest, widest], side="right").tolist()
         size = _grid_size(sample_rate, exponents, widest)
-        if start < stop and size * max(1.0, (widest - lowest) / spacing) <= _MOST_ENTRIES:
+        few = size <= _LONG or size * max(1.0, (widest - lowest) / spacing) <= _MOST_ENTRIES
+        if start < stop and few:
             yield slice(start, stop), widest
         widest *= 0.5
 

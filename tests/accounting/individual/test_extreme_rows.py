@@ -12,7 +12,7 @@ import pytest
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.individual import individual_epsilons, pld
 from dpsweep.accounting.individual.contributions import RecordedContributions
-from dpsweep.accounting.mechanism.samplings import PoissonSampling
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp
@@ -166,3 +166,9 @@ def test_many_steps_of_much_noise_cost_no_more_than_one_gaussian(
         mean = contribution * np.sqrt(steps) / sigma
         assert lower <= upper <= 1e-4 + 1.05 * gaussian_epsilon(mean, delta)[0]
         assert upper > 1e-4
+
+
+def test_rows_of_few_ordinary_steps_get_all_the_nodes_that_they_need() -> None:
+    trace = Trace(3145, (Segment(0, 69, FixedBatchSampling(3145, 4), 3.76),))
+    found = individual_epsilons([0], [[1.0], [0.7]], trace, 1e-5, "pld")
+    assert np.all(found.upper <= 1.01 * known(found.lower))
