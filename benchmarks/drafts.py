@@ -3,14 +3,14 @@
     python -m benchmarks.drafts [--table NAME] [--rows 20000] [--repeats 5] [--epsilon 3] [--json]
 
 Every draft is taken as it is, but for its seeds and its target; it stores no norms. All models meet the same training
-and test rows, and all scores are of the test rows: accuracy, and R² of regressions. As a model that never names a rare
-class has a high accuracy, the balanced one, a mean over classes, stands beside it.
+and test rows, and all scores are of the test rows: accuracy, and R² of regressions. A model that never names a rare
+class has a high accuracy; so the balanced one, a mean over classes, is printed beside it.
 
     constant   the most frequent class; R² is 0 then
     linear     scikit-learn's LogisticRegression or Ridge on standardised features, no privacy
     boosting   scikit-learn's HistGradientBoosting, no privacy
     baseline   the drafted setting without privacy, and its share of linear's score; the goal is 0.98 for every table
-    private    the drafted DP-SGD at this epsilon, of which its own scaling of the numbers is a part
+    private    the drafted DP-SGD at this epsilon, which pays for its own scaling of the numbers
     model      the model of the private setting: of two that are drafted, the better one, as `dpsweep best` takes it
     opacus     PrivacyEngine at this epsilon on features standardised without noise, the best of nine learning rates and
                bounds by its score on the test rows: a lead that a draft does not have

@@ -61,7 +61,7 @@ class EvenLaw:
 def law_of_mean(shift: float, steps: int, tail: float, bound: Bound, tilt: float) -> EvenLaw | None:
     """Return the law of the mean of ``steps`` ratios of Gaussians at distance ``shift``, or None for a long grid.
 
-    tilt: the law is precise relative to its moment of this order under Q, and loses at most about ``tail`` to infinity.
+    It is precise relative to its moment of order ``tilt`` under Q, and loses at most about ``tail`` to infinity.
     """
     if steps > _LONGEST * shift:
         return None
@@ -108,10 +108,10 @@ class _Ratio:
             return np.asarray(np.log(masses)), np.where(masses > 0.0, means, 0.0)
 
     def mean_of(self, steps: int, tilt: float, order: float, bound: Bound, outside: float) -> EvenLaw | None:
-        """Return the law of the mean of ``steps`` such ratios by the transform of masses times exp(tilt Y); None if it
-        is too imprecise for the moment of this order.
+        """Return the law of the mean of ``steps`` such ratios by the transform of masses times exp(tilt Y).
 
-        outside: tilted mass that may lie beyond either end of the window.
+        None is returned if it is too imprecise for the moment of this order. outside: tilted mass that may lie beyond
+        either end of the window.
         """
         points, logs = self.points, self.logs
         (log_total,) = _log_moments(logs, points, np.array([tilt])).tolist()

@@ -35,9 +35,9 @@ _ROOM: Final = 1.25
 def upper_of_prefixes(runs: Sequence[GroupRounds], delta: float, tolerance: float) -> list[float]:
     """Return an upper bound on the epsilon at ``delta`` of each of ``runs``, which all begin with the one before.
 
-    tolerance: target for the relative error; random allocation adds a few hundredths where it has many shifts. Infinity
-    where no lattice gives a bound, and where runs differ in more than sampled rounds. Raises: InvalidInput for a delta
-    outside [1e-250, 1).
+    The target for the relative error is ``tolerance``; random allocation adds a few hundredths where it has many
+    shifts. Infinity is returned where no lattice gives a bound, and where runs differ in more than sampled rounds.
+    Raises: InvalidInput for a delta outside [1e-250, 1).
     """
     delta, runs = require_pld_delta(delta), _with_few_shifts(runs)
     found: list[float] = []

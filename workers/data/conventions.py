@@ -181,7 +181,7 @@ _DATE: Final = re.compile(
 
 
 def is_date(text: str) -> bool:
-    """Return whether the text spells a date, with or without a time, or a time of the day.
+    """Return whether the text spells a date, with or without a time, or a time.
 
     >>> [is_date(text) for text in ("2020-01-31", "31.1.20 12:05", "1/31/2020", "1.234,5")]
     [True, True, True, False]

@@ -1,5 +1,7 @@
-"""Frozen parameters that ranks have divided among them (`dpsweep.workers.trials.divided_trunk`), without an import of
-what divides them, which takes a second."""
+"""Frozen parameters that ranks have divided among them (`dpsweep.workers.trials.divided_trunk`).
+
+The module that divides them takes a second to import, and is not imported here.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +11,7 @@ from torch import Tensor, nn
 
 
 def is_divided(value: object) -> bool:
-    """Return whether a parameter is a DTensor, of which this process has a part."""
+    """Return whether a parameter is a DTensor: this process has a part of it."""
     return hasattr(value, "to_local")
 
 

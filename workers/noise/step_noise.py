@@ -279,7 +279,7 @@ class _Earlier(Protocol):
     def memory(self) -> Memory: ...
 
     def noise(self, rows: Tensor, draws: Tensor, step: int) -> Tensor:
-        """Return z [n], and change ``rows`` to what later steps need."""
+        """Return z [n], and change ``rows`` to those that later steps need."""
         ...
 
 

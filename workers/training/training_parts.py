@@ -22,7 +22,7 @@ from dpsweep.workers.training.run_state import digest_of_frozen
 class Parts:
     """A clipping method, and what is trained under it.
 
-    optimizer: makes one for parameters on their device. digest: of what is frozen in the model.
+    optimizer: makes one for parameters on their device. digest: of the frozen values of the model.
     """
 
     clipping: ClippingMethod

@@ -1,7 +1,7 @@
 """The frozen parameters of a model's layers, divided among the ranks of a trial by FSDP2 (`fully_shard`).
 
-Each rank keeps a part of every frozen parameter. FSDP gathers those of a layer before it runs, forward or backward, and
-frees them afterwards. Values are gathered and never computed, so that results have the bits of whole parameters.
+Each rank keeps a part of every frozen parameter. FSDP gathers a layer's parameters before it runs, forward or backward,
+and frees them afterwards. Values are gathered and never computed, so that results have the bits of whole parameters.
 
 FSDP expects that all ranks gather the same layers in the same order. Ranks of a trial do not: they verify other rows
 and have other numbers of micro-batches, and rank 0 makes some passes alone. Each gathering is therefore a round of
@@ -75,7 +75,7 @@ class _Gathering:
         return torch.empty(*size, dtype=dtype, device=device)
 
     def __call__(self, output_tensor: Tensor, input_tensor: Tensor, group: object, async_op: bool = False) -> None:
-        """Fill the output with the parts of all ranks, of which the input is this rank's. Names are FSDP's."""
+        """Fill the output with the parts of all ranks; the input is this rank's. Names are FSDP's."""
         self._lending.borrow(self._place, output_tensor.view(torch.uint8))
 
     def _own_part(self) -> Tensor:

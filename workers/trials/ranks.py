@@ -42,7 +42,7 @@ class RankLost(DpsweepError):
 
 
 class Lending:
-    """Parameters of which each rank has a part, and which ranks lend each other, group by group, in rounds.
+    """Parameters that ranks have divided, and lend each other group by group, in rounds.
 
     In a round every rank says which group it needs, if any, and all lend their parts of the groups that are needed. So
     ranks may need other groups at the same time, or another number of them. size: number of ranks.
@@ -55,8 +55,9 @@ class Lending:
         self._parts: list[Callable[[], Tensor]] = []
 
     def add(self, part: Callable[[], Tensor]) -> int:
-        """Add a group, of which this rank has ``part``, as bytes; returns its place. All ranks add the same groups in
-        the same order.
+        """Add a group and return its place; ``part``: the bytes that this rank has of it.
+
+        All ranks add the same groups in the same order.
         """
         self._parts.append(part)
         return len(self._parts) - 1
