@@ -381,8 +381,8 @@ class _Model:
         trainable: Each[Literal["all", "head", "bias"]] = "all",
         adapter: Each[Any | None] = None,
         size: Each[int | None] = None,
-        offset: Each[Sequence[float] | None] = None,
-        scale: Each[Sequence[float] | None] = None,
+        pixel_offset: Each[Sequence[float] | None] = None,
+        pixel_scale: Each[Sequence[float] | None] = None,
     ) -> Part:
         """Return a network of timm or torchvision for pictures [b, 1 or 3, height, width]."""
     def wide_resnet(self, *, depth: Each[int] = 16, width: Each[int] = 4, groups: Each[int] = 16) -> Part: ...

@@ -286,7 +286,7 @@ class ExposureSpec:
     secret. length: tokens of a secret. candidates: sequences among which a secret is ranked, itself included.
     """
 
-    canaries: Annotated[int, Field(ge=2, le=100_000)]
+    canaries: Annotated[int, Field(ge=2, le=100_000)] = 20
     repeats: Annotated[int, Field(ge=1, le=100_000)] = 1
     length: Annotated[int, Field(ge=2)] = 8
     candidates: Annotated[int, Field(ge=2, le=10_000_000)] = 1024

@@ -9,6 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.records import parsed_json
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, number
 from dpsweep.orchestration.comparison.ledger import Composition, composed
@@ -202,7 +203,7 @@ def class_names(trials: Iterable[PublishedTrial], classes: int) -> tuple[str, ..
     """Return the names of the classes as the sweep declares them; their numbers where it does not, or not alike."""
     declared = {str(trial.params.get("spec.data.params.classes")) for trial in trials}
     try:
-        names = json.loads(declared.pop()) if len(declared) == 1 else None
+        names = parsed_json(declared.pop()) if len(declared) == 1 else None
     except ValueError:  # a source of the user's own may call something else so
         names = None
     if not isinstance(names, list) or len(names) != classes:

@@ -45,7 +45,11 @@ LIST_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "image_masks": {**_IMAGES, "values": _LIST},
         "utkface": {"group": _LIST, "races": _LIST},
     },
-    "model": {"mlp": {"hidden": _LIST}, "cnn_dpsgdf": {"channels": _LIST}},
+    "model": {
+        "mlp": {"hidden": _LIST},
+        "cnn_dpsgdf": {"channels": _LIST},
+        "vision": {"pixel_offset": _LIST, "pixel_scale": _LIST},
+    },
     "release": {"private": {"quantiles": _LIST}},
 }
 """By axis, component and parameter, how its value nests lists, as a type; the type of their items does not matter."""

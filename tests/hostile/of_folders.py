@@ -391,7 +391,8 @@ ROLES: Final[Mapping[str, str]] = {
     "file changed in place": r"dpsweep\.log|mlflow\.db.*",
     "record of a sweep": r"[^/]+\.(json|html)|storage-probe",
     "private file of a sweep": r"private/[^/]+\.(json|html|txt)",
-    "folder of a sweep": r"trials|tuning(/trials)?|private(/(selection|audits|audited-copy))?|tune|mlflow-artifacts",
+    "folder of a sweep": r"trials|tuning(/trials)?|private(/(selection|audits|audited-copy|given))?|tune|pages|"
+    "mlflow-artifacts",
     "attempt": r"attempts(/.*)?",
     "result": r".*/result\.json",
     "trace": r".*/trace\.arrow",

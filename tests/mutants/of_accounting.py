@@ -232,7 +232,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "a cut trace keeps a segment of no steps",
         ),
         B(
-            "require_adjacency(segment.sampling, self.adjacency)",
+            "require_adjacency(segment.sampling, of_records(self.adjacency))",
             "pass",
             "any sampling goes under any adjacency",
             True,

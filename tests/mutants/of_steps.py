@@ -183,7 +183,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/noise/step_noise.py",
         ("tests/workers/noise/test_step_noise.py",),
-        B("scale = std * self._norm", "scale = std", "noise does not cover the columns of C", True),
+        B("= std * self._norm,", "= std,", "noise does not cover the columns of C", True),
         B("-_turned(noises, step)", "_turned(noises, step)", "earlier noise has the wrong sign", True),
         B('self.step = state["step"]', "self.step = 0", "noise of a trial that goes on is drawn twice", True),
         B("rows[step % len(rows)] = self._drawn", "rows[0] = self._drawn", "draws are not made again", True),

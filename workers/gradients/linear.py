@@ -30,7 +30,9 @@ from dpsweep.workers.gradients.planners import Planner, rates
 from dpsweep.workers.gradients.rules import Differentiate
 
 _FEW_POSITIONS: Final = 8
-"""Most positions for which starting the operations of ghost norms takes longer than computing them."""
+"""Most positions of a gradient that has few."""
+_FEW_VALUES: Final = 1024
+"""Most values of a gradient that is then instantiated, in fewer operations than ghost norms take."""
 _SQUARES: Final = "ghost squares"
 """Name of squared norms that `gram_together` leaves with gradients for their next use."""
 
@@ -53,12 +55,22 @@ class OuterProducts(Planned):
         sweep = width * height / rate.elementwise
         seconds = examples * (outer + sweep), examples * sweep
         instantiate = Method(*seconds, lambda: keep(self.instantiate()), examples * width * height)
-        if length == 0:  # as of a batch without any text, trimmed to its longest one
+        if length == 0 or self.is_small:  # 0 as of a batch without any text, trimmed to its longest one
             return {"instantiate": instantiate}
         return {
             "gram": Method(examples * gram, examples * outer, lambda: (self._gram_norm_sq(), self)),
             "instantiate": instantiate,
         }
+
+    @property
+    def is_small(self) -> bool:
+        """Whether a gradient has few positions and few values."""
+        return self.has_few_positions and self.activations.shape[2] * self.grads.shape[2] <= _FEW_VALUES
+
+    @property
+    def has_few_positions(self) -> bool:
+        """Whether starting the operations of ghost norms takes longer than computing them."""
+        return 0 < self.activations.shape[1] <= _FEW_POSITIONS
 
     @property
     def grams(self) -> tuple[Tensor, Tensor]:
@@ -88,7 +100,7 @@ def gram_together(gradients: Iterable[ExampleGradients]) -> None:
     """Compute small ghost norms of several layers together, and leave them with the gradients for their next use."""
     by_form = dict[Hashable, list[OuterProducts]]()
     for each in gradients:
-        if isinstance(each, OuterProducts) and 0 < each.activations.shape[1] <= _FEW_POSITIONS:
+        if isinstance(each, OuterProducts) and each.has_few_positions and not each.is_small:
             by_form.setdefault((each.grads.shape[:2], each.grads.dtype), []).append(each)
     for alike in by_form.values():
         if len(alike) > 1:

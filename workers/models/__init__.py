@@ -68,10 +68,10 @@ _TOKEN_PARAMETERS: Final = ("vocabulary", "padding", "causal")
 
 def offered(preparation: Preparation) -> dict[str, Any]:
     """Return the model parameters that the data supply: ``vocabulary``, ``padding`` and ``causal`` of token data, if
-    known, and ``offset`` and ``scale`` of scaled numbers.
+    known, and ``pixel_offset`` and ``pixel_scale`` of scaled numbers.
     """
     if isinstance(preparation, Scaling):
-        return asdict(preparation)
+        return {f"pixel_{name}": value for name, value in asdict(preparation).items()}
     if not isinstance(preparation, Tokens):
         return {}
     return {

@@ -42,8 +42,8 @@ def vision(
     trainable: Trainable = "all",
     adapter: Adapter | None = None,
     size: PositiveInt | None = None,
-    offset: tuple[float, ...] | None = None,
-    scale: tuple[float, ...] | None = None,
+    pixel_offset: tuple[float, ...] | None = None,
+    pixel_scale: tuple[float, ...] | None = None,
 ) -> nn.Module:
     """Return a network of timm or torchvision for pictures [b, 1 or 3, height, width].
 
@@ -51,8 +51,8 @@ def vision(
     all layers but the last must fit, and nothing is downloaded. The weights are taken as public: they must not depend
     on the training data. Batch normalisation then keeps their statistics, scales and shifts, and does not train.
     trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
-    size: pictures are resized to size x size; None leaves them as they are. offset, scale: by which the data scaled
-    pixels in [0, 255]; they are scaled anew as the network was published. None takes features as they are.
+    size: pictures are resized to size x size; None leaves them as they are. pixel_offset, pixel_scale: by which the
+    data scaled pixels in [0, 255]; they are scaled as the network was published. None takes features as they are.
 
     Raises: InvalidInput where the package is absent, for an unknown architecture, weights that do not fit, targets that
     match no layer, and pictures that the network does not take.
@@ -70,7 +70,9 @@ def vision(
     if initial_weights is not None:
         load_pretrained(network.module, initial_weights, network.heads)
         _freeze_batch_norms(network.module)
-    model = _Reader(_trained_parts(network, trainable, adapter), network.scaling, _given(offset, scale), size)
+    model = _Reader(
+        _trained_parts(network, trainable, adapter), network.scaling, _given(pixel_offset, pixel_scale), size
+    )
     _require_fit(model, (channels, height, width), architecture, network.side)
     return model
 

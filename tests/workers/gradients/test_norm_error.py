@@ -48,7 +48,7 @@ def test_positions_that_cancel_keep_the_digits_of_the_norm(share: float) -> None
     """Equal positions of alternating sign, but for a part that makes up ``share`` of what they cancel."""
     torch.manual_seed(0)
     sign = torch.tensor([1.0, -1.0]).repeat(100, 1)[:, :, None]
-    activations = torch.randn(100, 1, 50) + (2.0 * share) ** 0.5 * torch.randn(100, 2, 50)
+    activations = torch.randn(100, 1, 200) + (2.0 * share) ** 0.5 * torch.randn(100, 2, 200)
     products = OuterProducts(activations, sign * torch.randn(100, 1, 10))
     norms = by_gram(products).double().sqrt()
     exact = (products.grads.double().mT @ products.activations.double()).flatten(1).norm(dim=1)

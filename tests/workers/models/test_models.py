@@ -11,8 +11,8 @@ from torch import nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import load_dataset
-from dpsweep.workers.models import MODELS, build_for_shape, build_model
+from dpsweep.workers.data import load_dataset, pixels
+from dpsweep.workers.models import MODELS, build_for_shape, build_model, offered
 from dpsweep.workers.models.convolutional import TemperedSigmoid
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.spec import Component, DataSpec
@@ -107,6 +107,11 @@ def test_a_model_fits_its_data_set() -> None:
     dataset = load_dataset(DataSpec("digits"))
     model = build_model(Component("cnn_dpsgdf", {"padding": 2, "channels": [4, 8]}), dataset, 0)
     assert model(dataset.prepare(dataset.test.features[:5])).shape == (5, 10)
+
+
+def test_what_data_offer_takes_the_place_of_no_parameter_of_another_meaning() -> None:
+    model = build_for_shape(Component("cnn_papernot"), (1, 28, 28), 10, 0, offers=offered(pixels((0.3,), (0.2,))))
+    assert {each.offset for each in model.modules() if isinstance(each, TemperedSigmoid)} == {1.0}
 
 
 def test_tempered_sigmoid_is_tanh_by_default() -> None:
