@@ -29,7 +29,8 @@ _ON_ONE_LATTICE: Final = (30, 1200)
 _ON_MANY: Final = (5, 200)
 """An accountant is asked at the second number over that of segments: at least the first number of times, at most
 `_MOST`. Other epochs have the value of the next one. All that share a lattice take at most half a second of CPU for
-200,000 steps, and batches that are cut, with sixty noise levels, .9 s beside other work (benchmarks/so_far.py)."""
+60 epochs with a noise level each, and for 200,000 steps with ten levels; 200 levels take 1.5 s, of batches that are cut
+3.4 s (benchmarks/so_far.py)."""
 _QUICK: Final = frozenset(("rdp", "rdp-classic", "zcdp", "zcdp-sampled"))
 """Accountants that take a few milliseconds for any run; they are asked at every epoch."""
 
