@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Annotated, Any, Literal
 
 import typer
@@ -47,10 +47,10 @@ from dpsweep.orchestration.commands.run_flags import (
     SelectionShape,
     SelectionTrials,
     random_trials,
+    strategy_notes,
     warn_of_delta,
     with_run_flags,
 )
-from dpsweep.orchestration.commands.run_shape import RunShape, strategy_fields, strategy_notes
 
 
 @dataclass(frozen=True)
@@ -121,12 +121,12 @@ def calibrate(
     target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
     trials = random_trials(selection_trials, selection_shape)
     budget = target.budget(accountant, group_size, trials)
-    request = CalibrationRequest(flags, flags.shape(), budget, digits)
+    request = CalibrationRequest(flags, budget, digits)
     value, trace = _SOLVERS[solve](request)
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
     solution = Solution(solve, value, trace, budget, *_reached(budget, trace))
-    noise = strategy_fields(request.shape, trace)
+    noise = flags.strategy_fields(trace)
     if as_json:
         guarantee = {
             "delta": delta,
@@ -193,7 +193,6 @@ class CalibrationRequest:
     """The budget to meet, and the flags that describe the rest of the run. digits: decimals of a decay."""
 
     flags: RunFlags
-    shape: RunShape
     budget: Budget
     digits: int | None
 
@@ -208,9 +207,7 @@ def _solve_noise(request: CalibrationRequest) -> tuple[float, Trace]:
     schedule = parse_schedule(request.flags.schedule, 1.0)
 
     def trace_of(noise_multiplier: float) -> Trace:
-        return request.shape.trace(
-            with_initial(schedule, noise_multiplier), epochs=request.flags.epochs, steps=request.flags.steps
-        )
+        return request.flags.trace(with_initial(schedule, noise_multiplier))
 
     found = noise_multiplier_within_budget(trace_of, request.budget)
     return found, trace_of(found)
@@ -222,7 +219,7 @@ def _solve_decay(request: CalibrationRequest) -> tuple[float, Trace]:
     name, params = split_schedule(request.flags.schedule)
 
     def trace_of(schedule: NoiseSchedule, epochs: int) -> Trace:
-        return request.shape.trace(schedule, epochs=epochs)
+        return replace(request.flags, epochs=epochs).trace(schedule)
 
     sigma = request.flags.required_noise()
     parameter = decay_parameter(name).name
@@ -232,14 +229,14 @@ def _solve_decay(request: CalibrationRequest) -> tuple[float, Trace]:
     return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), request.flags.epochs)
 
 
-def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
+def _solve_length(of_length: Callable[[RunFlags, int], RunFlags], at_most: int) -> Solver:
     def solve(request: CalibrationRequest) -> tuple[float, Trace]:
         if request.flags.epochs is not None or request.flags.steps is not None:
             raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
         schedule = parse_schedule(request.flags.schedule, request.flags.required_noise())
 
         def trace_of(length: int) -> Trace:
-            return request.shape.trace(schedule, **{unit: length})
+            return of_length(request.flags, length).trace(schedule)
 
         found = length_within_budget(trace_of, request.budget, at_most)
         return found, trace_of(found)
@@ -250,8 +247,8 @@ def _solve_length(unit: Literal["epochs", "steps"], at_most: int) -> Solver:
 _SOLVERS: Mapping[str, Solver] = {
     "noise-multiplier": _solve_noise,
     "decay": _solve_decay,
-    "epochs": _solve_length("epochs", at_most=LARGEST_EPOCHS),
-    "steps": _solve_length("steps", at_most=100_000_000),
+    "epochs": _solve_length(lambda flags, length: replace(flags, epochs=length), LARGEST_EPOCHS),
+    "steps": _solve_length(lambda flags, length: replace(flags, steps=length), 100_000_000),
 }
 
 

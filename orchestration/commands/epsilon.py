@@ -1,34 +1,92 @@
-"""`dpsweep epsilon`: the accountants as a calculator.
+"""`dpsweep epsilon`: the accountants as a calculator: the question, the answers, and how they are printed and drawn.
 
 It raises `InvalidInput` or `UnsupportedMechanism`, which `dpsweep.orchestration.commands.main.main` prints as one line.
 """
 
 from __future__ import annotations
 
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import numpy as np
 import typer
+from rich.console import Console
+from rich.table import Table
 
+from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.attacks import (
+    FALSE_POSITIVE_RATES,
+    CertifiedInterval,
+    PrivacyCurve,
+    attack_risk,
+    curve_of_examples,
+    privacy_curve,
+)
+from dpsweep.accounting.calibration.parameter_search import round_up
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
+from dpsweep.accounting.mechanism.schedules import parse_schedule
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.records import TrialFiles
 from dpsweep.orchestration.commands import options
-from dpsweep.orchestration.commands.epsilon_answers import EpsilonRequest, RunSource, answer
-from dpsweep.orchestration.commands.epsilon_output import print_answers_as_json, print_tables, write_plots
+from dpsweep.orchestration.commands.options import whole_numbers, write_file
 from dpsweep.orchestration.commands.run_flags import (
+    SELECTION,
     AccountantName,
     Json,
     RunFlags,
     SelectionShape,
     SelectionTrials,
+    accounted,
+    compared_with_naive,
+    naive_note,
     random_trials,
+    strategy_notes,
     warn_of_delta,
     with_run_flags,
 )
-from dpsweep.orchestration.commands.stored_trial import INDIVIDUAL
+from dpsweep.orchestration.commands.stored_trial import (
+    INDIVIDUAL,
+    PRIVATE,
+    QUANTILES,
+    EpsilonSpread,
+    GivenExamples,
+    contributions_of,
+    estimate_of_examples,
+    spread_of_epsilons,
+    steps_per_epoch,
+    stored_reasons,
+    stored_trace,
+)
+from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
+from dpsweep.orchestration.comparison.group_sizes import (
+    COMPARISON,
+    VADHAN,
+    GroupComparison,
+    compare_groups,
+    linear_heading,
+)
+from dpsweep.orchestration.records.layout import absolute
 
 if TYPE_CHECKING:
+    import plotly.graph_objects as go
+
     IndividualMethod = str
 else:  # the choices that typer shows and accepts
     IndividualMethod = Literal[tuple(INDIVIDUAL)]
+
+RISK = (
+    "no attack that sees every step and knows all other data exceeds these rates; in brackets, what some attack on the "
+    "worst data set achieves, where that is known: not if batches may be cut or epochs are shuffled"
+)
+_COLOURS = ("#1f5fa8", "#b3541e", "#2e7d4f", "#7a3e9d", "#8a6d1b", "#4f5b66")
+_POINTS = 120  # false positive rates per curve, on each of the two scales
 
 
 @with_run_flags
@@ -77,6 +135,455 @@ def epsilon(
         print_answers_as_json(found)
     else:
         print_tables(found)
+
+
+@dataclass(frozen=True)
+class AccountedRun:
+    """A run, planned or stored.
+
+    `fields`: what the JSON output says of it. `dataset_size`: None if unknown. `files`: None unless a trial is named.
+    `reasons`: why every epsilon of the named trial is an estimate; empty where no trial is named, and only the
+    mechanism is accounted for.
+    """
+
+    trace: Trace
+    fields: dict[str, Any]
+    dataset_size: int | None
+    files: TrialFiles | None = None
+    reasons: tuple[Reason, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunSource:
+    """The options that name a stored run, --trial and --trace, and the flags that describe a planned one instead."""
+
+    trial: str | None
+    trace: str | None
+    flags: RunFlags
+
+    def check(self) -> None:
+        """Raise InvalidInput if more than one run is named or described."""
+        if self.trial is not None and self.trace is not None:
+            raise InvalidInput("give either --trial or --trace, not both")
+        if self._is_stored and self.flags.describe_a_run:
+            raise InvalidInput(
+                "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
+            )
+
+    def run(self) -> AccountedRun:
+        """Return the run. Raises: InvalidInput for bad flags or a missing file, DataCorruption for a damaged one."""
+        return self._stored() if self._is_stored else self._planned()
+
+    @property
+    def _is_stored(self) -> bool:
+        return self.trial is not None or self.trace is not None
+
+    def _stored(self) -> AccountedRun:
+        files = None if self.trial is None else TrialFiles(absolute(self.trial))
+        trace = stored_trace(absolute(str(self.trace)) if files is None else files.trace)
+        fields: dict[str, Any] = {"trial": self.trial, "trace": self.trace, "steps": trace.steps}
+        return AccountedRun(trace, fields, trace.dataset_size, files, () if files is None else stored_reasons(files))
+
+    def _planned(self) -> AccountedRun:
+        flags = self.flags
+        schedule = parse_schedule(flags.schedule, flags.required_noise())
+        trace = flags.trace(schedule)
+        fields = {
+            "sampling": flags.sampling,
+            "schedule": flags.schedule,
+            "noise_multiplier": flags.noise_multiplier,
+            "steps": trace.steps,
+            **flags.strategy_fields(trace),
+        }
+        return AccountedRun(trace, fields, flags.dataset_size)
+
+
+@dataclass(frozen=True)
+class EpsilonRequest:
+    """The question about a run: the options of `dpsweep epsilon` of the same names.
+
+    trials: number of runs if only the best of them is released, else None.
+    """
+
+    delta: float
+    accountant: str
+    group_size: str
+    compare: bool
+    individual: str | None
+    examples: str | None
+    risk: bool
+    prior: float | None
+    trials: RandomTrials | None
+    plot: Path | None
+    curve: Path | None
+
+    def check(self, source: RunSource) -> None:
+        """Raise InvalidInput for options that contradict each other or need another one."""
+        of_examples = self.individual or self.examples
+        if self.trials is not None and (self.compare or of_examples or self.risk or self.plot or self.curve):
+            raise InvalidInput(
+                "--selection-trials gives the epsilon of the released run alone: drop --compare, --individual, "
+                "--examples, --risk, --plot and --curve"
+            )
+        if of_examples and source.trial is None:
+            raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
+        source.check()
+        if self.prior is not None and not self.risk:
+            raise InvalidInput("--prior needs --risk, which shows the bound on reconstruction")
+
+
+@dataclass(frozen=True)
+class EpsilonAnswers:
+    """The answers to a request about a run; those that were not asked for are None or empty.
+
+    `estimates`: one for each group size. `compared`: reference values by group size. `selection`: the number of runs,
+    and epsilons without the selection. `together`: epsilon of the given examples. `spread`: epsilons of single
+    examples. `curves`: one for each group size, then that of the given examples. `risks`: bounds on attacks, one for
+    each curve.
+    """
+
+    run: AccountedRun
+    request: EpsilonRequest
+    estimates: Sequence[PrivacyEstimate]
+    compared: Mapping[int, GroupComparison]
+    selection: dict[str, Any]
+    together: PrivacyEstimate | None
+    spread: EpsilonSpread | None
+    curves: Sequence[PrivacyCurve]
+    risks: Sequence[dict[str, Any]]
+
+
+def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
+    """Account for the run as asked.
+
+    Raises: InvalidInput or UnsupportedMechanism for a run that cannot be accounted, DataCorruption for damaged norm
+    shards.
+    """
+    trace, delta, trials = run.trace, request.delta, request.trials
+    sizes = whole_numbers("--group-size", request.group_size, 1)
+    estimates = [accounted(trace, delta, request.accountant, size, trials) for size in sizes]
+    compared = compare_groups(trace, delta, sizes) if request.compare else {}
+    curves = _curves_of_groups(run, request, sizes)
+    selection = {} if trials is None else compared_with_naive(trace, delta, trials)
+    group = _given_examples(run, request)
+    together = None if group is None else estimate_of_examples(group, trace, delta)
+    if curves and group is not None:
+        curves.append(curve_of_examples(trace, group.steps, group.contributions, _deltas(request)))
+    spread = _spread(run, request)
+    estimates = [weakened(each, run.reasons) for each in estimates]
+    curves = [weakened(each, run.reasons) for each in curves]
+    together, spread = together and weakened(together, run.reasons), spread and weakened(spread, run.reasons)
+    risks = [risk_of(curve, request.prior) for curve in curves] if request.risk else []
+    return EpsilonAnswers(run, request, estimates, compared, selection, together, spread, curves, risks)
+
+
+def _curves_of_groups(run: AccountedRun, request: EpsilonRequest, sizes: Sequence[int]) -> list[PrivacyCurve]:
+    if not request.risk and request.curve is None:
+        return []
+    return [privacy_curve(run.trace, size, _deltas(request)) for size in sizes]
+
+
+def _deltas(request: EpsilonRequest) -> tuple[float, ...]:
+    """Return the deltas at which the drawn curves must be tight; empty if none is drawn."""
+    return () if request.curve is None else curve_deltas(request.delta)
+
+
+def _given_examples(run: AccountedRun, request: EpsilonRequest) -> GivenExamples | None:
+    if run.files is None or request.examples is None:
+        return None
+    return contributions_of(run.files, run.trace, whole_numbers("--examples", request.examples, 0))
+
+
+def _spread(run: AccountedRun, request: EpsilonRequest) -> EpsilonSpread | None:
+    if run.files is None or request.individual is None:
+        return None
+    return spread_of_epsilons(run.files, run.trace, request.delta, request.individual)
+
+
+def write_plots(found: EpsilonAnswers) -> None:
+    """Write the files that --curve and --plot name. Raises: InvalidInput if one cannot be written."""
+    request = found.request
+    if request.curve is not None:
+        write_curve_plot(request.curve, found.curves, request.delta)
+    if request.plot is not None:
+        write_epsilon_plot(
+            request.plot,
+            found.run.trace,
+            steps_per_epoch(found.run.trace),
+            request.delta,
+            request.accountant,
+            [estimate.group_size for estimate in found.estimates],
+            found.compared,
+        )
+
+
+def print_answers_as_json(found: EpsilonAnswers) -> None:
+    """Print one object, or a list of objects for several answers."""
+    objects = _objects(found)
+    typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
+
+
+def print_tables(found: EpsilonAnswers) -> None:
+    """Print the tables, the notes below them, and which files were written."""
+    terminal = Console()
+    console = terminal if terminal.is_terminal else Console(width=160)
+    for table in _tables(found):
+        console.print(table)
+    for note in _notes(found):
+        typer.echo(f"note: {note}")
+    if found.request.plot is not None:
+        typer.echo(f"plot: {found.request.plot}")
+    if found.request.curve is not None:
+        typer.echo(f"curve: {found.request.curve}")
+
+
+def _objects(found: EpsilonAnswers) -> list[dict[str, Any]]:
+    """Return each answer with its risk and the fields of the run, as plain values."""
+    compared = {size: comparison.as_dict() for size, comparison in found.compared.items()}
+    answers = [estimate.as_dict() | compared.get(estimate.group_size, {}) for estimate in found.estimates]
+    if found.together is not None:
+        answers.append(found.together.as_dict() | {"sensitive": PRIVATE})
+    if found.spread is not None:
+        answers.append(found.spread.as_dict())
+    for answer, risk in zip(answers, found.risks, strict=False):  # the spread has no risk
+        answer["risk"] = risk
+    return [answer | found.run.fields | found.selection for answer in answers]
+
+
+def _tables(found: EpsilonAnswers) -> Iterator[Table]:
+    together = [] if found.together is None else [found.together]
+    yield _estimates_table([*found.estimates, *together], found.compared)
+    if found.spread is not None:
+        yield _spread_table(found.spread)
+    if found.risks:
+        yield risk_table(found.curves, found.request.prior)
+
+
+def _notes(found: EpsilonAnswers) -> Iterator[str]:
+    together, spread = [found.together] * (found.together is not None), [found.spread] * (found.spread is not None)
+    yield from in_words(union(each.reasons for each in (*found.estimates, *together, *spread) if each is not None))
+    yield from strategy_notes(found.run.fields)
+    if found.compared:
+        yield COMPARISON
+    if found.selection:
+        yield SELECTION
+        yield naive_note(found.selection)
+    if found.spread is not None and found.spread.caution:
+        yield found.spread.caution
+    if found.risks:
+        yield RISK
+    if found.together is not None or found.spread is not None:
+        yield PRIVATE
+
+
+def _estimates_table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int, GroupComparison]) -> Table:
+    """Return one row per estimate; rows of groups also show the comparison for their size, if given."""
+    headings = [VADHAN, linear_heading(all(one.linear_is_bound for one in compared.values()))] if compared else []
+    table = Table("unit", "epsilon", "at least", *headings, "delta", "accountant", "adjacency", "kind")
+    for estimate in estimates:
+        lower = estimate.lower_epsilon
+        beside = compared.get(estimate.group_size) if not estimate.unit.startswith("examples") else None
+        comparison = ["", ""] if beside is None else [_shown(beside.vadhan), _shown_down(beside.linear)]
+        table.add_row(
+            estimate.unit,
+            _shown(estimate.epsilon),
+            f"{lower:.4f}" if lower is not None and estimate.is_private else "unknown",
+            *comparison[: len(headings)],
+            f"{estimate.delta:g}",
+            estimate.accountant,
+            estimate.adjacency,
+            estimate.kind,
+        )
+    return table
+
+
+def _spread_table(spread: EpsilonSpread) -> Table:
+    names = {0.0: "smallest", 0.5: "median", 1.0: "largest"}
+    title = f"{spread.examples} single examples, by individual {spread.method}: {spread.kind}, {spread.adjacency}"
+    table = Table("statistic", "epsilon", title=title, title_justify="left")
+    for level, value in zip(QUANTILES, spread.quantiles, strict=True):
+        table.add_row(names.get(level, f"{level:.0%} quantile"), _shown(value))
+    table.add_row("mean", _shown(spread.mean))
+    return table
+
+
+def _shown_down(epsilon: float) -> str:
+    """Return the epsilon with four decimals, rounded down."""
+    return f"{math.floor(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "infinite"
+
+
+def _shown(epsilon: float) -> str:
+    """Return the epsilon with four decimals, rounded up."""
+    if not epsilon < float("inf"):
+        return "infinite"
+    return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"
+
+
+_STEPS_DRAWN = 20
+_GROUP_SIZES = (1, 2, 4, 8)
+
+
+def write_epsilon_plot(
+    path: Path,
+    trace: Trace,
+    steps_per_epoch: int,
+    delta: float,
+    accountant: str,
+    group_sizes: Sequence[int],
+    compared: Mapping[int, GroupComparison],
+) -> None:
+    """Plot epsilon at up to 20 points of the run and, if the accountant covers groups, over the group size.
+
+    `compared`: comparisons by group size, drawn as further lines; infinite values are left out.
+    Raises: InvalidInput if ``path`` cannot be written.
+    """
+    import plotly.graph_objects as go  # late: no other command needs it
+    from plotly.subplots import make_subplots
+
+    by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)
+    by_size = epsilon_over_group_sizes(trace, delta, accountant, group_sizes)
+    panels = (
+        ("epoch", list(by_epoch), list(by_epoch.values())),
+        ("group size k", list(by_size), list(by_size.values())),
+    )
+    figure = make_subplots(cols=len(panels), rows=1, horizontal_spacing=0.12)
+    for column, (axis, x, y) in enumerate(panels, start=1):
+        line = go.Scatter(x=x, y=y, mode="lines+markers", name=accountant, showlegend=column == len(panels))
+        figure.add_trace(line, row=1, col=column)
+        figure.update_xaxes(title_text=axis, row=1, col=column)
+        figure.update_yaxes(title_text=f"epsilon at delta {delta:g}", rangemode="tozero", row=1, col=column)
+    for name, values in _comparison_lines(compared).items():
+        line = go.Scatter(x=list(values), y=list(values.values()), mode="lines", line={"dash": "dash"}, name=name)
+        figure.add_trace(line, row=1, col=len(panels))
+    figure.update_layout(
+        template="simple_white", showlegend=bool(compared), title=f"Privacy by {accountant}, {trace.adjacency}"
+    )
+    write_file("--plot", path, figure.to_html(include_plotlyjs=True).encode(), private=False)
+
+
+def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict[int, float]]:
+    """Return the finite values of each comparison line by group size; keys are names of lines."""
+    if not compared:
+        return {}
+    is_bound = all(one.linear_is_bound for one in compared.values())
+    return {
+        VADHAN: {size: one.vadhan for size, one in compared.items() if math.isfinite(one.vadhan)},
+        linear_heading(is_bound): {size: one.linear for size, one in compared.items() if math.isfinite(one.linear)},
+    }
+
+
+def epsilon_over_epochs(trace: Trace, steps_per_epoch: int, delta: float, accountant: str) -> dict[float, float]:
+    """Return the epsilon after each of up to 20 evenly spaced steps, keyed by the (fractional) epoch."""
+    steps = np.unique(np.linspace(1, trace.steps, _STEPS_DRAWN).round().astype(int))
+    return {
+        step / steps_per_epoch: account(trace.until(int(step)), delta, accountant).epsilon for step in steps.tolist()
+    }
+
+
+def epsilon_over_group_sizes(
+    trace: Trace, delta: float, accountant: str, group_sizes: Sequence[int]
+) -> dict[int, float]:
+    """Return the epsilon by group size, for the given sizes and 1, 2, 4, 8; sizes that the accountant refuses are
+    left out.
+    """
+    epsilons: dict[int, float] = {}
+    for size in sorted({*group_sizes, *_GROUP_SIZES}):
+        try:
+            epsilons[size] = account(trace, delta, accountant, size).epsilon
+        except UnsupportedMechanism:
+            continue
+    return epsilons
+
+
+def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
+    """Return the bounds on attacks from a curve as plain values; reconstruction is None if no bound is proven."""
+    found = attack_risk(curve).as_dict()
+    if prior is not None:
+        found |= {"prior": prior, "reconstruction": _reconstruction(curve, prior)}
+    return found
+
+
+def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
+    """Return one row for each curve: upper bounds on attacks, with certified lower bounds, where known, in brackets."""
+    rates = [f"TPR at FPR {100 * rate:g}%" for rate in FALSE_POSITIVE_RATES]
+    headings = [] if prior is None else [f"reconstruction at prior {prior:g}"]
+    table = Table("unit", "advantage", *rates, *headings, "kind", title="attacks: at most (at least)")
+    for curve in curves:
+        found = attack_risk(curve)
+        reconstruction = [] if prior is None else [at_most_share(_reconstruction(curve, prior))]
+        numbers = map(_interval, (found.advantage, *found.true_positive_rates))
+        table.add_row(found.unit, *numbers, *reconstruction, found.kind)
+    return table
+
+
+def curve_deltas(delta: float) -> tuple[float, ...]:
+    """Return the deltas at which the drawn curve must be tight: from 1e-2 down to a hundredth of ``delta``."""
+    lowest = max(delta / 100.0, 1e-240)
+    return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
+
+
+def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -> None:
+    """Plot delta over epsilon, and the largest TPR over FPR, of each curve: upper bounds solid, lower bounds dashed.
+
+    Raises: InvalidInput if ``path`` cannot be written.
+    """
+    import plotly.graph_objects as go  # late: no other command needs it
+    from plotly.subplots import make_subplots
+
+    titles = ("delta(epsilon)", "attacks (1 - trade-off function)", "the same at low false positive rates")
+    figure = make_subplots(rows=1, cols=3, subplot_titles=titles, horizontal_spacing=0.08)
+    scales = (np.linspace(0.0, 1.0, _POINTS), np.geomspace(1e-4, 1.0, _POINTS))
+    for place, curve in enumerate(curves):
+        colour = _COLOURS[place % len(_COLOURS)]
+        profile = curve.profile
+        least = None if profile.lower is None else profile.lower.max(axis=0)
+        lower = None if least is None else np.where(least > 0.0, least, np.nan)
+        _lines(figure, 1, curve.unit, colour, profile.epsilons, profile.upper, lower)
+        for column, rates in enumerate(scales, start=2):
+            missed, missed_at_most = curve.trade_off(rates)
+            achieved = None if missed_at_most is None else 1.0 - missed_at_most
+            _lines(figure, column, curve.unit, colour, rates, 1.0 - missed, achieved)
+    for column, rates in enumerate(scales, start=2):
+        guess = go.Scatter(x=rates, y=rates, mode="lines", line={"color": "#888", "dash": "dot"}, name="guessing")
+        figure.add_trace(guess.update(showlegend=column == 2), row=1, col=column)
+        figure.update_xaxes(title_text="false positive rate", row=1, col=column)
+        figure.update_yaxes(title_text="true positive rate", row=1, col=column)
+    figure.update_xaxes(title_text="epsilon", row=1, col=1)
+    figure.update_yaxes(title_text="delta", type="log", exponentformat="power", row=1, col=1)
+    lowest = math.log10(max(delta / 100.0, 1e-240))
+    figure.update_yaxes(range=[lowest, 0.0], row=1, col=1)
+    figure.update_xaxes(type="log", row=1, col=3)
+    figure.update_yaxes(type="log", row=1, col=3)
+    figure.add_hline(delta, line={"color": "#888", "dash": "dot"}, row=1, col=1)
+    claims = ", ".join(dict.fromkeys(f"{curve.kind}, {curve.adjacency}" for curve in curves))
+    known = any(curve.profile.lower is not None for curve in curves)
+    title = f"What no attack exceeds (solid; {claims}){' and what some attack achieves (dashed)' if known else ''}"
+    figure.update_layout(template="simple_white", title=title)
+    write_file("--curve", path, figure.to_html(include_plotlyjs=True).encode(), private=False)
+
+
+def _lines(
+    figure: go.Figure, column: int, name: str, colour: str, x: np.ndarray, upper: np.ndarray, lower: np.ndarray | None
+) -> None:
+    import plotly.graph_objects as go
+
+    for values, dash, label in ((upper, "solid", name), (lower, "dash", f"{name}, at least")):
+        if values is None:
+            continue
+        line = go.Scatter(x=x, y=values, mode="lines", name=label, legendgroup=label, showlegend=column == 1)
+        figure.add_trace(line.update(line={"color": colour, "dash": dash}), row=1, col=column)
+
+
+def _reconstruction(curve: PrivacyCurve, prior: float) -> float | None:
+    try:
+        return curve.reconstruction(prior)
+    except UnsupportedMechanism:
+        return None
+
+
+def _interval(found: CertifiedInterval) -> str:
+    upper = at_most_share(found.upper)
+    return upper if found.lower is None else f"{upper} ({at_least_share(found.lower)})"
 
 
 def register(app: typer.Typer) -> None:

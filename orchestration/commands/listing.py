@@ -16,8 +16,7 @@ from rich.text import Text
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at
-from dpsweep.orchestration.commands.console import show
-from dpsweep.orchestration.commands.options import AsJson
+from dpsweep.orchestration.commands.options import AsJson, show
 from dpsweep.orchestration.commands.status_command import close_in_mlflow
 from dpsweep.orchestration.comparison.formats import for_terminal, seconds
 from dpsweep.orchestration.records.layout import SweepFiles, absolute

@@ -1,4 +1,4 @@
-"""Parts that commands share: groups in ``dpsweep --help``, arguments, options, lists of numbers, output files."""
+"""Parts that commands share: groups in ``dpsweep --help``, arguments, options, lists of numbers, output."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from pathlib import Path
 from typing import Annotated, Any, Final
 
 import typer
+from rich.console import Console, RenderableType
+from rich.measure import Measurement
+from rich.table import Table
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import UnsafeFile, others_can_write, replace_file
+from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting
 
 RUN: Final = "Run"
 CLUSTER: Final = "Cluster"
@@ -99,3 +103,21 @@ def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
         raise InvalidInput(f"{option} {path} cannot be written: {error.strerror}; name another file") from error
     except UnsafeFile as error:
         raise InvalidInput(f"{option} {path} cannot be written: {error}") from error
+
+
+def stdout() -> Console:
+    """Return the standard output as a rich console."""
+    return Console()
+
+
+def show(renderable: RenderableType) -> None:
+    """Print tables and text so that words, such as the keys of trials, are never broken.
+
+    On a terminal, text wraps between words, and a table that is too wide is stacked (`Fitting`). Elsewhere each row and
+    each text is one line.
+    """
+    console = stdout()
+    shown = Fitting(renderable) if console.is_terminal and isinstance(renderable, Table) else renderable
+    needed = Measurement.get(console, console.options.update(width=UNBOUNDED), shown)
+    console.width = max(console.width, needed.minimum) if console.is_terminal else max(1, needed.maximum)
+    console.print(shown)

@@ -102,7 +102,7 @@ def _predicted(
 
 
 def _show_release(spec: SweepSpec, planned: Plan, noise_multiplier: float) -> None:
-    from dpsweep.orchestration.commands.user_tables import release_lines
+    from dpsweep.orchestration.commands.plan_notes import release_lines
 
     for line in release_lines(spec, planned, noise_multiplier):
         print(line)
@@ -110,8 +110,8 @@ def _show_release(spec: SweepSpec, planned: Plan, noise_multiplier: float) -> No
 
 def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
     """Print which way of protecting users is recommended, for a sweep that protects users."""
-    from dpsweep.orchestration.commands.console import show, stdout
-    from dpsweep.orchestration.commands.user_tables import UNDECLARED, noise_line, source_of, ways_lines, ways_table
+    from dpsweep.orchestration.commands.options import show, stdout
+    from dpsweep.orchestration.commands.plan_notes import UNDECLARED, noise_line, source_of, ways_lines, ways_table
 
     for each in compared:
         heading, *lines = ways_lines(each, source_of(spec))
@@ -126,8 +126,8 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
 
 
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
-    from dpsweep.orchestration.commands.audit_lines import prospect_line
-    from dpsweep.orchestration.commands.console import show, stdout
+    from dpsweep.orchestration.commands.options import show, stdout
+    from dpsweep.orchestration.commands.plan_notes import prospect_line
     from dpsweep.orchestration.commands.printed_tables import plan_lines, plan_rows, plan_table, prediction_lines
     from dpsweep.orchestration.comparison import power
     from dpsweep.orchestration.sweeps.audits import prospects

@@ -16,7 +16,7 @@ from rich.text import Text
 
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, kept_bytes
 from dpsweep.accounting.mechanism.reasons import in_words, union
-from dpsweep.orchestration.commands.console import show, stdout
+from dpsweep.orchestration.commands.options import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.formats import clock, for_terminal, listed, masked, number, per_unit, print_line

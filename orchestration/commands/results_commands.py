@@ -13,8 +13,7 @@ from rich.text import Text
 
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import options
-from dpsweep.orchestration.commands.console import show, stdout
-from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, write_file
+from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, show, stdout, write_file
 from dpsweep.orchestration.commands.running import print_json
 from dpsweep.orchestration.comparison.formats import for_terminal, print_line
 from dpsweep.orchestration.records.layout import SweepFiles, absolute

@@ -1,11 +1,12 @@
-"""The flags that `dpsweep epsilon` and `dpsweep calibrate` share: of a run, a private selection, a target."""
+"""The flags that `dpsweep epsilon` and `dpsweep calibrate` share, of a run and of a private selection, as a trace."""
 
 from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+import math
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, fields, replace
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
 
 import typer
@@ -14,14 +15,36 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
 from dpsweep.accounting.accountants.selection import account_selection
-from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
+from dpsweep.accounting.mechanism.correlated import steps_apart
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.noise_strategies import STRATEGIES
+from dpsweep.accounting.mechanism.noise_strategies import (
+    INDEPENDENT,
+    STRATEGIES,
+    BandedNoise,
+    NoiseStrategy,
+    make_strategy,
+    prefix_sum_errors,
+)
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
-from dpsweep.accounting.mechanism.samplings import CYCLIC_POISSON, RANDOM_ALLOCATION, SAMPLINGS, Adjacency
-from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Trace
+from dpsweep.accounting.mechanism.samplings import (
+    CYCLIC_POISSON,
+    FIXED_ORDER,
+    RANDOM_ALLOCATION,
+    SAMPLINGS,
+    Adjacency,
+    CyclicPoissonSampling,
+    FixedOrderSampling,
+    PoissonSampling,
+    Sampling,
+    ShuffledSampling,
+    draws_by_epoch,
+    require_own_numbers,
+    sampling_of_sizes,
+)
+from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, SideQuery, Trace
 from dpsweep.accounting.registry import lookup, one_of
-from dpsweep.orchestration.commands.run_shape import RunShape, delta_warning
 
 if TYPE_CHECKING:
     SamplingName = str
@@ -35,7 +58,15 @@ P = ParamSpec("P")
 
 @dataclass(frozen=True)
 class RunFlags:
-    """Noise, batches, length and releases of a run as given; each field is a command line option."""
+    """Noise, batches, length and releases of a run as given; each field is a command line option.
+
+    An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up.
+
+    >>> from dpsweep.accounting.mechanism.schedules import parse_schedule
+    >>> flags = RunFlags(dataset_size=1000, batch_size=100, epochs=3)
+    >>> flags.trace(parse_schedule("constant", 1.1)).steps
+    30
+    """
 
     noise_multiplier: Annotated[
         float | None,
@@ -89,38 +120,8 @@ class RunFlags:
     @property
     def describe_a_run(self) -> bool:
         """Return whether any flag of noise, batches, length or releases is given."""
-        given = (
-            self.noise_multiplier,
-            self.sample_rate,
-            self.dataset_size,
-            self.batch_size,
-            self.max_batch_size,
-            self.per_epoch,
-            self.noise_strategy,
-            self.cycle_length,
-            self.adjacency,
-            self.steps,
-            self.epochs,
-            self.side_noise_multiplier,
-            self.release,
-        )
-        return any(value not in (None, [], ()) for value in given)
-
-    def shape(self) -> RunShape:
-        """Return sampling, side queries and releases. Raises: InvalidInput for a malformed --release."""
-        return RunShape(
-            self.sampling,
-            self.sample_rate,
-            self.dataset_size,
-            self.batch_size,
-            tuple(self.side_noise_multiplier or ()),
-            tuple(_release(text) for text in self.release or ()),
-            self.max_batch_size,
-            self.adjacency,
-            self.noise_strategy,
-            self.cycle_length,
-            self.per_epoch,
-        )
+        names = {field.name for field in fields(self)} - {"schedule", "sampling"}
+        return any(getattr(self, name) not in (None, [], ()) for name in names)
 
     def required_noise(self) -> float:
         """Return the noise multiplier. Raises: InvalidInput if it is missing, negative or not finite."""
@@ -129,6 +130,125 @@ class RunFlags:
                 "--noise-multiplier is missing: noise std over sensitivity, initial value of the schedule"
             )
         return require_finite("--noise-multiplier", self.noise_multiplier, at_least=0.0)
+
+    def mechanism(self) -> Sampling:
+        """Return the sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
+        require_own_numbers(self.sampling, self.per_epoch, self.cycle_length)
+        if self.sampling not in SAMPLINGS:
+            raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
+        if self.max_batch_size is not None and self.sampling not in (CYCLIC_POISSON, FIXED_ORDER):
+            return self.of_sizes()
+        return _WITH_OWN_FLAGS.get(self.sampling, RunFlags.of_sizes)(self)
+
+    def trace(self, schedule: NoiseSchedule) -> Trace:
+        """Return the trace of a run of --epochs or --steps. Raises: InvalidInput for bad flags."""
+        epochs, steps = self.epochs, self.steps
+        if (epochs is None) == (steps is None):
+            raise InvalidInput("give the length of the run as exactly one of --steps and --epochs")
+        sampling = self.mechanism()
+        if epochs is None:
+            longest = LARGEST_EPOCHS * sampling.steps_per_epoch
+            steps = require_whole("--steps", steps or 0, at_least=1, at_most=longest)
+            if draws_by_epoch(sampling) and self.batch_size is None:
+                raise InvalidInput(
+                    f"--steps of {sampling.words} needs --dataset-size and --batch-size; or give --epochs"
+                )
+            epochs = math.ceil(steps / sampling.steps_per_epoch)
+        trace = planned_trace(
+            schedule,
+            sampling,
+            require_whole("--epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS),
+            sampling.steps_per_epoch,
+            1 if self.dataset_size is None else self.dataset_size,
+            tuple(SideQuery(f"side query {i}", sigma) for i, sigma in enumerate(self.side_noise_multiplier or (), 1)),
+            tuple(map(_release, self.release or ())),
+            adjacency=self.adjacency,
+        )
+        trace = trace if steps is None else trace.until(steps)
+        return replace(trace, strategy=self.strategy(trace.steps, steps_apart(sampling, trace.steps)))
+
+    def strategy(self, steps: int, apart: int) -> NoiseStrategy:
+        """Return the noise strategy for a run of ``steps``, with an example in every ``apart`` of them at most.
+
+        Raises: InvalidInput for a malformed --noise-strategy.
+        """
+        if self.noise_strategy is None:
+            return INDEPENDENT
+        return make_strategy(*split_schedule(self.noise_strategy), steps, apart)
+
+    def sizes(self) -> tuple[int, int]:
+        """Return numbers of examples of the data set and of a batch. Raises: InvalidInput if one is missing."""
+        if self.dataset_size is None or self.batch_size is None or self.sample_rate is not None or self.max_batch_size:
+            raise InvalidInput(
+                f"--sampling {self.sampling} needs --dataset-size and --batch-size, and neither --sample-rate nor "
+                "--max-batch-size"
+            )
+        return self.dataset_size, self.batch_size
+
+    def of_sizes(self) -> Sampling:
+        """Return the sampling with batches of --batch-size, at most --max-batch-size, of --dataset-size examples."""
+        if self.dataset_size is None or self.batch_size is None or self.sample_rate is not None:
+            what = f"--sampling {self.sampling}" if self.max_batch_size is None else "--max-batch-size"
+            raise InvalidInput(f"{what} needs --dataset-size and --batch-size, and no --sample-rate")
+        sizes = self.dataset_size, self.batch_size
+        return sampling_of_sizes(self.sampling, *sizes, self.max_batch_size, self.per_epoch)
+
+    def strategy_fields(self, trace: Trace) -> dict[str, Any]:
+        """Return what JSON says of correlated noise: the strategy, and errors of the sums of gradients up to each step.
+
+        Errors are squared and per coordinate, in squared clipping bounds: their mean over the steps, and the largest.
+        """
+        if self.noise_strategy is None or len(trace.segments) != 1:
+            return {}
+        mean, largest = prefix_sum_errors(trace.strategy, trace.steps, trace.segments[0].noise_multiplier)
+        return {"noise_strategy": self.noise_strategy, "mean_squared_error": mean, "max_squared_error": largest}
+
+
+def _poisson(flags: RunFlags) -> Sampling:
+    if flags.sample_rate is not None:
+        if flags.batch_size is not None:
+            raise InvalidInput("give either --sample-rate or --dataset-size with --batch-size, not both")
+        return PoissonSampling(require_finite("--sample-rate", flags.sample_rate, above=0.0, at_most=1.0))
+    if flags.dataset_size is None or flags.batch_size is None:
+        raise InvalidInput("Poisson batches need --sample-rate, or --dataset-size with --batch-size")
+    return flags.of_sizes()
+
+
+def _shuffle(flags: RunFlags) -> Sampling:
+    if flags.sample_rate is not None:
+        raise InvalidInput("--sample-rate does not apply to shuffled epochs, which visit every example once: drop it")
+    return ShuffledSampling(1) if flags.batch_size is None else flags.of_sizes()
+
+
+def _cyclic(flags: RunFlags) -> Sampling:
+    match flags.strategy(1, 1):
+        case BandedNoise(bands=bands) if flags.cycle_length is None:
+            return CyclicPoissonSampling.of_sizes(*flags.sizes(), bands)
+        case _ if flags.cycle_length is None:
+            raise InvalidInput(
+                f"--cycle-length is missing: the number of groups that take turns in {CYCLIC_POISSON} batches"
+            )
+        case _:
+            return CyclicPoissonSampling.of_sizes(*flags.sizes(), flags.cycle_length)
+
+
+_WITH_OWN_FLAGS: Mapping[str, Callable[[RunFlags], Sampling]] = {
+    "poisson": _poisson,
+    "shuffle": _shuffle,
+    CYCLIC_POISSON: _cyclic,
+    FIXED_ORDER: lambda flags: FixedOrderSampling.of_sizes(*flags.sizes()),
+}
+"""Samplings that accept other flags than --dataset-size and --batch-size."""
+
+
+def strategy_notes(fields: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the lines below a table of the fields that `strategy_fields` returned."""
+    if "noise_strategy" in fields:
+        mean, largest = fields["mean_squared_error"], fields["max_squared_error"]
+        yield (
+            f"noise {fields['noise_strategy']}: squared error of the sum of all gradients up to a step, per weight, "
+            f"in squared clipping bounds: mean {mean:.4g}, largest {largest:.4g}"
+        )
 
 
 def with_run_flags(command: Callable[Concatenate[RunFlags, P], None]) -> Callable[..., None]:
@@ -152,10 +272,17 @@ def with_run_flags(command: Callable[Concatenate[RunFlags, P], None]) -> Callabl
 
 
 def warn_of_delta(delta: float, dataset_size: int | None) -> None:
-    """Print `delta_warning` to standard error, if there is one."""
-    warning = delta_warning(delta, dataset_size)
-    if warning is not None:
-        typer.echo(f"warning: {warning}", err=True)
+    """Warn on standard error if delta >= 1/n, which would allow publishing a whole record.
+
+    Raises: InvalidInput for a delta that is no probability below 1.
+    """
+    require_finite("delta", delta, at_least=0.0, below=1.0)
+    if dataset_size is not None and delta >= 1.0 / dataset_size:
+        typer.echo(
+            f"warning: delta is {delta:g}, but should be well below 1/n = {1.0 / dataset_size:.3g}: "
+            "a mechanism that publishes one random record meets it",
+            err=True,
+        )
 
 
 _RELEASES: Mapping[str, Callable[[str, float], Release]] = {"gaussian": GaussianRelease, "pure": PureRelease}

@@ -22,7 +22,7 @@ from dpsweep.accounting.records import exists
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at
-from dpsweep.orchestration.commands.console import show, stdout
+from dpsweep.orchestration.commands.options import show, stdout
 from dpsweep.orchestration.comparison.formats import (
     Fitting,
     clock,

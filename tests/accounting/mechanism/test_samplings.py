@@ -31,7 +31,7 @@ from dpsweep.accounting import (
 )
 from dpsweep.accounting.mechanism.samplings import Adjacency, Array, Draws
 from dpsweep.accounting.pld import epsilon_of_examples, group_law
-from dpsweep.orchestration.commands.run_shape import RunShape
+from dpsweep.orchestration.commands.run_flags import RunFlags
 from dpsweep.workers.sampling.samplers import SAMPLERS, planned_sampling
 from dpsweep.workers.spec import SamplingSpec
 
@@ -140,12 +140,12 @@ class TestANewSampling:
 
     def test_is_planned_by_trials_and_by_the_command_line(self) -> None:
         assert planned_sampling(SamplingSpec("skipped", 10), 100) == SkippedSampling(100, 10, 0.5)
-        shape = RunShape("skipped", dataset_size=100, batch_size=10)
-        assert shape.trace(make_schedule("constant", 2.0), epochs=2) == Trace(
+        flags = RunFlags(sampling="skipped", dataset_size=100, batch_size=10, epochs=2)
+        assert flags.trace(make_schedule("constant", 2.0)) == Trace(
             100, (Segment(0, 40, SkippedSampling(100, 10, 0.5), 2.0),)
         )
         with pytest.raises(InvalidInput, match=r"choose poisson, fixed, .* fixed_order or skipped"):
-            RunShape("stratified").mechanism()
+            RunFlags(sampling="stratified").mechanism()
 
     def test_is_stored(self, tmp_path: Path) -> None:
         mine = trace_of(SkippedSampling(100, 10, 0.25))

@@ -3,6 +3,7 @@
 import json
 import shlex
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.accounting.records.traces import write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands import main as cli
-from dpsweep.orchestration.commands.run_shape import RunShape
+from dpsweep.orchestration.commands.run_flags import RunFlags
 from tests.accounting.stored_trial import write_norms
 
 Command = Callable[[str], tuple[int, str, str]]
@@ -355,34 +356,33 @@ class TestStoredTrials:
         assert err.count("\n") == 1
 
 
-class TestRunShape:
+class TestRunFlags:
     schedule = make_schedule("constant", 2.0)
 
     @pytest.mark.parametrize(
-        ("shape", "sampling", "steps_per_epoch"),
+        ("flags", "sampling", "steps_per_epoch"),
         [
-            (RunShape("poisson", sample_rate=0.02), PoissonSampling(0.02), 50),
-            (RunShape("poisson", sample_rate=0.03), PoissonSampling(0.03), 34),
-            (RunShape("poisson", dataset_size=105, batch_size=10), PoissonSampling(10 / 105), 11),
-            (RunShape("fixed", dataset_size=105, batch_size=10), FixedBatchSampling(105, 10), 11),
-            (RunShape("shuffle"), ShuffledSampling(1), 1),
-            (RunShape("shuffle", dataset_size=105, batch_size=10), ShuffledSampling(11), 11),
+            (RunFlags(sampling="poisson", sample_rate=0.02), PoissonSampling(0.02), 50),
+            (RunFlags(sampling="poisson", sample_rate=0.03), PoissonSampling(0.03), 34),
+            (RunFlags(sampling="poisson", dataset_size=105, batch_size=10), PoissonSampling(10 / 105), 11),
+            (RunFlags(sampling="fixed", dataset_size=105, batch_size=10), FixedBatchSampling(105, 10), 11),
+            (RunFlags(sampling="shuffle"), ShuffledSampling(1), 1),
+            (RunFlags(sampling="shuffle", dataset_size=105, batch_size=10), ShuffledSampling(11), 11),
         ],
     )
-    def test_sampling_and_epoch(self, shape: RunShape, sampling: Sampling, steps_per_epoch: int) -> None:
-        assert (shape.mechanism(), shape.mechanism().steps_per_epoch) == (sampling, steps_per_epoch)
-        assert shape.trace(self.schedule, epochs=3).steps == 3 * steps_per_epoch
+    def test_sampling_and_epoch(self, flags: RunFlags, sampling: Sampling, steps_per_epoch: int) -> None:
+        assert (flags.mechanism(), flags.mechanism().steps_per_epoch) == (sampling, steps_per_epoch)
+        assert replace(flags, epochs=3).trace(self.schedule).steps == 3 * steps_per_epoch
 
     def test_steps_end_within_an_epoch(self) -> None:
-        trace = RunShape("poisson", sample_rate=0.02).trace(make_schedule("time", 2.0, decay=1.0), steps=60)
+        trace = RunFlags(sample_rate=0.02, steps=60).trace(make_schedule("time", 2.0, decay=1.0))
         assert [(segment.steps, segment.noise_multiplier) for segment in trace.segments] == [(50, 2.0), (10, 1.0)]
 
     def test_queries_and_releases_enter_the_trace(self) -> None:
-        release = GaussianRelease("pca", 16.0)
-        shape = RunShape("shuffle", side_noise_multipliers=(5.0,), releases=(release,))
-        trace = shape.trace(self.schedule, epochs=1)
+        flags = RunFlags(sampling="shuffle", epochs=1, side_noise_multiplier=[5.0], release=["gaussian:16"])
+        trace = flags.trace(self.schedule)
         assert trace.segments[0].side_queries == (SideQuery("side query 1", 5.0),)
-        assert trace.releases == (release,)
+        assert trace.releases == (GaussianRelease("gaussian:16", 16.0),)
 
 
 @pytest.mark.parametrize(

@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.cluster_jobs import tell_what_is_missing
-from dpsweep.orchestration.commands.console import show
 from dpsweep.orchestration.commands.main import app, main
+from dpsweep.orchestration.commands.options import show
 from dpsweep.orchestration.commands.status_command import picture, warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.records.states import TrialState
@@ -119,7 +119,7 @@ def test_keys_of_trials_are_never_broken(
 def test_a_narrow_terminal_shows_whole_keys(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
     key = "individual-exponential-decay0.1-epsilon8-seed0-0d74d74fd8"
     terminal = Console(file=StringIO(), force_terminal=True, width=columns)
-    monkeypatch.setattr("dpsweep.orchestration.commands.console.stdout", lambda: terminal)
+    monkeypatch.setattr("dpsweep.orchestration.commands.options.stdout", lambda: terminal)
     show(picture(replace(snapshot(), trials=(replace(TRIALS[0], key=key),))))
     assert isinstance(terminal.file, StringIO)
     assert key in terminal.file.getvalue()

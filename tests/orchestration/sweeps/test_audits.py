@@ -7,8 +7,8 @@ from pathlib import Path
 
 from typer.testing import CliRunner
 
-from dpsweep.orchestration.commands.audit_lines import prospect_line
 from dpsweep.orchestration.commands.main import app
+from dpsweep.orchestration.commands.plan_notes import prospect_line
 from dpsweep.workers.spec import AuditSpec
 from dpsweep.workers.training.audit_prospects import AuditProspect
 from tests.orchestration.sample_grids import small

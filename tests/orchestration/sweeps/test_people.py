@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.commands.user_tables import release_lines, source_of, ways_lines
+from dpsweep.orchestration.commands.plan_notes import release_lines, source_of, ways_lines
 from dpsweep.orchestration.comparison.power import design, lines
 from dpsweep.orchestration.sweeps.people import Way, _best, comparisons
 from dpsweep.orchestration.sweeps.plan import plan_sweep

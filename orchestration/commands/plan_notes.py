@@ -1,4 +1,4 @@
-"""The comparison of ways to protect users, as ``dpsweep plan`` prints it, and the release of the rows per user."""
+"""Notes below the table of ``dpsweep plan``: ways to protect users, releases of rows per user, reach of audits."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from dpsweep.orchestration.comparison.formats import for_terminal, number, perce
 from dpsweep.orchestration.sweeps.people import Comparison
 from dpsweep.workers.sampling.rows_per_user import release_of, released
 from dpsweep.workers.sampling.users import sampled
+from dpsweep.workers.training.audit_prospects import GOALS, SIMULATED, AuditProspect
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.planned import Plan
@@ -122,3 +123,23 @@ def release_lines(sweep: SweepSpec, plan: Plan, noise_multiplier: float) -> Iter
     yield "  rows_per_user:"
     yield f"    noise_multiplier: {noise_multiplier:g}"
     yield f"    users: {{{', '.join(f'{rows}: {users}' for rows, users in noisy)}}}"
+
+
+def prospect_line(found: AuditProspect) -> str:
+    """Return how much of its claim the audit can show, how many canaries are enough, and their cost."""
+    audit, shown, goal = found.audit, found.shown, f"{GOALS[found.audit.transcript]:g} of the claim"
+    canaries = f"{audit.canaries:,} canaries ({audit.kind}, {audit.transcript})"
+    simulated = f"{number(shown[0])} to {number(shown[-1])} in {SIMULATED} simulated runs"
+    enough = f"no number that fits shows {goal}" if found.enough is None else f"{found.enough:,} canaries show {goal}"
+    return (
+        f"audit of ε {number(found.claim)} by {canaries}: shows about {number(shown[len(shown) // 2])} at most "
+        f"({simulated}, whose canaries leak all that may leak); {enough}; {_cost(found)}"
+    )
+
+
+def _cost(found: AuditProspect) -> str:
+    if found.audit.kind == "rows":
+        return f"about {percent(found.left_out)} of the training examples are left out"
+    if found.noise_factor is None:
+        return "the canaries move the model as further noise would"
+    return f"the canaries move the model about as far as if noise were {percent(found.noise_factor - 1.0)} larger"
