@@ -156,7 +156,7 @@ def evaluate(
     min_group_size: int = MIN_GROUP_SIZE,
     predicted_by: Predict = predict,
 ) -> Evaluation:
-    """Evaluate ``model`` on ``split``: loss, accuracy or scores, and group fairness, without counts and parts.
+    """Evaluate ``model`` on ``split``: loss, accuracy or scores, and group fairness, without what `counted` adds.
 
     `shown_groups` leaves out groups with fewer than ``min_group_size`` examples.
 
@@ -170,7 +170,7 @@ def evaluate(
 
 
 def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
-    """Return the evaluation of ``predictions`` for ``split``, without counts and parts."""
+    """Return the evaluation of ``predictions`` for ``split``, without what `counted` adds."""
     if task_called(dataset.task).scores:
         return _scored(predictions, split, dataset, min_group_size)
     groups = split.groups.numpy()
@@ -218,7 +218,6 @@ def _scored(predictions: Predictions, split: Split, dataset: Dataset, min_group_
         fairness={},
         scores=overall,
         task=dataset.task,
-        constant=task.constant(split.labels, dataset.class_names),
     )
 
 
@@ -230,14 +229,16 @@ def _sums(predictions: Predictions, groups: npt.NDArray[np.int64], size: int) ->
 
 
 def counted(evaluation: Evaluation, predictions: Predictions, split: Split, dataset: Dataset) -> Evaluation:
-    """Return ``evaluation``, the `summary` of ``predictions``, with counts added (classification) or parts (other
-    tasks).
+    """Return ``evaluation``, the `summary` of ``predictions``, with counts added (classification), or parts and the
+    score of the best constant (other tasks).
     """
     task = task_called(dataset.task)
     if task.scores:
-        sums = predictions.kept.sum(0)
+        parts = task.parts(predictions.kept.sum(0), dataset.class_names)
         return replace(
-            evaluation, parts={name: dict(each) for name, each in task.parts(sums, dataset.class_names).items()}
+            evaluation,
+            parts={name: dict(each) for name, each in parts.items()},
+            constant=task.constant(split.labels, dataset.class_names),
         )
     groups, confusion = split.groups.numpy(), _confusion(predictions, split, dataset)
     correct = predictions.classes == split.labels.numpy()

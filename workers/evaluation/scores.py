@@ -49,7 +49,7 @@ class Evaluation:
     groups: one entry for each group that is large enough in the split, in the order of the group names. fairness: the
     defined `dpsweep.workers.evaluation.rates.gaps` between these groups; empty for tasks other than classification.
     accuracy, scores, counts, user_accuracy: as in `GroupEvaluation`. task: of the data. parts: scores of each label or
-    target, by its name. constant: `Task.constant` of the split's labels.
+    target, by its name. constant: `Task.constant` of the split's labels, once training has ended.
     """
 
     accuracy: float | None

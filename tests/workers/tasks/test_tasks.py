@@ -16,7 +16,7 @@ from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import TrialFiles
-from dpsweep.workers.data import Source, as_targets, load_source, make_split
+from dpsweep.workers.data import Source, as_targets, load_dataset, load_source, make_split
 from dpsweep.workers.evaluation.outcomes import ScoredOutcomes, read_outcomes
 from dpsweep.workers.gradients import GradientEngine
 from dpsweep.workers.spec import Component, DataSpec, TrialSpec
@@ -282,13 +282,17 @@ TRIALS: dict[str, Callable[[Path], TrialSpec]] = {
 @pytest.mark.thinned(4)
 @pytest.mark.parametrize("name", TRIALS)
 def test_a_trial_of_every_task(name: str, tmp_path: Path) -> None:
-    """What is stored of each test example gives the evaluation again, and is what the stored model predicts."""
+    """What is stored of each test example gives the evaluation again, and is what the stored model predicts.
+
+    The best constant, which is the same at every epoch, is computed once.
+    """
     (tmp_path / "data").mkdir()
     spec, root = TRIALS[name](tmp_path / "data"), str(tmp_path / "trial")
-    evaluation, files = run_trial(spec, root).evaluation, TrialFiles(root)
-    outcomes = read_outcomes(files.outcomes)
+    result, files = run_trial(spec, root), TrialFiles(root)
+    evaluation, outcomes = result.evaluation, read_outcomes(files.outcomes)
     assert isinstance(outcomes, ScoredOutcomes)
     assert evaluation.accuracy is None
+    assert {epoch.test.constant for epoch in result.history} == {None}
     assert evaluation.counts is None
     assert evaluation.fairness == {}
     task = TASKS[evaluation.task]
@@ -302,9 +306,9 @@ def test_a_trial_of_every_task(name: str, tmp_path: Path) -> None:
     source = load_source(spec.data)
     at = [source.train.example_ids.tolist().index(each) for each in outcomes.example_ids.tolist()]
     outputs = torch.from_numpy(load_trained(files, spec).logits(source.train.features[at]))
-    np.testing.assert_allclose(
-        task.kept(outputs, as_targets(source.train.labels[at])).numpy(), outcomes.kept, rtol=1e-4, atol=1e-4
-    )
+    labels = as_targets(source.train.labels[at])
+    assert evaluation.constant == pytest.approx(task.constant(labels, load_dataset(spec.data).class_names))
+    np.testing.assert_allclose(task.kept(outputs, labels).numpy(), outcomes.kept, rtol=1e-4, atol=1e-4)
 
 
 def test_an_own_source_has_a_task() -> None:
