@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,13 +28,32 @@ class Adapter:
     alpha: PositiveFloat | None = None
 
 
-def adapted(trunk: nn.Module, adapter: Adapter, task_type: str | None) -> nn.Module:
-    """Return the trunk, frozen, with an adapter that trains. task_type: peft's name for the task of the trunk's class.
+def trained_parts(
+    network: nn.Module, heads: Iterable[nn.Parameter], trainable: Trainable, adapter: Adapter | None
+) -> nn.Module:
+    """Return the network with gradients for the parameters that train, and for no others.
 
-    Raises: InvalidInput where peft is absent, and for targets that match no layer.
+    heads: parameters that train beside an adapter or the biases, and alone for ``head``.
+
+    Raises: InvalidInput where both ``trainable`` and an adapter are given, where peft is absent, and for targets that
+    match no layer.
     """
+    if adapter is not None and trainable != "all":
+        raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
+    if adapter is not None:
+        network = _adapted(network, adapter)
+    elif trainable != "all":
+        for name, parameter in network.named_parameters():
+            parameter.requires_grad_(trainable == "bias" and name.endswith("bias"))
+    for parameter in heads:
+        parameter.requires_grad_(True)
+    return network
+
+
+def _adapted(trunk: nn.Module, adapter: Adapter) -> nn.Module:
+    """Return the trunk, frozen, with an adapter that trains."""
     peft = require_package("peft", "an adapter")
-    named: dict[str, Any] = {"task_type": task_type, "target_modules": list(adapter.targets)}
+    named: dict[str, Any] = {"target_modules": list(adapter.targets)}
     scale = {"r": adapter.r, "lora_alpha": 2.0 * adapter.r if adapter.alpha is None else adapter.alpha}
     makers: Mapping[str, Callable[[], Any]] = {
         "lora": lambda: peft.LoraConfig(**named, **scale),

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.models.adapters import Adapter, Trainable, adapted, require_package
+from dpsweep.workers.models.adapters import Adapter, Trainable, require_package, trained_parts
 
 Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
 
@@ -27,14 +27,8 @@ _CLASSES: Final[Mapping[Head, str]] = {
     "masked_lm": "AutoModelForMaskedLM",
 }
 """The class of transformers that makes the trunk and the head of its own architecture."""
-_TASK_TYPES: Final[Mapping[Head, str | None]] = {
-    "classification": "SEQ_CLS",
-    "regression": "SEQ_CLS",
-    "linear": "FEATURE_EXTRACTION",
-    "causal_lm": "CAUSAL_LM",
-    "masked_lm": None,
-}
-"""The kind of task by which peft knows what trains beside an adapter."""
+_LANGUAGE: Final[tuple[Head, ...]] = ("causal_lm", "masked_lm")
+"""Heads that are pretrained themselves."""
 
 
 def hugging_face(
@@ -54,9 +48,10 @@ def hugging_face(
     downloaded. The weights are taken as public: they must not depend on the training data. head: ``classification`` and
     ``regression`` are the architecture's, ``linear`` one layer on the mean of the last hidden states. ``causal_lm`` and
     ``masked_lm`` predict tokens, [b, t, num_classes]. trainable: ``head`` freezes the trunk, ``bias`` all but biases
-    and head. With an adapter, it and the head train. dtype: of the frozen trunk. Trained weights are float32.
-    padding: the id of padding, which is masked. checkpointing: whether the activations of a layer are computed again
-    in the backward pass. That takes less memory and more time; the gradients are the same.
+    and head. With an adapter, it and a new head train, or it alone where the head predicts tokens. dtype: of the frozen
+    trunk. Trained weights are float32. padding: the id of padding, which is masked. checkpointing: whether the
+    activations of a layer are computed again in the backward pass. That takes less memory and more time; the gradients
+    are the same.
 
     Raises: InvalidInput where transformers or peft is absent, where there is no such model on this machine, for targets
     that match no layer, a vocabulary below ``num_classes`` tokens, and bfloat16 weights that would be trained.
@@ -65,16 +60,12 @@ def hugging_face(
         raise InvalidInput(f"hugging_face reads token ids, not features of shape {list(feature_shape)}; use data: text")
     if dtype != "float32" and adapter is None and trainable == "all":
         raise InvalidInput("weights in bfloat16 would be trained; add an adapter, or trainable: head")
-    if adapter is not None and trainable != "all":
-        raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
     loaded = _load(path, head, num_classes).to(getattr(torch, dtype))
     if checkpointing:
         _recompute_layers(loaded)
-    if adapter is not None:
-        loaded = adapted(loaded, adapter, _TASK_TYPES[head])
-    model = _Reader(loaded, head, num_classes, padding)
-    if adapter is None:
-        _freeze(model, trainable)
+    is_kept = adapter is not None and head in _LANGUAGE
+    trunk = trained_parts(loaded, () if is_kept else _head_parameters(loaded), trainable, adapter)
+    model = _Reader(trunk, head, num_classes, padding)
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = parameter.data.float()
@@ -140,7 +131,7 @@ def _load(path: str, head: Head, num_classes: int) -> nn.Module:
     if head == "linear" and getattr(loaded, "pooler", None) is not None:
         setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)
     vocabulary = int(getattr(loaded, "config").vocab_size)  # noqa: B009
-    if head in ("causal_lm", "masked_lm") and vocabulary < num_classes:
+    if head in _LANGUAGE and vocabulary < num_classes:
         raise InvalidInput(
             f"the model at {path!r} knows {vocabulary} tokens, the tokenizer {num_classes}; use its own tokenizer.json"
         )
@@ -171,6 +162,12 @@ def _is_tied(name: str) -> bool:
     return name.endswith(("decoder.bias", "decoder.weight", "lm_head.weight"))
 
 
+def _head_parameters(loaded: nn.Module) -> list[nn.Parameter]:
+    """Return the parameters outside the trunk; a head that shares the embedding's weights has none of its own."""
+    trunk = set(getattr(loaded, "base_model", loaded).parameters())
+    return [parameter for parameter in loaded.parameters() if parameter not in trunk]
+
+
 def _recompute_layers(model: nn.Module) -> None:
     """Let each layer of the trunk keep its inputs alone; transformers itself does so in training mode alone."""
     kind = importlib.import_module("transformers.modeling_layers").GradientCheckpointingLayer
@@ -195,12 +192,3 @@ def _quiet(logging: Any) -> Iterator[None]:
         logging.set_verbosity(level)
         if has_bar:
             logging.enable_progress_bar()
-
-
-def _freeze(model: _Reader, trainable: Trainable) -> None:
-    """Leave trainable the head, and biases for ``bias``; everything for ``all``."""
-    if trainable == "all":
-        return
-    base = getattr(model.trunk, "base_model", model.trunk) if model.head is None else model.trunk
-    for name, parameter in base.named_parameters():
-        parameter.requires_grad_(trainable == "bias" and name.endswith("bias"))

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import IMAGENET_SCALING, Scaling, pixels
-from dpsweep.workers.models.adapters import Adapter, Trainable, adapted, require_package
+from dpsweep.workers.models.adapters import Adapter, Trainable, require_package, trained_parts
 from dpsweep.workers.models.convolutional import require_image
 from dpsweep.workers.models.pretrained import load_pretrained
 
@@ -60,8 +60,6 @@ def vision(
     channels, height, width = require_image("vision", feature_shape)
     if channels not in (1, 3):
         raise InvalidInput(f"vision takes pictures of 1 or 3 channels, not {channels}")
-    if adapter is not None and trainable != "all":
-        raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
     if initial_weights is None and (adapter is not None or trainable != "all"):
         raise InvalidInput(
             "vision would freeze random weights; give initial_weights, or leave out trainable and adapter"
@@ -70,9 +68,9 @@ def vision(
     if initial_weights is not None:
         load_pretrained(network.module, initial_weights, network.heads)
         _freeze_batch_norms(network.module)
-    model = _Reader(
-        _trained_parts(network, trainable, adapter), network.scaling, _given(pixel_offset, pixel_scale), size
-    )
+    heads = [parameter for name in network.heads for parameter in network.module.get_submodule(name).parameters()]
+    trained = trained_parts(network.module, heads, trainable, adapter)
+    model = _Reader(trained, network.scaling, _given(pixel_offset, pixel_scale), size)
     _require_fit(model, (channels, height, width), architecture, network.side)
     return model
 
@@ -159,20 +157,6 @@ def _freeze_batch_norms(module: nn.Module) -> None:
             setattr(module, name, nn.Sequential(frozen, *rest) if rest else frozen)
         else:
             _freeze_batch_norms(part)
-
-
-def _trained_parts(network: Network, trainable: Trainable, adapter: Adapter | None) -> nn.Module:
-    """Return the network with gradients for the parameters that train, and for no others."""
-    heads = [parameter for name in network.heads for parameter in network.module.get_submodule(name).parameters()]
-    if adapter is not None:
-        module = adapted(network.module, adapter, None)
-    else:
-        module = network.module
-        for name, parameter in module.named_parameters():
-            parameter.requires_grad_(trainable == "all" or (trainable == "bias" and name.endswith("bias")))
-    for parameter in heads:
-        parameter.requires_grad_(True)
-    return module
 
 
 def _require_fit(model: _Reader, feature_shape: tuple[int, ...], architecture: str, side: int) -> None:
