@@ -31,7 +31,7 @@ from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, Verdict, findings
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.pipeline.until import more_seeds, told_apart
+from dpsweep.orchestration.pipeline.run import more_seeds, told_apart
 from dpsweep.workers.evaluation.outcomes import AnyOutcomes
 
 Numbers = Iterator[tuple[str, float]]

@@ -86,7 +86,7 @@ class Findings:
 
     @property
     def level(self) -> float:
-        """Confidence level at which all verdicts hold together; see `dpsweep.orchestration.pipeline.until`.
+        """Confidence level at which all verdicts hold together; see `dpsweep.orchestration.pipeline.run`.
 
         >>> Findings((), Evidence({})).level, round(Findings((), Evidence({}), looks=2).level, 4)
         (0.95, 0.9924)

@@ -13,7 +13,6 @@ __all__ = [
     "given_data",
     "job_package",
     "notices",
-    "planning",
     "prediction",
     "publication",
     "reaccounting",

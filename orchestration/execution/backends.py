@@ -1,4 +1,4 @@
-"""The choice of a backend, and of who solves calibrations, by ``--address``."""
+"""The choice, by ``--address``, of a backend, and of where calibrations are solved and the sweep is planned."""
 
 from __future__ import annotations
 
@@ -6,10 +6,14 @@ from collections.abc import Callable, Mapping
 
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Solver
 from dpsweep.accounting.records import exists
+from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.backend import Opening
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.sweeps.grid import Past
 from dpsweep.orchestration.sweeps.planned import Plan
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.own_code.imports import UserCode
 
 
 def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
@@ -61,3 +65,22 @@ def _on_cluster() -> Opening:
 
 
 _OPENINGS: Mapping[str, Callable[[], Opening]] = {IN_PROCESS: _in_process, EMBEDDED: _embedded}
+
+
+def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:
+    """Return the plan of a sweep that runs at ``address``; for a running cluster, it is made in another process.
+
+    Most of a driver's memory is torch's, which that process takes with it. Drivers share the head of a running cluster,
+    and need torch for the plan alone, as their trials train on the nodes.
+
+    Raises: as `dpsweep.orchestration.sweeps.plan.plan_sweep`, and DpsweepError if that process is killed.
+    """
+    if address in (IN_PROCESS, EMBEDDED):
+        return _plan(sweep, code, past, solver)
+    return run_apart("planned the sweep", _plan, sweep, code, past, solver)
+
+
+def _plan(sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:
+    from dpsweep.orchestration.sweeps.plan import plan_sweep  # late: it imports torch
+
+    return plan_sweep(sweep, code, past, solver)

@@ -53,7 +53,7 @@ _STOP_WITHIN = 120
 """Seconds that a stopped driver has to close its MLflow runs before Ray kills it."""
 DRIVER_BYTES: Final = 2**30
 """Memory that a driver takes on the head while it plans, in a process of its own, with torch built for CUDA; less than
-half of it afterwards (`dpsweep.orchestration.execution.planning`)."""
+half of it afterwards (`dpsweep.orchestration.execution.backends`)."""
 _YOUNG: Final = 120.0
 """Seconds in which a driver grows to its size."""
 _ENDED: Final = frozenset({"STOPPED", "SUCCEEDED", "FAILED"})

@@ -46,7 +46,7 @@ class RunRequest:
     continues within the same limits. `sources`: folders of sweeps whose finished trials are copied instead of training
     them. `turn`: the place of the sweep among those that share a running cluster. `name`: of the sweep in MLflow; by
     default that of the sweep file, or the one that an earlier run of the folder was given. `most_seeds`: add seeds, up
-    to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.until`); None for the seeds of the
+    to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.run`); None for the seeds of the
     file. `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
     """
 

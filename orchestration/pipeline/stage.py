@@ -11,12 +11,11 @@ from dpsweep.accounting.records import closed_to_strangers, exists, make_private
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.stored import kept_trials
 from dpsweep.orchestration.execution.backend import Backend, Opening
-from dpsweep.orchestration.execution.backends import backend, opening, solver
+from dpsweep.orchestration.execution.backends import backend, opening, plan_at, solver
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.environment import open_cluster
 from dpsweep.orchestration.execution.given_data import delete_left_copies
 from dpsweep.orchestration.execution.notices import Notices
-from dpsweep.orchestration.execution.planning import plan_at
 from dpsweep.orchestration.execution.publication import publisher
 from dpsweep.orchestration.execution.removal import named_trials, start_anew
 from dpsweep.orchestration.execution.reuse import take_finished

@@ -10,23 +10,26 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 from torch import nn
 
+from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.reasons import weakened
+from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
+from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_of_group
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
 from dpsweep.orchestration.sweeps.compare import require_defined
-from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
+from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
-from dpsweep.orchestration.sweeps.remarks import of_candidates, of_sweep, of_trials, own_parts
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
@@ -43,10 +46,14 @@ from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from dpsweep.workers.training.preprocessing import planned_releases
 from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
-from dpsweep.workers.training.trial_mechanism import affordable_epochs, mechanism_of, with_noise
+from dpsweep.workers.training.trial_mechanism import affordable_epochs, make_budget, mechanism_of, paid_by, with_noise
 from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import require_room
 from dpsweep.workers.trials.feasibility import StepSpec, TriedModel, check_feasible, excerpt
+
+if TYPE_CHECKING:
+    from dpsweep.orchestration.sweeps.planned import PlannedTrial
+
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -71,8 +78,8 @@ def plan_sweep(
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
         tuning = plan_sweep(while_tuning(sweep), code, past, solver)
-        remarks = (of_candidates(sweep, tuning.trials),) if tuning.trials else ()  # none if every trial is refused
-        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, *remarks))
+        of_candidates = (_candidates_warning(sweep, tuning.trials),) if tuning.trials else ()
+        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, *of_candidates))
     planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
     after_training = release.releases() if release else ()
 
@@ -92,7 +99,11 @@ def plan_sweep(
         each if isinstance(each, Refusal) else attempted(each.point, partial(planner.planned, each)) for each in checked
     ]
     planned = [each for each in outcomes if isinstance(each, PlannedTrial)]
-    warnings = (*of_sweep(sweep), *unopposed(sweep, [trial.point for trial in planned]), *of_trials(planned, code))
+    warnings = (
+        *_sweep_warnings(sweep),
+        *unopposed(sweep, [trial.point for trial in planned]),
+        *_trial_warnings(planned, code),
+    )
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))
     return Plan(tuple(planned), refused, warnings + planner.notes(), planner.multipliers)
 
@@ -347,3 +358,131 @@ def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], data
             "(data.user), or choose accuracy"
         )
     require_selectable(sweep.tune, dataset.task)
+
+
+def _sweep_warnings(sweep: SweepSpec) -> tuple[str, ...]:
+    """Return warnings about the sweep file."""
+    axes = ", ".join(repeated(sweep))
+    return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
+
+
+def _trial_warnings(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
+    """Return warnings about trials that can run. code: None if the user's own code was not run."""
+    untried = _untried(trials) if code is None else ()
+    return (*_of_data(trials), *_of_test_users(trials), *_large_deltas(trials), *_beyond_budgets(trials), *untried)
+
+
+def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return the notes of each data set, such as rows that are left out, and what was read off the rows."""
+    notes = {
+        f"data {trial.dataset.name}: {note}": None
+        for trial in trials
+        for note in (*trial.dataset.notes, *in_words(trial.dataset.reasons))
+    }
+    return tuple(notes)
+
+
+def _of_test_users(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return a note on each data set whose test examples may belong to people who train. The number is private."""
+    notes: dict[str, None] = {}
+    for each in (trial.dataset for trial in trials):
+        if each.shared_users:
+            notes[
+                f"data {each.name}: people of the training data own rows of the test data, too, so that measures of "
+                "these tell of people who train, and look better than on strangers; take their rows out of the test "
+                "table, or leave out test_path, so that whole people are held out"
+            ] = None
+        if each.rows_per_user and each.test_users is None:
+            notes[
+                f"data {each.name}: the test examples name no users, so nobody checks whether people who train are "
+                "among them, and intervals take rows of one user as independent; name the users of test examples, too"
+            ] = None
+    return tuple(notes)
+
+
+def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return a note about the most expensive trial among those whose budget covers training but not their other
+    releases.
+    """
+    found: list[tuple[float, str]] = []
+    for trial in trials:
+        budget, left_out = trial.spec.budget, [release.name for release in trial.trace.releases]
+        if budget is not None and budget.covers == "training" and left_out:
+            kind = make_budget(budget, trial.spec.delta)
+            paid, whole = kind.cost(paid_by(budget, trial.trace)), kind.cost(trial.trace)
+            found.append(
+                (
+                    whole,
+                    f"the budget covers training alone: of {trial.key}, it pays {kind.unit} {paid:.6g} of "
+                    f"{kind.limit:.6g}; with {', '.join(left_out)} the trial costs {kind.unit} {whole:.6g}, and every "
+                    "ε counts all of it",
+                )
+            )
+    return (max(found, key=lambda each: each[0])[1],) if found else ()
+
+
+def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    worst = {
+        trial.dataset.train_size: trial.spec.delta
+        for trial in trials
+        if trial.spec.is_private and trial.spec.delta >= 1.0 / trial.dataset.train_size
+    }
+    return tuple(
+        f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
+        "a mechanism that publishes one random example meets it"
+        for size, delta in worst.items()
+    )
+
+
+def _candidates_warning(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
+    """Return a note that says what the tuning trials of ``sweep`` are and what is trained after them."""
+    match sweep.tune.selection if sweep.tune else None:
+        case RandomTrials() as law:
+            return (
+                f"these are the candidates of the private selection, {len(trials)} in all; each trial of the "
+                f"sweep is the best of a random number of them, {law.mean:g} expected, and every ε is that after the "
+                f"selection{_naive(trials, round(law.mean))}"
+            )
+        case ExponentialChoice() as choice:
+            return (
+                f"these are the candidates of the exponential mechanism, {len(trials)} in all, each on a part "
+                f"of the data of its own, 1/{choice.parts} of the training examples; each trial of the sweep is one "
+                f"of {choice.candidates}, and every ε is that after the choice{_naive(trials, choice.candidates)}"
+            )
+    settings = len({trial.point.setting for trial in trials})
+    is_first = sweep.tune is not None and sweep.tune.search == "optuna"
+    later = " to begin with, half of them all; Optuna proposes the others" if is_first else " in all"
+    return (
+        f"these are the trials of the tuning, {len(trials)}{later}; then the best candidate of each of "
+        f"{settings} settings is trained with each of the sweep's seeds ({len(sweep.seeds)})"
+    )
+
+
+def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
+    """Return the epsilon of the first private candidate: after the selection, alone, and if ``number`` of them were
+    released.
+    """
+    one = next((trial for trial in trials if trial.spec.is_private and trial.trace.is_private), None)
+    if one is None:
+        return ""
+    run = replace(one.trace, selection=None)
+    alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
+    return (
+        f". For {one.key} it is {one.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "
+        f"and to release {number} of them {every.epsilon:.3g}"
+    )
+
+
+def own_parts(trial: TrialSpec) -> list[str]:
+    """Return descriptions of the trial's model and loss, as far as they are the user's own code."""
+    parts = {"model": trial.model.name, "loss": trial.loss.name}
+    return [f"{what} {name!r}" for what, name in parts.items() if is_import_path(name)]
+
+
+def _untried(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    names = sorted({part for trial in trials for part in own_parts(trial.spec)})
+    return tuple(
+        f"{name} is the user's own code, which is not run here: it was not tried on rows of the data, nor the model, "
+        "preprocessing, loss and augmentation that it is combined with"
+        for name in names
+    )

@@ -1,7 +1,7 @@
 """The plan of a sweep: the trials that can run, those that cannot, and warnings. Loads no torch.
 
 `dpsweep.orchestration.sweeps.plan` makes it, which needs torch. A driver on a running cluster has it made in another
-process (`dpsweep.orchestration.execution.planning`), and so never loads torch itself.
+process (`dpsweep.orchestration.execution.backends`), and so never loads torch itself.
 """
 
 from __future__ import annotations

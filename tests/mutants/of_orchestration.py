@@ -56,7 +56,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("(seed, _PART)", "(seed, _PART, part.place)", "parts of candidates overlap", privacy=True),
     ),
     *bugs_in(
-        "orchestration/pipeline/private_selection.py",
+        "orchestration/pipeline/tuning.py",
         ("tests/orchestration/test_selection.py",),
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
@@ -188,7 +188,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/sweeps/remarks.py",
+        "orchestration/sweeps/plan.py",
         PLAN,
         B(
             "if trial.spec.is_private and trial.spec.delta >= 1.0 /",

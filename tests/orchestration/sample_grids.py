@@ -10,9 +10,8 @@ from dpsweep.accounting.records import TrialFiles
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.records.published import NON_PRIVATE
-from dpsweep.orchestration.sweeps.grid import drafts
+from dpsweep.orchestration.sweeps.grid import drafts, labels_by_axis
 from dpsweep.orchestration.sweeps.identity import short_name
-from dpsweep.orchestration.sweeps.labels import labels_by_axis
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 SMALL = """

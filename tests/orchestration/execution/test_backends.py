@@ -11,7 +11,7 @@ import pytest
 
 from dpsweep.accounting.calibration.planned_runs import PROCESSES
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
-from dpsweep.orchestration.execution.planning import plan_at
+from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.sweeps.grid import NO_PAST
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -24,7 +24,7 @@ DRIVER = """
 import json, sys
 import dpsweep.orchestration.execution.on_ray, dpsweep.orchestration.pipeline
 from dpsweep.accounting.calibration.planned_runs import PROCESSES
-from dpsweep.orchestration.execution.planning import plan_at
+from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.sweeps.grid import NO_PAST
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.own_code.imports import NO_CODE
