@@ -137,6 +137,22 @@ class FrozenTrunk(nn.Module):
         return out
 
 
+class Peeking(nn.Module):
+    """Reads the weights of a frozen layer without calling it."""
+
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
+        super().__init__()
+        width = math.prod(feature_shape)
+        self.blocks = nn.ModuleList(nn.Linear(width, width) for _ in range(2)).requires_grad_(False)
+        self.head = nn.Linear(width, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.blocks
+        h = second(nn.functional.linear(x.flatten(1), torch.as_tensor(first.weight)))
+        out: Tensor = self.head(h)
+        return out
+
+
 class Unused(Linear):
     """Has a layer that it does not use."""
 

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.spec import WHY_NOT_TRAINED, TrialSpec
@@ -39,6 +44,55 @@ def layers_to_divide(model: nn.Module) -> list[nn.Module]:
             f"resources.shard: frozen divides layers one by one, but several share {', '.join(shared)}; leave shard out"
         )
     return layers
+
+
+@contextlib.contextmanager
+def only_in_calls(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Raise InvalidInput where a pass of ``model`` reads frozen parameters of a layer that is not called meanwhile.
+
+    Ranks gather a layer's parameters when it is called, so that otherwise a rank has its part of them alone.
+    """
+    names = {part: name for name, part in model.named_modules()}
+    owners = {each: names[layer] for layer in layers for each in layer.parameters() if not each.requires_grad}
+    called: list[str] = []
+    hooks = [
+        hook
+        for layer in layers
+        for hook in (
+            layer.register_forward_pre_hook(lambda part, given: called.append(names[part])),
+            layer.register_forward_hook(lambda part, given, output: called.remove(names[part]), always_call=True),
+        )
+    ]
+    try:
+        with _Reads({each: owner for each, owner in owners.items() if each.dim()}, called):
+            yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+class _Reads(TorchFunctionMode):
+    """Refuses every function that makes a tensor of a parameter while its owner is not ``called``."""
+
+    def __init__(self, owners: Mapping[nn.Parameter, str], called: Sequence[str]) -> None:
+        super().__init__()
+        self._owners, self._called = owners, called
+
+    def __torch_function__(
+        self, function: Callable[..., Any], types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        named = dict(kwargs or {})
+        found = function(*args, **named)
+        read = [each for each in pytree.tree_leaves((args, named)) if isinstance(each, nn.Parameter)]
+        owners = {self._owners[each] for each in read if each in self._owners} - set(self._called)
+        if owners and any(isinstance(each, Tensor) for each in pytree.tree_leaves(found)):
+            layer = min(owners)
+            raise InvalidInput(
+                f"it reads parameters of the layer {layer} without calling it, and resources.shard: frozen gathers a "
+                "layer's parameters when the layer is called; call the layer itself, neither its parts nor its "
+                "forward, or leave shard out"
+            )
+        return found
 
 
 def _layers(module: nn.Module) -> list[nn.Module]:

@@ -26,7 +26,7 @@ from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import FURTHER_COLUMNS, Loss, build_loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
 from dpsweep.workers.training.preprocessing import make_preprocessing
-from dpsweep.workers.trials.divisible import layers_to_divide
+from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls
 
 EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""
@@ -91,9 +91,10 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
         autocast = torch.bfloat16 if combination.autocast else None
         with _blamed_on("model", combination.model, x):
             require_autocast(model, autocast)
-            if combination.shard is not None:
-                layers_to_divide(model)
-            logits = _checked_logits(model.cpu(), x, y, dataset, is_import_path(combination.loss.name))
+            with contextlib.ExitStack() as watched:
+                if combination.shard is not None:
+                    watched.enter_context(only_in_calls(model, layers_to_divide(model)))
+                logits = _checked_logits(model.cpu(), x, y, dataset, is_import_path(combination.loss.name))
         with _blamed_on("loss", combination.loss, logits):
             loss(logits, y)
         with _blamed_on("model", combination.model, x):

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 import math
 import signal
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -24,7 +24,7 @@ from dpsweep.workers.gradients import GradientEngine
 from dpsweep.workers.gradients.divided import own_part
 from dpsweep.workers.spec import AttackSpec, Component, DataSpec, ExecutionSpec, TrialSpec
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.trials.divisible import layers_to_divide, require_divisible
+from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_divisible
 from dpsweep.workers.trials.ranks import connected
 from dpsweep.workers.trials.trial import run_trial
 from tests.warm import FORKS
@@ -167,6 +167,51 @@ def test_what_cannot_be_divided_is_refused_with_the_reason() -> None:
         layers_to_divide(Shared())
     with pytest.raises(InvalidInput, match="averaging 'ema' evaluates a copy"):
         require_divisible(replace(ADAPTED, averaging=Component("ema")))
+
+
+class Peeking(Adapted):
+    """Reads the first layer's weights otherwise than by calling it."""
+
+    def __init__(self, outputs: int, read: Callable[[Block, Tensor], Tensor]) -> None:
+        super().__init__(outputs)
+        self.read = read
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, *others = self.blocks
+        assert isinstance(first, Block)
+        x = self.read(first, self.embed(x.flatten(1)))
+        for block in others:
+            x = block(x)
+        return torch.as_tensor(self.head(x))
+
+
+READS: Mapping[str, Callable[[Block, Tensor], Tensor]] = {
+    "its weights": lambda block, x: nn.functional.linear(x, block.frozen.weight),
+    "a part of it": lambda block, x: torch.as_tensor(block.frozen(x)),
+    "its forward": lambda block, x: block.forward(x),
+    "it, and its weights elsewhere": lambda block, x: torch.as_tensor(block(x)) @ block.frozen.weight.data,
+}
+
+
+@pytest.mark.parametrize("read", READS)
+def test_a_layer_whose_parameters_are_read_without_a_call_is_refused(read: str) -> None:
+    model = Peeking(2, READS[read])
+    with pytest.raises(InvalidInput, match=r"layer blocks\.0 without calling it.* call the layer itself"):
+        tried(model)
+    assert not any(part._forward_hooks or part._forward_pre_hooks for part in model.modules())
+
+
+def test_a_layer_that_is_called_may_say_its_type_and_shape() -> None:
+    def asked(block: Block, x: Tensor) -> Tensor:
+        weight = block.frozen.weight
+        return torch.as_tensor(block(x.to(weight.dtype).view(-1, weight.shape[1])))
+
+    tried(Peeking(2, asked))
+
+
+def tried(model: nn.Module) -> None:
+    with only_in_calls(model, layers_to_divide(model)):
+        model(torch.randn(3, FEATURES))
 
 
 SMALL = {"hidden_size": 16, "num_hidden_layers": 2, "num_attention_heads": 2, "intermediate_size": 24}
