@@ -42,7 +42,7 @@ from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule, planned_trace
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.pld.composition import CertifiedEpsilon, epsilon_pld
+from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_pld
 
 P = ParamSpec("P")
 T = TypeVar("T")

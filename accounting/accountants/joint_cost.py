@@ -26,11 +26,14 @@ from dpsweep.accounting.mechanism.units import Unit
 from dpsweep.accounting.numerics.renyi import ORDERS, epsilon_improved
 from dpsweep.accounting.pld import (
     MIN_DELTA,
+    Chain,
     GroupRounds,
     PairBounds,
+    epsilon_of_chain,
     require_pld_delta,
     rounds_of_examples,
     rounds_of_group,
+    rounds_or_chain,
 )
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
@@ -69,8 +72,7 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
     sized = Counter[tuple[Trace, int]]()
     for trace, count in moved.items():
         sized[by_rows(trace, group_size)] += count
-    rounds = GroupRounds.together((rounds_of_group(*run), count) for run, count in sized.items())
-    found = epsilon_of_many_rounds(rounds, delta) if delta >= MIN_DELTA else PairBounds(math.inf, 0.0, "rdp")
+    found = _by_pld(sized, delta) if delta >= MIN_DELTA else PairBounds(math.inf, 0.0, "rdp")
     if found.upper > _TIGHT * found.lower:
         found = min(found, _by_renyi(sized, delta, found.lower), key=lambda bounds: bounds.upper)
     largest = max(size for _, size in sized)
@@ -122,13 +124,27 @@ def epsilon_of_examples_together(
     return weakened(of_group(estimate, size), union(trace.individual_reasons for trace, _, _ in moved))
 
 
+def _by_pld(counts: Mapping[tuple[Trace, int], int], delta: float) -> PairBounds:
+    """Return bounds by privacy loss distributions, over a chain of single examples if any run needs one."""
+    if not _has_chains(counts):
+        rounds = GroupRounds.together((rounds_of_group(*run), count) for run, count in counts.items())
+        return epsilon_of_many_rounds(rounds, delta)
+    of_one = GroupRounds.together((rounds_of_group(trace), count) for (trace, _), count in counts.items())
+    return epsilon_of_chain(Chain(of_one, max(size for _, size in counts)), delta)
+
+
 def _by_renyi(counts: Mapping[tuple[Trace, int], int], delta: float, lower: float) -> PairBounds:
     """Renyi DP of all runs, each with its size of group; infinite where it covers no groups, or random allocation."""
-    has_groups = any(size > 1 and part.is_sampled for trace, size in counts for part in gaussian_rounds(trace))
-    if has_groups or _has_allocated(trace for trace, _ in counts):
+    if _has_chains(counts) or _has_allocated(trace for trace, _ in counts):
+        return PairBounds(math.inf, lower, "rdp")
+    if any(size > 1 and part.is_sampled for trace, size in counts for part in gaussian_rounds(trace)):
         return PairBounds(math.inf, lower, "rdp")
     rdp = sum((count * total_rdp(*run) for run, count in counts.items()), np.zeros_like(ORDERS))
     return PairBounds(float(epsilon_improved(rdp, delta)), lower, "rdp")
+
+
+def _has_chains(runs: Iterable[tuple[Trace, int]]) -> bool:
+    return any(isinstance(rounds_or_chain(*run), Chain) for run in runs)
 
 
 def _has_allocated(traces: Iterable[Trace]) -> bool:

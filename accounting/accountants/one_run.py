@@ -111,7 +111,11 @@ def bounds_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float
 
     Where Renyi DP or one dominating Gaussian gives a lower upper bound, that bound is returned under its own name.
     """
-    certified = epsilon_of_many_rounds(pld.rounds_of_group(trace, group_size), delta, tolerance)
+    match pld.rounds_or_chain(trace, group_size):
+        case pld.Chain() as chain:
+            certified = pld.epsilon_of_chain(chain, delta, tolerance)
+        case rounds:
+            certified = epsilon_of_many_rounds(rounds, delta, tolerance)
     return Bounds(certified.upper, certified.lower, certified.method)
 
 

@@ -33,10 +33,12 @@ from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import (
     MIN_DELTA,
     CertifiedProfile,
+    Chain,
     GroupRounds,
+    profile_of_chain,
     profile_of_rounds,
     rounds_of_examples,
-    rounds_of_group,
+    rounds_or_chain,
 )
 
 Array = npt.NDArray[np.float64]
@@ -163,7 +165,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
     Raises: UnsupportedMechanism for a private selection.
     """
     rows, size = by_rows(trace, group_size)
-    profile = _profile(rounds_of_group(rows, size), rows, deltas)
+    profile = _profile(rounds_or_chain(rows, size), rows, deltas)
     unit = trace.unit.of(group_size)
     return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any", trace.reasons)
 
@@ -184,9 +186,13 @@ def curve_of_examples(
     return PrivacyCurve(profile, trace.adjacency, unit, members, kind, "given", reasons)
 
 
-def _profile(rounds: GroupRounds, trace: Trace, deltas: Sequence[float]) -> CertifiedProfile:
+def _profile(rounds: GroupRounds | Chain, trace: Trace, deltas: Sequence[float]) -> CertifiedProfile:
     wanted = [require_finite("delta of a curve", delta, at_least=MIN_DELTA, below=1.0) for delta in deltas]
-    found = profile_of_rounds(rounds, wanted)
+    match rounds:
+        case GroupRounds():
+            found = profile_of_rounds(rounds, wanted)
+        case Chain():
+            found = profile_of_chain(rounds, wanted)
     return found if is_attained(trace) or not trace.is_private else replace(found, lower=None)
 
 

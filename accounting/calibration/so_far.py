@@ -19,7 +19,7 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reductions import by_rows
 from dpsweep.accounting.mechanism.rounds import enforced_epsilon
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.pld import rounds_of_group, upper_of_prefixes
+from dpsweep.accounting.pld import Chain, rounds_of_group, rounds_or_chain, upper_of_prefixes
 
 _TOLERANCE: Final = 4e-3
 """Target for the relative gap of certified bounds: the upper one is within about 0.1 % of the exact epsilon, and for
@@ -89,8 +89,11 @@ def _asked(trace: Trace, ends: tuple[int, ...], step: int, name: str) -> tuple[i
 def _shares_lattice(trace: Trace, name: str) -> bool:
     if name not in ("pld", "auto", "gdp") or trace.selection is not None or trace.filter is not None:
         return False
-    rounds = rounds_of_group(*by_rows(trace, 1))
-    return rounds.is_private and bool(rounds.laws or rounds.allocated)
+    match rounds_or_chain(*by_rows(trace, 1)):
+        case Chain():
+            return False
+        case rounds:
+            return rounds.is_private and bool(rounds.laws or rounds.allocated)
 
 
 @functools.lru_cache(maxsize=256)  # trials that differ only in the seed have the same trace, and epochs share an answer

@@ -59,8 +59,8 @@ def as_independent(trace: Trace, group_size: int = 1) -> Trace:
         return trace
     if group_size > 1 and takes_turns(trace):
         raise UnsupportedMechanism(
-            f"no bound for groups of {group_size} in cyclic Poisson batches is proven here: their members may take "
-            "turns in different steps; ask about one example, or use poisson sampling"
+            f"groups of {group_size} in cyclic Poisson batches have no common round, as their members may take turns "
+            "in different steps; use the accountant 'pld', which goes from one example to the next"
         )
     match trace.strategy:
         case IndependentNoise():
@@ -99,6 +99,17 @@ def costs_by_step(sampling: Sampling, strategy: NoiseStrategy) -> bool:
             pass
         case _:
             return False
+    match sampling.draws:
+        case Draws.INDEPENDENT | Draws.SUBSET | Draws.EPOCH:
+            return True
+        case Draws.IN_TURN | Draws.ALLOCATED:
+            return False
+        case unknown:
+            assert_never(unknown)
+
+
+def have_common_pairs(sampling: Sampling) -> bool:
+    """Return whether pairs are known that dominate the rounds of any group of several examples."""
     match sampling.draws:
         case Draws.INDEPENDENT | Draws.SUBSET | Draws.EPOCH:
             return True

@@ -4,20 +4,15 @@ Building blocks for other accountants: `group_law` and `examples_law` return a `
 1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`dpsweep.accounting.pld.loss`).
 """
 
-from dpsweep.accounting.pld.composition import (
-    MIN_DELTA,
-    TOLERANCE,
-    CertifiedDelta,
-    CertifiedEpsilon,
-    PairBounds,
-    delta_pld,
-    epsilon_of_rounds,
-    epsilon_pld,
-    require_pld_delta,
-)
+from dpsweep.accounting.pld.chains import Chain, epsilon_of_chain, profile_of_chain, rounds_or_chain
+from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, PairBounds, epsilon_of_rounds, require_pld_delta
 from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
 from dpsweep.accounting.pld.groups import (
+    CertifiedDelta,
+    CertifiedEpsilon,
+    delta_pld,
     epsilon_of_examples,
+    epsilon_pld,
     group_epsilons,
     grows_at_least_linearly,
     linear_growth,
@@ -34,6 +29,7 @@ __all__ = [
     "CertifiedDelta",
     "CertifiedEpsilon",
     "CertifiedProfile",
+    "Chain",
     "GroupRounds",
     "LatticeLoss",
     "PairBounds",
@@ -41,6 +37,7 @@ __all__ = [
     "SensitivityMixture",
     "delta_pld",
     "discretise",
+    "epsilon_of_chain",
     "epsilon_of_examples",
     "epsilon_of_rounds",
     "epsilon_pld",
@@ -49,10 +46,12 @@ __all__ = [
     "group_law",
     "grows_at_least_linearly",
     "linear_growth",
+    "profile_of_chain",
     "profile_of_rounds",
     "require_pld_delta",
     "rounds_of_examples",
     "rounds_of_group",
+    "rounds_or_chain",
     "upper_of_prefixes",
     "vadhan_epsilon",
 ]

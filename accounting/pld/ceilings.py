@@ -76,7 +76,7 @@ def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
     """
     missing = math.fsum(count * law.missing for law, count in rounds.laws)
     left = epsilon * (1 - 1e-12) - math.fsum(rounds.pure) * (1 + 1e-12)
-    return min(1.0, gaussian_delta(_dominating_mean(rounds), left)[0] + missing) if left >= 0.0 else 1.0
+    return min(1.0, gaussian_delta(dominating_mean(rounds), left)[0] + missing) if left >= 0.0 else 1.0
 
 
 def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
@@ -128,13 +128,14 @@ def _cut(rounds: GroupRounds, delta: float) -> Iterator[tuple[GroupRounds, float
 
 
 def _of_one_gaussian(rounds: GroupRounds, delta: float) -> float:
-    mean = _dominating_mean(rounds)
+    mean = dominating_mean(rounds)
     exact = gaussian_epsilon(mean, delta)[0] if mean < _STRONGEST else math.inf
     chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(delta))) * _ROUND_UP  # Pr[N > z] <= exp(-z^2 / 2)
     return min(exact, chernoff) + math.fsum(rounds.pure)
 
 
-def _dominating_mean(rounds: GroupRounds) -> float:
+def dominating_mean(rounds: GroupRounds) -> float:
+    """Return the mean shift, in standard deviations, of one Gaussian that dominates all rounds but pure releases."""
     shifts = [law.largest * math.sqrt(count) for law, count in rounds.laws]
     shifts += [block.shift * math.sqrt(count) for block, count in rounds.allocated]
     return math.hypot(rounds.gaussian, *shifts) * (1 + 1e-12)

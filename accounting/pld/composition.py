@@ -1,9 +1,8 @@
-"""Certified privacy of a whole trace: upper and lower bounds on epsilon or delta.
+"""Certified privacy of given rounds: upper and lower bounds on epsilon or delta.
 
-Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
-step's output visible and later steps chosen adaptively. The lower one is a certified lower bound on the exact epsilon
-of the rounds' dominating pairs, so the gap bounds the numerical error. It is given only where a run that the trace
-describes is these pairs (`dpsweep.accounting.mechanism.reductions.is_attained`).
+Guarantee: a run that the rounds dominate is (upper, delta)-DP, with every step's output visible and later steps chosen
+adaptively. The lower one is a certified lower bound on the exact epsilon of the rounds' dominating pairs, so the gap
+bounds the numerical error.
 
 Method: each round's loss is discretised upwards and downwards on one lattice
 (`dpsweep.accounting.pld.loss.discretise`); the rounds compose in the frequency domain
@@ -20,9 +19,6 @@ from typing import NamedTuple
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.accounting.mechanism.estimates import Claim
-from dpsweep.accounting.mechanism.reductions import is_attained
-from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_delta, gaussian_epsilon
 from dpsweep.accounting.pld.ceilings import (
     Method,
@@ -34,7 +30,7 @@ from dpsweep.accounting.pld.ceilings import (
 from dpsweep.accounting.pld.curve import Composed
 from dpsweep.accounting.pld.exact import HIGHEST_EXACT, exact_deltas, exact_epsilon
 from dpsweep.accounting.pld.fourier import LatticePlan, compose, compose_upper
-from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_group
+from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan, spacing_for
 from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
@@ -55,38 +51,11 @@ _MISJUDGED = 0.2  # error of a saddle point's log of delta above which it is far
 _LOST = (1e-8, 1e-4, 1e-2)  # shares of delta that all rounds together may lose to infinity, tried in this order
 
 
-@dataclass(frozen=True)
-class CertifiedEpsilon:
-    """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
-
-    lower: None where no lower bound is known for the run that took place: batches may be cut, epochs are shuffled, a
-    filter limits examples, or noise or end followed results.
-    method: how upper was obtained: ``pld``, or ``gdp`` or ``rdp`` if one dominating Gaussian or Renyi DP is lower.
-    kind: strength of upper for the run; ``estimate`` where the pairs bounded here need not dominate its steps.
-    """
-
-    upper: float
-    lower: float | None
-    delta: float
-    method: Method = "pld"
-    kind: Claim = "guarantee"
-
-
-@dataclass(frozen=True)
-class CertifiedDelta:
-    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise.
-
-    lower, kind: as in `CertifiedEpsilon`.
-    """
-
-    upper: float
-    lower: float | None
-    epsilon: float
-    kind: Claim = "guarantee"
-
-
 class PairBounds(NamedTuple):
-    """Bounds on the epsilon, or the delta, of the rounds' pairs themselves; method: as in `CertifiedEpsilon`."""
+    """Bounds on the epsilon, or the delta, of the rounds' pairs themselves.
+
+    method: how upper was obtained: ``pld``, or ``gdp`` or ``rdp`` if one dominating Gaussian or Renyi DP is lower.
+    """
 
     upper: float
     lower: float
@@ -105,35 +74,9 @@ def require_pld_delta(delta: float) -> float:
     return delta
 
 
-def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
-    """Return the epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
-
-    The bounds hold for any ``tolerance``, the target for their relative gap. Guarantee: see the module's description.
-
-    Raises: InvalidInput for a delta outside [1e-250, 1).
-    """
-    found = epsilon_of_rounds(rounds_of_group(trace, group_size), delta, tolerance)
-    return CertifiedEpsilon(found.upper, proven_lower(found.lower, trace), delta, found.method, trace.kind)
-
-
-def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
-    """Return the delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both
-    sides.
-
-    Guarantee: see the module's description. Raises: InvalidInput for a negative or infinite epsilon.
-    """
-    found = delta_of_rounds(rounds_of_group(trace, group_size), epsilon, tolerance)
-    return CertifiedDelta(found.upper, proven_lower(found.lower, trace), epsilon, trace.kind)
-
-
-def proven_lower(of_pairs: float, trace: Trace) -> float | None:
-    """Return the lower bound on the pairs' cost, if it is one on the cost of the run; without noise it always is."""
-    return of_pairs if is_attained(trace) or not trace.is_private else None
-
-
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
 def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
-    """Return the epsilon of given rounds at ``delta``, certified from both sides; see `epsilon_pld`."""
+    """Return the epsilon of given rounds at ``delta``, certified from both sides."""
     delta = require_pld_delta(delta)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
@@ -221,7 +164,7 @@ def _epsilon_losing(
 
 @np.errstate(all="ignore")
 def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLERANCE) -> PairBounds:
-    """Return the delta of given rounds at ``epsilon``, certified from both sides; see `delta_pld`."""
+    """Return the delta of given rounds at ``epsilon``, certified from both sides."""
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:

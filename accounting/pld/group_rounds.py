@@ -186,8 +186,8 @@ def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound
             continue
         if group_size > 1:
             raise UnsupportedMechanism(
-                f"no bound for groups of {group_size} in {sampling.words} is proven here; ask about one example, or "
-                "use poisson sampling"
+                f"groups of {group_size} in {sampling.words} have no common round, as their members may join different "
+                "steps; use the accountant 'pld', which goes from one example to the next"
             )
         if piece.start != run_stop or sampling != before:
             run_start, before = piece.start, sampling

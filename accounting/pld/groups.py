@@ -1,6 +1,9 @@
-"""Privacy of groups: epsilon by group size, for given examples, and the conversions it is compared with.
+"""Certified privacy of a whole trace, for one example, groups and given examples; and conversions to compare with.
 
-Proofs: docs/group-proof.md.
+Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
+step's output visible and later steps chosen adaptively. The lower one is a certified lower bound on the exact epsilon
+of the rounds' dominating pairs, or of those of one example where a group has none. It is given only where a run that
+the trace describes is these pairs (`dpsweep.accounting.mechanism.reductions.is_attained`). Proofs: docs/group-proof.md.
 """
 
 from __future__ import annotations
@@ -8,23 +11,24 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.errors import require_numbers
+from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reductions import is_attained
 from dpsweep.accounting.mechanism.rounds import gaussian_rounds, pure_epsilons, require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.roots import root
+from dpsweep.accounting.pld.ceilings import Method
+from dpsweep.accounting.pld.chains import Chain, delta_of_chain, epsilon_of_chain, rounds_or_chain
 from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
     TOLERANCE,
-    CertifiedEpsilon,
-    delta_pld,
+    delta_of_rounds,
     epsilon_of_rounds,
-    epsilon_pld,
-    proven_lower,
     require_pld_delta,
 )
 from dpsweep.accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
@@ -35,13 +39,78 @@ _CONFIRMATIONS = 9  # epsilons tried above the saddle point's; steps of 0.05 % t
 _GROWTH = 1.25  # ratio of successive epsilons tried if the saddle point is of no use
 
 
+@dataclass(frozen=True)
+class CertifiedEpsilon:
+    """lower <= exact epsilon at ``delta`` <= upper; both are infinite for a run without noise.
+
+    lower: None where no lower bound is known for the run that took place: batches may be cut, epochs are shuffled, a
+    filter limits examples, or noise or end followed results.
+    method: how upper was obtained: ``pld``, or ``gdp`` or ``rdp`` if one dominating Gaussian or Renyi DP is lower.
+    kind: strength of upper for the run; ``estimate`` where the pairs bounded here need not dominate its steps.
+    """
+
+    upper: float
+    lower: float | None
+    delta: float
+    method: Method = "pld"
+    kind: Claim = "guarantee"
+
+
+@dataclass(frozen=True)
+class CertifiedDelta:
+    """lower <= exact delta at ``epsilon`` <= upper; both are 1 for a run without noise.
+
+    lower, kind: as in `CertifiedEpsilon`.
+    """
+
+    upper: float
+    lower: float | None
+    epsilon: float
+    kind: Claim = "guarantee"
+
+
+def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedEpsilon:
+    """Return the epsilon of a trace at ``delta`` for a group of ``group_size`` examples, certified from both sides.
+
+    The bounds hold for any ``tolerance``, the target for their relative gap. Guarantee: see the module's description.
+
+    Raises: InvalidInput for a delta outside [1e-250, 1).
+    """
+    match rounds_or_chain(trace, group_size):
+        case Chain() as chain:
+            found = epsilon_of_chain(chain, delta, tolerance)
+        case rounds:
+            found = epsilon_of_rounds(rounds, delta, tolerance)
+    return CertifiedEpsilon(found.upper, proven_lower(found.lower, trace), delta, found.method, trace.kind)
+
+
+def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
+    """Return the delta of a trace at ``epsilon`` >= 0 for a group of ``group_size`` examples, certified from both
+    sides.
+
+    Guarantee: see the module's description. Raises: InvalidInput for a negative or infinite epsilon.
+    """
+    match rounds_or_chain(trace, group_size):
+        case Chain() as chain:
+            found = delta_of_chain(chain, epsilon, tolerance)
+        case rounds:
+            found = delta_of_rounds(rounds, epsilon, tolerance)
+    return CertifiedDelta(found.upper, proven_lower(found.lower, trace), epsilon, trace.kind)
+
+
+def proven_lower(of_pairs: float, trace: Trace) -> float | None:
+    """Return the lower bound on the pairs' cost, if it is one on the cost of the run; without noise it always is."""
+    return of_pairs if is_attained(trace) or not trace.is_private else None
+
+
 def group_epsilons(
     trace: Trace, delta: float, sizes: Sequence[int], tolerance: float = TOLERANCE
 ) -> tuple[CertifiedEpsilon, ...]:
     """Return the epsilon for each group size, certified from both sides, in the order of ``sizes``.
 
     Guarantee: for groups of each size, (upper, delta)-DP under the trace's adjacency (paper B, Theorems 3.1 and 3.3;
-    for reshuffled epochs docs/group-proof.md, Theorem 3).
+    for reshuffled epochs docs/group-proof.md, Theorem 3;
+    where members take turns or are allocated, the section Chains there).
     """
     return tuple(epsilon_pld(trace, delta, size, tolerance) for size in require_numbers("sizes", sizes, 1))
 
@@ -82,7 +151,9 @@ def grows_at_least_linearly(trace: Trace) -> bool:
     delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)). This is not negative, because Phi(-b) <= phi(b) / b
     and b >= eps / mu. So delta(k eps, k mu) >= delta(eps, mu).
     """
-    return is_attained(trace) and not pure_epsilons(trace) and not any(p.is_sampled for p in gaussian_rounds(trace))
+    if not is_attained(trace) or pure_epsilons(trace) or isinstance(rounds_or_chain(trace, 2), Chain):
+        return False
+    return not any(part.is_sampled for part in gaussian_rounds(trace))
 
 
 @np.errstate(all="ignore")

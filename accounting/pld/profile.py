@@ -26,7 +26,7 @@ from dpsweep.accounting.pld.loss import DIRECTIONS
 from dpsweep.accounting.pld.saddlepoint import cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import Array
 
-_RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
+RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
 _BEYOND = 1.05  # factor by which the grid exceeds that epsilon: a pure release's delta ends in a corner there
 _NEAR = 16.0  # up to this epsilon, where tests have error rates above e^-16, the grid is finer
 _CELLS = 1 / 128  # spacing that resolves the profile away from the centre, in standard deviations of the loss
@@ -39,7 +39,7 @@ class CertifiedProfile:
     """Bounds on delta at each of ``epsilons`` [points], which ascend from 0; the bounds never rise with epsilon.
 
     `upper`: on delta of the worse direction, shape [points]. `lower`: on the exact delta of the rounds' dominating
-    pairs, by direction, shape [2, points]; None where these are not the run's (`CertifiedEpsilon`).
+    pairs, by direction, shape [2, points]; None where these are not the run's (`CertifiedEpsilon`), and for chains.
     """
 
     epsilons: Array
@@ -55,20 +55,20 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
     its epsilon and two compositions. Without them its error is small relative to delta at epsilon 0. The bounds hold
     either way.
     """
-    least = min([_RESOLVED, *deltas])
+    least = min([RESOLVED, *deltas])
     if not rounds.is_private:
         return CertifiedProfile(np.zeros(1), np.ones(1), np.ones((2, 1)))
     if rounds.is_one_gaussian:
-        epsilons = _grid(gaussian_epsilon(rounds.gaussian, least)[0])
+        epsilons = grid(gaussian_epsilon(rounds.gaussian, least)[0])
         return _at(epsilons, partial(gaussian_delta, rounds.gaussian))
     if (bends := corners(rounds)) is not None and (exactly := exact_deltas(rounds)) is not None:
-        return _at(np.union1d(_grid(float(bends[-1]), 1.0), bends), exactly)
+        return _at(np.union1d(grid(float(bends[-1]), 1.0), bends), exactly)
     aims = [_Aim(0.0, min(total_variation(rounds), 1.0), 1e-8)]
     reached = [(epsilon_of_rounds(rounds, each).upper, each) for each in deltas]
     aims += [_Aim(epsilon, delta, 1e-4) for epsilon, delta in reached if epsilon < math.inf]
     pair = [cumulants(rounds, direction, max(MIN_DELTA, least * 1e-8)) for direction in DIRECTIONS]
     ends = [saddle_at_delta(generating, math.log(least)).epsilon for generating in pair]
-    epsilons = _grid(max(*ends, *(aim.epsilon for aim in aims)))
+    epsilons = grid(max(*ends, *(aim.epsilon for aim in aims)))
     upper, lower = np.ones((2, len(epsilons))), np.zeros((2, len(epsilons)))
     for aim in aims:
         above, below = _bounds(rounds, aim, epsilons)
@@ -111,7 +111,7 @@ def _at(epsilons: Array, deltas: Deltas) -> CertifiedProfile:
     return _monotone(epsilons, bounds[:, 0], bounds[:, [1, 1]].T)
 
 
-def _grid(reach: float, beyond: float = _BEYOND) -> Array:
+def grid(reach: float, beyond: float = _BEYOND) -> Array:
     """Return the epsilons from 0 to ``reach``: geometric near 0, so that every scale on which delta changes is
     resolved.
     """

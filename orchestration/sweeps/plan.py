@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
-from dpsweep.accounting.pld import rounds_of_group
+from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
 from dpsweep.orchestration.sweeps.compare import require_defined
@@ -271,7 +271,7 @@ def _require_groups(trace: Trace, sizes: Sequence[int]) -> None:
     """Raises: UnsupportedMechanism for groups of a size that no bound covers, which would be found after training."""
     for size in sizes:
         if size > 1 and trace.is_private:
-            rounds_of_group(replace(trace, selection=None), size)
+            rounds_or_chain(replace(trace, selection=None), size)
 
 
 def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:

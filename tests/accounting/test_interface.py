@@ -33,10 +33,11 @@ EXPORTED = {
         planned_trace privacy_curve read_trace write_trace""",
     "dpsweep.accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2
         epsilon_of_many_rounds individual_claim individual_epsilons individual_reasons""",
-    "dpsweep.accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile GroupRounds LatticeLoss MIN_DELTA
-        TOLERANCE PairBounds RoundLaw SensitivityMixture delta_pld discretise epsilon_of_examples
-        epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law grows_at_least_linearly linear_growth
-        profile_of_rounds require_pld_delta rounds_of_examples rounds_of_group upper_of_prefixes vadhan_epsilon""",
+    "dpsweep.accounting.pld": """CertifiedDelta CertifiedEpsilon CertifiedProfile Chain GroupRounds LatticeLoss
+        MIN_DELTA TOLERANCE PairBounds RoundLaw SensitivityMixture delta_pld discretise epsilon_of_chain
+        epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law
+        grows_at_least_linearly linear_growth profile_of_chain profile_of_rounds require_pld_delta
+        rounds_of_examples rounds_of_group rounds_or_chain upper_of_prefixes vadhan_epsilon""",
     "dpsweep.accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
         OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles UnsafeFile
         check_contributions closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms

@@ -34,6 +34,13 @@ PLD: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "accounting/pld/chains.py",
+        ("tests/accounting/pld/test_chains.py",),
+        B("lines.starts[lowest] + slope * starts", "lines.starts[lowest] + starts", "later links cost no more", True),
+        B("    for _ in range(links):", "    for _ in range(links - 1):", "one link too few", True),
+        B("gaussian=self.links * dominating_mean", "gaussian=dominating_mean", "a group as one Gaussian example", True),
+    ),
+    *bugs_in(
         "accounting/pld/curve.py",
         COMPOSITION,
         B("* (1 + self.relative) + self.infinity)", "* (1 + self.relative))", "mass at infinity is dropped", True),

@@ -17,7 +17,7 @@ from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.filters import GaussianFilter, IndividualFilter, RenyiFilter
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
-from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld import delta_pld, epsilon_pld
 from dpsweep.accounting.pld.groups import epsilon_of_examples
 from dpsweep.accounting.records.traces import read_trace, write_trace
 

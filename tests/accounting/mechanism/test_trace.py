@@ -16,7 +16,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedM
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld import delta_pld, epsilon_pld
 from dpsweep.accounting.pld.groups import epsilon_of_examples, group_epsilons
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.accounting.records.traces import read_trace, write_trace

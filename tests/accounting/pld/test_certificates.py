@@ -13,8 +13,7 @@ from scipy import stats
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
-from dpsweep.accounting.pld import composition, fourier
-from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld import composition, delta_pld, epsilon_pld, fourier
 from dpsweep.accounting.pld.curve import Composed
 from dpsweep.accounting.pld.fourier import LatticePlan, compose, compose_upper
 from dpsweep.accounting.pld.group_rounds import GroupRounds

@@ -17,7 +17,7 @@ from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.pld.composition import CertifiedEpsilon, delta_pld, epsilon_pld
+from dpsweep.accounting.pld import CertifiedEpsilon, delta_pld, epsilon_pld
 from dpsweep.accounting.pld.group_rounds import rounds_of_group
 from dpsweep.accounting.pld.groups import epsilon_of_examples
 from tests.accounting.known import known

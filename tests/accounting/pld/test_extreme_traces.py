@@ -15,8 +15,14 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.samplings import SMALLEST_RATE, PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.pld import SensitivityMixture, epsilon_of_examples, examples_law, group_law
-from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld import (
+    SensitivityMixture,
+    delta_pld,
+    epsilon_of_examples,
+    epsilon_pld,
+    examples_law,
+    group_law,
+)
 from dpsweep.accounting.pld.loss import Bound
 from tests.accounting.known import known
 from tests.accounting.work import counted

@@ -6,7 +6,7 @@ import pytest
 from scipy import stats
 
 from dpsweep.accounting import PoissonSampling, Segment, Trace, account, privacy_curve
-from dpsweep.accounting.pld.composition import delta_pld, epsilon_pld
+from dpsweep.accounting.pld import delta_pld, epsilon_pld
 from dpsweep.accounting.pld.sensitivity import SensitivityMixture
 from tests.accounting.known import known
 

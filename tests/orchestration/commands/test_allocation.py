@@ -26,6 +26,9 @@ def test_it_is_certified_from_both_sides() -> None:
     certified = epsilon_pld(Trace(1000, (Segment(0, 12, RandomAllocationSampling(4, 2), 1.5),)), 1e-5)
     assert (found["epsilon"], found["lower_epsilon"]) == (certified.upper, certified.lower)
     assert (found["kind"], found["adjacency"], found["steps"]) == ("guarantee", "add_remove", 12)
+    groups = json.loads(run(*ALLOCATED, "--per-epoch", 2, "--group-size", "1,2", "--json").stdout)
+    assert [each["group_size"] for each in groups] == [1, 2]
+    assert certified.upper == groups[0]["epsilon"] < groups[1]["epsilon"]
     none = json.loads(run(*ALLOCATED[:-4], "--noise-multiplier", 0, "--delta", 1e-5, "--json").stdout)
     assert (none["epsilon"], none["private"], none["kind"]) == (None, False, "none")
 
@@ -48,7 +51,6 @@ def test_calibrate_meets_the_target() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((*ALLOCATED, "--group-size", 2), "no bound for groups of 2"),
         ((*ALLOCATED, "--accountant", "rdp"), "use the accountant 'pld'"),
         ((*ALLOCATED, "--adjacency", "replace_one"), "no accounting under 'replace_one'"),
         ((*ALLOCATED, "--noise-strategy", "banded:bands=2"), "no bound for banded noise"),

@@ -113,14 +113,6 @@ COMBINATIONS = {
         {"model": "own_models:Unused"},
         r"model 'own_models:Unused': its parameters pooler.weight, pooler.bias do not change the loss: noise alone",
     ),
-    "groups in random allocation": (
-        {
-            "sampling": {"method": "random_allocation", "batch_size": 256},
-            "privacy": {"noise_multiplier": 2.0, "delta": 1e-5},
-            "accounting": {"group_sizes": [1, 4]},
-        },
-        r"no bound for groups of 4 in randomly allocated batches is proven here; ask about one example",
-    ),
     "a frozen adapter": (
         {"model": {"name": "own_models:FrozenTrunk", "adapter": "lora_A"}},
         r"its adapters adapter.lora_A.weight, .* are all frozen, so that only head.weight, head.bias would train",

@@ -24,7 +24,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
-from dpsweep.accounting.pld.composition import delta_pld
+from dpsweep.accounting.pld import delta_pld
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data.base import Dataset, make_split
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
