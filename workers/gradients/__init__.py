@@ -1,8 +1,7 @@
 """Per-example gradient norms and weighted sums of per-example gradients, at about the cost of a plain step."""
 
-from dpsweep.workers.gradients.checks import check_model
+from dpsweep.workers.gradients.checks import check_model, in_its_precision, require_autocast
 from dpsweep.workers.gradients.engine import GradientEngine
-from dpsweep.workers.gradients.half_precision import in_its_precision, require_autocast
 from dpsweep.workers.gradients.hidden_state import HiddenState
 from dpsweep.workers.gradients.layers import OUTERMOST
 from dpsweep.workers.gradients.modes import RandomState, modes_kept, modes_of, set_modes

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 from torch import nn
@@ -14,6 +14,7 @@ from torch.nn.utils.parametrizations import _SpectralNorm
 from torch.nn.utils.parametrize import is_parametrized
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.factors import HALF_PRECISION
 from dpsweep.workers.gradients.layers import RULES
 
 
@@ -112,3 +113,29 @@ def unchanged(parameters: Mapping[str, nn.Parameter]) -> Iterator[None]:
     now = [parameter._version for parameter in parameters.values()]
     if now != versions:
         refuse_changed([name for name, was, is_ in zip(parameters, versions, now, strict=True) if was != is_])
+
+
+def has_half_precision(model: nn.Module) -> bool:
+    """Return whether frozen parts are in half precision; trainable parameters are in single or double precision."""
+    return any(parameter.dtype in HALF_PRECISION for parameter in model.parameters())
+
+
+def in_its_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[object]:
+    """Within this context the model runs: under autocast where it has frozen parts in half precision, which do not take
+    the float32 of what trains; any other model computes as ever."""
+    return torch.autocast(device.type, torch.bfloat16) if has_half_precision(model) else nullcontext()
+
+
+def require_autocast(model: nn.Module, autocast: torch.dtype | None) -> None:
+    """Refuse to train beside frozen parts in half precision without autocast.
+
+    Their rounding depends on the batch size, and only of trials under autocast is it known that norms are estimates.
+    Trainable parameters in half precision are refused with or without autocast (`checks.check_model`).
+    """
+    frozen = [each for each in model.parameters() if not each.requires_grad and each.dtype in HALF_PRECISION]
+    if autocast is None and frozen:
+        dtypes = sorted({str(each.dtype) for each in frozen})
+        raise InvalidInput(
+            f"its frozen parameters are {', '.join(dtypes)}, which train beside float32 under autocast only; set "
+            "execution.autocast: true"
+        )

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.capture import Capture, capturing
-from dpsweep.workers.gradients.checks import check_model, unchanged
+from dpsweep.workers.gradients.checks import check_model, has_half_precision, unchanged
 from dpsweep.workers.gradients.compared_passes import (
     Capturing,
     ComparedPasses,
@@ -33,7 +33,6 @@ from dpsweep.workers.gradients.deferred_checks import Look, Looks, Outputs, Toge
 from dpsweep.workers.gradients.deterministic_passes import draws
 from dpsweep.workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
 from dpsweep.workers.gradients.fallback import WithoutBatch
-from dpsweep.workers.gradients.half_precision import has_half_precision
 from dpsweep.workers.gradients.layers import Form, are_aligned, around, find_layers, keep_axes, on_copies, without_batch
 from dpsweep.workers.gradients.linear import gram_together
 from dpsweep.workers.gradients.micro_batches import (
