@@ -228,12 +228,9 @@ def headline(snapshot: SweepSnapshot) -> Text:
         word = f"stale: no sign of its driver for {seconds(snapshot.age())}"
         return Text(f"{for_terminal(snapshot.name)}: {word}; then {trials}", style="bold yellow")
     ending = f", {left}" if snapshot.state == "running" else f"; {snapshot.reason}" if snapshot.reason else ""
-    state = snapshot.recording.line() if _is_recording(snapshot) and snapshot.recording else snapshot.state
+    records = snapshot.state == "recording" and snapshot.recording is not None and snapshot.recording.goes_on
+    state = snapshot.recording.line() if snapshot.recording and records else snapshot.state
     return Text(f"{for_terminal(snapshot.name)}: {for_terminal(state)}, {trials}{ending}", style="bold")
-
-
-def _is_recording(snapshot: SweepSnapshot) -> bool:
-    return snapshot.state == "recording" and snapshot.recording is not None and snapshot.recording.goes_on
 
 
 def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:

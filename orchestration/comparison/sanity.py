@@ -139,7 +139,8 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
         return f"The cost of privacy is unknown: {few}."
     unknown = "the baseline learnt almost nothing; the cost of privacy is unknown."
     if all(has_diverged(setting) for setting in baselines):
-        return f"No use as a reference: {unknown} {first_few([each.name for each in baselines])} {_lost(best, main)}."
+        lost = f"diverged, or did no better than always predicting {best_constant(main)}"
+        return f"No use as a reference: {unknown} {first_few([each.name for each in baselines])} {lost}."
     if best_reference := _reference(best):
         name, score = best_reference
         ends = _ends(best, evidence, main)
@@ -182,10 +183,6 @@ def _unchanged(quality: PublishedQuality) -> PublishedQuality:
 
 def _without_change(scores: Mapping[str, float]) -> dict[str, float]:
     return {name: score for name, score in scores.items() if not name.endswith("_change")}
-
-
-def _lost(best: Setting, main: Metric) -> str:
-    return f"diverged, or did no better than always predicting {best_constant(main)}"
 
 
 def _reference(setting: Setting) -> tuple[str, float] | None:

@@ -93,15 +93,11 @@ def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) 
     found = (read_result_of(point.key, files.trial(point.key).result) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
-    open_keys = [key for key in results if not is_closed(files.trial(key).private)] if _are_open(manifest) else []
+    has_key = manifest.key_check is None or is_encrypting()  # else private files cannot be read
+    open_keys = [key for key in results if has_key and not is_closed(files.trial(key).private)]
     accounts = {key: read_accounts(files.trial(key)) for key in open_keys}
     audits = {key: read_audits(files, key) for key in open_keys} if not is_closed(files.private) else {}
     return StoredTrials(points, results, attempts, accounts, audits)
-
-
-def _are_open(manifest: Manifest) -> bool:
-    """Return whether this process can read private files: they are not encrypted, or it has a key."""
-    return manifest.key_check is None or is_encrypting()
 
 
 def owned_record(files: SweepFiles) -> SweepRecord:

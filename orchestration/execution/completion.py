@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
 
 import numpy as np
-from numpy.typing import NDArray
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.so_far import cost_of_steps, cost_so_far
@@ -68,7 +67,7 @@ def quality_of_estimates(
     shards = NormShards(files.exact_norms)
     tracked = [shards.read(part) for part in shards.parts]
     ids = np.concatenate([part.example_ids for part in tracked])
-    own = _of_examples(epsilons, ids)
+    own = Epsilons.concatenate([part.of(np.isin(part.example_ids, ids)) for part in epsilons])
     paid = [individual_epsilons(part.steps, part.contributions, trace, own.delta, own.method).upper for part in tracked]
     order = np.argsort(own.example_ids)
     rows = order[np.searchsorted(own.example_ids, ids, sorter=order)]
@@ -82,11 +81,6 @@ def quality_of_estimates(
         largest_error=float(errors.max()),
         density=density(actual, estimated),
     )
-
-
-def _of_examples(epsilons: Iterable[Epsilons], ids: NDArray[np.int64]) -> Epsilons:
-    """Return the epsilons of the given examples, in the order of the parts."""
-    return Epsilons.concatenate([part.of(np.isin(part.example_ids, ids)) for part in epsilons])
 
 
 @dataclass(frozen=True)

@@ -9,8 +9,7 @@ from dataclasses import replace
 
 from dpsweep.accounting.records import delete, delete_folder, is_local, list_files, make_folders, write_private
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.safety import require_safe
+from dpsweep.orchestration.records.layout import SweepFiles, require_safe
 from dpsweep.workers.own_code.imports import GivenData, UserCode
 
 

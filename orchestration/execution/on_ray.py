@@ -207,7 +207,8 @@ def on_cluster(
     Raises: InvalidInput if its resources do not suffice, or a node cannot read the sweep's files or has another key.
     """
     with connected(address, files.log, code) as shipped:
-        part = {"CPU": reserved_cpus(sweep.accounting), **_custom_resource(sweep.accounting)}
+        custom = {sweep.accounting.resource: 1.0} if sweep.accounting.resource else {}
+        part = {"CPU": reserved_cpus(sweep.accounting), **custom}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
         check_ranks(sweep.resources, _JOIN_TIMEOUT)
         check_versions(warn)
@@ -232,10 +233,6 @@ def _needs_of_trials(sweep: SweepSpec) -> dict[str, Mapping[str, float]]:
         ): each.on_each_node
         for each in sweep.resources
     }
-
-
-def _custom_resource(settings: AccountingSettings) -> dict[str, float]:
-    return {settings.resource: 1.0} if settings.resource else {}
 
 
 def _queue(settings: AccountingSettings, part: Mapping[str, float], warn: Warn) -> AccountingQueue:

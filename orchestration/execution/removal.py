@@ -19,9 +19,8 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.storage_checks import abort_uploads
 from dpsweep.orchestration.records.attempts import AttemptLog
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.layout import SweepFiles, absolute, require_no_links
 from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.safety import require_no_links
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.workers.machine.checkpoint import forget_checkpoint
 

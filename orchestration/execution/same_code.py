@@ -36,17 +36,14 @@ def begun_with_other_code(
     found = []
     for point in points:
         trial = files.trial(point.key)
-        if point.key in anew or not _is_compared(point, code) or not exists(trial.spec):
+        is_compared = names_weights(point.spec) or any(map(code.named, own_locations(point.spec)))
+        if point.key in anew or not is_compared or not exists(trial.spec):
             continue
         changed = changed_code(trial, point.spec, code)
         if changed:
             has_shown = exists(trial.training) or exists(trial.result) or _has_shown(files, point)
             found.append(OtherCode(point, changed, has_shown))
     return tuple(found)
-
-
-def _is_compared(point: GridPoint, code: UserCode) -> bool:
-    return names_weights(point.spec) or any(map(code.named, own_locations(point.spec)))
 
 
 def _has_shown(files: SweepFiles, point: GridPoint) -> bool:

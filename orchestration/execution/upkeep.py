@@ -21,10 +21,9 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.records import report_digests
 from dpsweep.orchestration.records.integrity import damages
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.layout import SweepFiles, require_no_links
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.results import StoredResult, TrialResult
-from dpsweep.orchestration.records.safety import require_no_links
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
 
 _READERS = 8

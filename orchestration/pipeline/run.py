@@ -18,8 +18,8 @@ from dpsweep.orchestration.comparison.stored import stored_evidence
 from dpsweep.orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
 from dpsweep.orchestration.pipeline.stage import run_stage
 from dpsweep.orchestration.pipeline.tuning import run_private_selection, run_tuning
+from dpsweep.orchestration.records.layout import require_safe
 from dpsweep.orchestration.records.manifest import read_manifest
-from dpsweep.orchestration.records.safety import require_safe
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.sweeps.text import parse_text, with_section
 

@@ -10,7 +10,7 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import closed_to_strangers, exists, make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.stored import kept_trials
-from dpsweep.orchestration.execution.backend import Backend, Opening
+from dpsweep.orchestration.execution.backend import Backend
 from dpsweep.orchestration.execution.backends import backend, opening, plan_at, solver
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.environment import open_cluster
@@ -45,7 +45,8 @@ from dpsweep.workers.own_code.own_weights import names_weights
 
 def run_stage(request: RunRequest, display: Display) -> Outcome:
     """Run one sweep file to its report; `run_sweep` says what a sweep with ``tune`` runs. Raises: as `run_sweep`."""
-    sweep, files, tracking_uri = request.sweep, request.files, _tracking_uri(request)
+    sweep, files = request.sweep, request.files
+    tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     _require_services(request, tracking_uri)
     is_continued = exists(files.manifest)
     plan, manifest = _planned(request)
@@ -53,13 +54,12 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
         display.warn(warning)
     earlier = earlier_driver(files.status)
     status = _initial_status(request, plan, earlier.spent if earlier else NOTHING_SPENT, display)
+    begins = opening(request.address) if request.retry else backend(request.address, plan, files)
     with (
         closed_to_strangers(),
         exclusive(files.local_folder, files.root),
         claimed(files.claim),
-        _backend(request, plan, files)(
-            request.address, sweep, files, request.code, display.warn, request.turn
-        ) as execution,
+        begins(request.address, sweep, files, request.code, display.warn, request.turn) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)
@@ -98,10 +98,6 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
     return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, shown.decision)
 
 
-def _tracking_uri(request: RunRequest) -> str:
-    return request.tracking_uri or embedded_tracking_uri(request.files.local_folder)
-
-
 def _require_services(request: RunRequest, tracking_uri: str) -> None:
     """Raise `InvalidInput` for limits of no use here, and for storage that cannot be used."""
     request.limits.require_use(max(each.gpus for each in request.sweep.resources))
@@ -132,10 +128,6 @@ def _initial_status(request: RunRequest, plan: Plan, spent: Spent, display: Disp
     """
     gpus = {planned.key: request.sweep.reserved(planned.spec).gpus for planned in plan.trials}
     return SweepStatus(initial_status(plan), display.ended, request.limits, gpus, spent)
-
-
-def _backend(request: RunRequest, plan: Plan, files: SweepFiles) -> Opening:
-    return opening(request.address) if request.retry else backend(request.address, plan, files)
 
 
 def _status_file(

@@ -78,11 +78,6 @@ def stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:
     return before.adapted.winners
 
 
-def _title(request: RunRequest) -> str:
-    """Return the name of the tuning in MLflow, which tells it from the sweep itself."""
-    return f"{request.name or request.sweep.name} (tuning)"
-
-
 def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     """Train the candidates of every setting, round by round if later candidates depend on scores."""
     files, tune = request.files, request.sweep.tune
@@ -90,11 +85,11 @@ def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
     retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the tuned stage
     stage = begun(read_manifest(SweepFiles(files.tuning)), tuning_stage(request.sweep, request.text))
+    name = f"{request.name or request.sweep.name} (tuning)"  # in MLflow, beside the sweep itself
     while True:
         sweep = parse_sweep(stage)
-        outcome = run_stage(
-            replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry, name=_title(request)), display
-        )
+        asked = replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry, name=name)
+        outcome = run_stage(asked, display)
         further = next_candidates(tune, sweep.adapted or Adapted(), scores_of(outcome.record))
         if outcome.stopped or further is None:
             return outcome

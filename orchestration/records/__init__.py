@@ -17,7 +17,6 @@ __all__ = [
     "remembered",
     "report_digests",
     "results",
-    "safety",
     "states",
     "status",
     "status_snapshot",

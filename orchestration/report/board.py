@@ -28,7 +28,7 @@ from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.packing import packed_plotly, script_safe
 from dpsweep.workers.tasks import task_called
@@ -246,12 +246,8 @@ def _parallel(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
         is_chosen = each.name in rows[0]
         if each.name in _AXES and not is_chosen and all(value is not None for value in values):
             axes.append({"label": each.heading, "values": values})
-    score = task_called(_task(private)).main.replace("_", " ")
+    score = task_called(task_of(private)).main.replace("_", " ")
     return [*axes, {"label": score, "values": [main(trial) for trial in private]}]
-
-
-def _task(trials: Sequence[PublishedTrial]) -> str:
-    return next((trial.quality.task for trial in trials if trial.quality), "classification")
 
 
 def _axis(name: str, values: Sequence[Label | None]) -> dict[str, Any]:

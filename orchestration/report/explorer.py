@@ -24,7 +24,10 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
     """
     names, shown = group_names([trial for setting in found.settings for trial in setting.trials]), _shown(found)
     return {
-        "metrics": {metric.name: _axis(metric.heading, metric.format in SHARES) for metric in shown},
+        "metrics": {
+            metric.name: {"title": metric.heading.removesuffix(", points"), "share": metric.format in SHARES}
+            for metric in shown
+        },
         "settings": [
             {
                 "name": setting.name,
@@ -44,10 +47,6 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
             for setting in found.settings
         ],
     }
-
-
-def _axis(heading: str, is_share: bool) -> dict[str, Any]:
-    return {"title": heading.removesuffix(", points"), "share": is_share}
 
 
 def _shown(found: Findings) -> list[Metric]:

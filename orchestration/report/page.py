@@ -91,7 +91,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         accounts_section(data.trials),
         _meanings(data),
     )
-    body, rows = _without_rows(_subscripts("\n".join(part for part in sections if part)))
+    body, rows = _without_rows("\n".join(filter(None, sections)).replace("εᵢ", "ε<sub>i</sub>"))
     template = Template(files("dpsweep.orchestration.report").joinpath("template.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),
@@ -190,10 +190,6 @@ def _in_words(data: PublishedSweep, found: Findings) -> str:
 def _date(created: str) -> str:
     """Return an ISO 8601 date as ``YYYY-MM-DD hh:mm UTC``; any other text unchanged."""
     return re.sub(r"^(\d{4}-\d\d-\d\d)T(\d\d:\d\d)[:.\d]*(\+00:00|Z)$", r"\1 \2 UTC", created)
-
-
-def _subscripts(html: str) -> str:
-    return html.replace("εᵢ", "ε<sub>i</sub>")
 
 
 def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn: Collection[str]) -> str:

@@ -42,7 +42,8 @@ def summary_pdf(page: str) -> bytes:
         source, printed = Path(folder) / "report.html", Path(folder) / "summary.pdf"
         source.write_text(one_page(page), encoding="utf-8")
         asked = [*_FLAGS, f"--user-data-dir={folder}/profile", f"--print-to-pdf={printed}", source.as_uri()]
-        said = _run([browser, *_without_sandbox(), *asked])
+        unboxed = ["--no-sandbox"] if os.geteuid() == 0 else []  # the browser refuses its sandbox to root
+        said = _run([browser, *unboxed, *asked])
         if not printed.is_file():
             raise InvalidInput(f"{browser} printed nothing: {said or 'it gave no reason'}; print report.html by hand")
         return printed.read_bytes()
@@ -51,11 +52,6 @@ def summary_pdf(page: str) -> bytes:
 def one_page(page: str) -> str:
     """Return ``page`` with its first screen alone, laid out and drawn for the paper."""
     return page.replace("</head>", _ONE_PAGE, 1).replace("<body>", '<body class="printed">', 1)
-
-
-def _without_sandbox() -> Sequence[str]:
-    """Return the browser refuses its sandbox to root; the page that it opens is our own, and no address resolves."""
-    return ["--no-sandbox"] if os.geteuid() == 0 else []
 
 
 def _run(command: Sequence[str]) -> str:

@@ -88,15 +88,11 @@ def scale_of(
     rate = (1.0 if task == "regression" else 4.0) * min(1.0, batch_size(rows) / _FULL_RATE) / spread
     bound = _BOUND * math.sqrt(squared)
     inputs = numbers + sum(map(len, categories)) + texts * PLACES
-    over_noise = batch_size(rows) / math.sqrt(_weights(inputs, outputs)) / _OVER_NOISE
+    weights = (inputs + 1) * HIDDEN + (HIDDEN + 1) * outputs  # of a model with a hidden layer
+    over_noise = batch_size(rows) / math.sqrt(weights) / _OVER_NOISE
     bound *= min(max(over_noise, 1.0), _LARGEST_BOUND)
     bound *= min(1.0, max(deviation, _LEAST_DEVIATION) / _DEVIATION) if deviation is not None else 1.0
     return Scale(name, noise, numbers, squared, over_noise >= 1.0, digits(rate), digits(bound))
-
-
-def _weights(inputs: int, outputs: int) -> int:
-    """Return the number of weights of a model with a hidden layer."""
-    return (inputs + 1) * HIDDEN + (HIDDEN + 1) * outputs
 
 
 def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:

@@ -71,7 +71,7 @@ class _Module:
 
     def text(self) -> str:
         """Return the module."""
-        first = [f"{BYTECODE}{_python()}"] if self.is_compiled else []
+        first = [f"{BYTECODE}{sys.version_info.major}.{sys.version_info.minor}"] if self.is_compiled else []
         future = ["from __future__ import annotations"] if self.postpones_annotations else []
         blocks = ["\n".join((*first, *future, *self.imports)), *self.statements]
         return "\n\n".join(filter(None, blocks)) + "\n"
@@ -168,10 +168,6 @@ def _untracked(reduced: Any) -> Any:
     made, arguments, *rest = reduced
     place = _TRACKED[made.__name__]
     return made, (*arguments[:place], None, *arguments[place + 1 :]), *rest
-
-
-def _python() -> str:
-    return f"{sys.version_info.major}.{sys.version_info.minor}"
 
 
 def _kind(value: object) -> str:

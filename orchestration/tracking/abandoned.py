@@ -7,8 +7,7 @@ from pathlib import Path
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.formats import MASK, masked
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.safety import require_safe_tracking
+from dpsweep.orchestration.records.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.tracking.given_stores import is_given
 

@@ -16,9 +16,8 @@ from dpsweep.orchestration.comparison.best import Best
 from dpsweep.orchestration.comparison.formats import masked, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.values import delta, epsilon
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.safety import require_safe_tracking
 from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import probe, reported
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, timed

@@ -5,8 +5,7 @@ from __future__ import annotations
 import shlex
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.safety import require_safe_tracking
+from dpsweep.orchestration.records.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
 from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 

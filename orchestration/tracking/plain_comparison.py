@@ -266,9 +266,6 @@ def valid_name(text: str) -> str:
 def spreads(trials: Sequence[PublishedTrial]) -> dict[str, Spread]:
     """Return the mean and deviation of every final metric that all of these trials have."""
     found = [final_metrics(trial) for trial in trials]
-    spreads = {name: spread(each[name] for each in found) for name in _shared_names(found)}
+    shared = [name for name in found[0] if all(name in other for other in found)]
+    spreads = {name: spread(each[name] for each in found) for name in shared}
     return {name: over for name, over in spreads.items() if over is not None}
-
-
-def _shared_names(mappings: Sequence[Mapping[str, Any]]) -> list[str]:
-    return [name for name in mappings[0] if all(name in other for other in mappings)]

@@ -6,7 +6,6 @@ from collections.abc import Callable, Mapping
 from typing import Final
 
 from dpsweep.accounting.mechanism.trace import Release, SideQuery
-from dpsweep.accounting.registry import build
 from dpsweep.workers.clipping.automatic import AutomaticClipping
 from dpsweep.workers.clipping.bounds import PrivateMedian, released_bound
 from dpsweep.workers.clipping.clipping_method import (
@@ -29,7 +28,7 @@ from dpsweep.workers.clipping.none import NoClipping
 from dpsweep.workers.clipping.own import own_clipping, rehearse
 from dpsweep.workers.clipping.per_layer import PerLayerClipping
 from dpsweep.workers.clipping.quantile import QuantileClipping
-from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode, build_named, is_import_path
 from dpsweep.workers.spec import Component
 
 __all__ = [
@@ -76,9 +75,8 @@ def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMet
     `ClippingMethod`.
     """
     name, params = component.name, component.params
-    if not is_import_path(name):
-        return build(CLIPPING, name, params, _WHAT)
-    return own_clipping(name, build({name: import_function(name, _WHAT, code)}, name, params, _WHAT))
+    method = build_named(CLIPPING, name, params, _WHAT, code)
+    return method if name in CLIPPING else own_clipping(name, method)
 
 
 def side_queries(method: ClippingMethod) -> tuple[SideQuery, ...]:

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import read_private
-from dpsweep.accounting.registry import build
 from dpsweep.workers.data.adult import adult
 from dpsweep.workers.data.base import (
     Dataset,
@@ -53,8 +52,7 @@ from dpsweep.workers.own_code.imports import (
     NO_CODE,
     UserCode,
     blamed_on,
-    import_function,
-    is_import_path,
+    build_named,
     with_checked_types,
 )
 from dpsweep.workers.own_code.own_sources import GIVEN
@@ -90,9 +88,7 @@ def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
     """
     if spec.name == GIVEN:
         return _given(spec, code)
-    if not is_import_path(spec.name):
-        return build(SOURCES, spec.name, spec.params, "data source")
-    source = build({spec.name: import_function(spec.name, "data source", code)}, spec.name, spec.params, "data source")
+    source = build_named(SOURCES, spec.name, spec.params, "data source", code)
     if not isinstance(source, Source):
         raise InvalidInput(f"data source {spec.name!r} returned {type(source).__name__}, but must return a Source")
     return source

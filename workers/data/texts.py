@@ -276,7 +276,7 @@ class _File:
         if not given:
             raise InvalidInput(f"the table {found} has no rows; give a file with at least one")
         has_text = np.concatenate(given)
-        columns = _empty(len(has_text))
+        columns = pa.table({"": pa.array(np.zeros(len(has_text), dtype=np.int8))})  # rows, where no column has a role
         if roles.used:
             columns = used_columns(owned(pa.Table.from_batches(kept), owners, path), roles, texts, path)
         is_complete = np.zeros(len(has_text), dtype=bool)
@@ -318,11 +318,6 @@ def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
         raise InvalidInput(f"column {name!r} of {path} holds {values.type}, but must hold text; name another by `text`")
     return values
-
-
-def _empty(rows: int) -> pa.Table:
-    """Return a table with this number of rows and one constant column, for a file in which no column has a role."""
-    return pa.table({"": pa.array(np.zeros(rows, dtype=np.int8))})
 
 
 def _csv_batches(

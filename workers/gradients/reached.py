@@ -53,7 +53,7 @@ def require_reached(
     unused = _after_moves(model, losses, places, missing)
     if len(unused) == len(trained):
         return ("gets no gradient from the examples that were tried: where that stays so, noise alone moves it",)
-    refused = [name for name in unused if not _is_allowed(name, allowed)]
+    refused = [name for name in unused if not any(fnmatchcase(name, each) for each in allowed)]
     if refused:
         raise InvalidInput(
             f"its parameters {listed(refused)} do not change the loss: noise alone would move them. Use them, or set "
@@ -71,10 +71,6 @@ _ONLY_AFTER_NOISE: Final = (
     "no gradient until noise has moved parameters, as two factors have none that both begin at 0; without noise they "
     "may never train"
 )
-
-
-def _is_allowed(name: str, patterns: Sequence[str]) -> bool:
-    return any(fnmatchcase(name, pattern) for pattern in patterns)
 
 
 def _trained(model: nn.Module) -> dict[str, nn.Parameter]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import ModuleType
@@ -17,11 +17,13 @@ from typing import Any, Final, ParamSpec, TypeVar
 from pydantic import ValidationError, validate_call
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
+from dpsweep.accounting.registry import build
 from dpsweep.workers.own_code.own_modules import BYTECODE, SourceFile, load_module
 from dpsweep.workers.own_code.own_sources import module_file, sources_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -159,6 +161,18 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
             return found(*args, **kwargs)
 
     return call
+
+
+def build_named(
+    registry: Mapping[str, Callable[..., T]], name: str, params: Mapping[str, Any], what: str, code: UserCode
+) -> T | Any:
+    """Build the registered component ``name`` or, for an import path, call the user's own function with ``params``.
+
+    Raises: InvalidInput as `build` and `import_function`.
+    """
+    if is_import_path(name):
+        return build({name: import_function(name, what, code)}, name, params, what)
+    return build(registry, name, params, what)
 
 
 @contextlib.contextmanager

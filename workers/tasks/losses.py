@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.accounting.registry import build
-from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode, build_named
 from dpsweep.workers.spec import Component
 from dpsweep.workers.tasks import IGNORED
 
@@ -161,15 +160,14 @@ def build_loss(
     tensor([0.0000, 0.5000])
     """
     name = component.name
-    if not is_import_path(name):
-        known = build(LOSSES, name, component.params, "loss")
+    loss = build_named(LOSSES, name, component.params, "loss", code)
+    if name in LOSSES:
         if task is not None and TASK_OF[name] != task:
             fitting = " or ".join(each for each, of in TASK_OF.items() if of == task)
             raise InvalidInput(
                 f"loss {name!r} is for {TASK_OF[name]}, but the data are for {task}; set loss: {fitting}"
             )
-        return known if columns is None else _of_columns(known, columns)
-    loss: object = build({name: import_function(name, "loss", code)}, name, component.params, "loss")
+        return loss if columns is None else _of_columns(loss, columns)
     if not callable(loss):
         raise InvalidInput(
             f"loss {name!r} returned {type(loss).__name__}, but must return a function of logits [b, classes] and "

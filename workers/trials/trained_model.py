@@ -130,12 +130,9 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
         return None
     for name, kind in _PREPARATIONS.items():
         if type(preparation) is kind:
-            return {"name": name, **{key: _plain(value) for key, value in asdict(preparation).items()}}
+            fields = asdict(preparation).items()
+            return {"name": name, **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
     return None
-
-
-def _plain(value: Any) -> Any:
-    return list(value) if isinstance(value, tuple) else value
 
 
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:

@@ -14,8 +14,8 @@ import pytest
 from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records import files as storage
 from dpsweep.accounting.records import local_files
+from dpsweep.accounting.records.files import largest
 from dpsweep.accounting.records.local_files import UnsafeFile
-from dpsweep.accounting.records.sizes import largest
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
 STRANGER = 65534
