@@ -1,4 +1,4 @@
-"""The file names of a sweep, defined only here, and whether its folder is safe. A trial's: `accounting.records.trial_files`."""
+"""The file names of a sweep, defined only here, and whether its folder is safe. A trial has `TrialFiles`."""
 
 from __future__ import annotations
 

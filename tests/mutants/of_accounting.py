@@ -90,11 +90,6 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "an unproved bound is a guarantee",
             True,
         ),
-        B(
-            "if method.bounds is bounds_pld and delta < pld.MIN_DELTA:",
-            "if method.bounds is bounds_pld:",
-            "auto never asks for the tight bound",
-        ),
     ),
     *bugs_in(
         "accounting/mechanism/rounds.py",
@@ -165,8 +160,6 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/calibration/parameter_search.py",
         CALIBRATION,
-        B("min(2 * high, at_most)", "min(2 * high, at_most - 1)", "the longest run is one short"),
-        B("            return at_most\n", "            return low\n", "the longest run is half as long as it may be"),
         B("if rounded >= value else round(rounded + 10.0**-places, places)", "", "rounding goes to the nearest", True),
         B("1.0 + _ROUNDING", "1.0 + 1e-3", "a budget may be exceeded by a thousandth", True),
         B(
@@ -227,11 +220,6 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "if segment.start_step < step\n",
-            "if segment.start_step <= step\n",
-            "a cut trace keeps a segment of no steps",
-        ),
-        B(
             "require_adjacency(segment.sampling, of_records(self.adjacency))",
             "pass",
             "any sampling goes under any adjacency",
@@ -262,11 +250,6 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("/ grid) * grid", "/ grid * 4096) * grid / 4096", "released values keep their low-order bits", True),
-        B(
-            "key=lambda estimate: estimate.epsilon)\n    return OwnerReport",
-            "key=lambda estimate: -estimate.epsilon)\n    return OwnerReport",
-            "owners are told the larger bound",
-        ),
         B(
             "mean * spec.group_count_noise_multiplier) * width",
             "0.0) * width",
@@ -328,7 +311,6 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "an epoch loses its last batch",
             True,
         ),
-        B("if self.steps_per_epoch > dataset_size:", "if False:", "epochs of more batches than examples are accepted"),
     ),
     *bugs_in(
         "accounting/mechanism/schedules.py",
@@ -364,7 +346,6 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
         B("places[order] = np.arange(len(order))", "places[:] = order", "rows are those of other users", True),
         B("found.update(repr(each.norms.identity).encode())", "pass", "epsilons of other norms are taken up", True),
-        B("    delete_folder(files.rows_by_user)\n", "", "sorted rows are left behind"),
     ),
     *bugs_in(
         "accounting/records/user_rows.py",
@@ -377,11 +358,5 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B('if note.get("inputs") != inputs:', "if not note:", "rows of other users are taken up", True),
-        B("found if _is_intact(", "found if True or _is_intact(", "damaged rows stay damaged"),
-    ),
-    *bugs_in(
-        "accounting/records/read_ahead.py",
-        ("tests/accounting/records/test_read_ahead.py",),
-        B("if len(waiting) >= AHEAD:", "if False:", "memory fills with what is read before its turn"),
     ),
 )

@@ -65,8 +65,6 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "the stated sensitivity of the query",
             True,
         ),
-        B("facts.batch_size + 0.5, 0.0)", "facts.batch_size, 0.0)", "the fraction is one half short"),
-        B("exponent = -self.learning_rate", "exponent = self.learning_rate", "the bound moves away from the quantile"),
     ),
     *bugs_in(
         "workers/clipping/dpsgd_f.py",
@@ -78,7 +76,6 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "the query moves by twice what it states",
             True,
         ),
-        B("(above + within).clamp(min=1.0)", "(above + within).clamp(min=1e-9)", "noise alone makes groups of nobody"),
     ),
     *bugs_in(
         "workers/clipping/naive.py",
@@ -94,11 +91,6 @@ METHODS: Final[tuple[Mutant, ...]] = (
         "workers/clipping/individual.py",
         CLIPPING,
         B(".clamp(max=state.bound)\n", "\n", "thresholds exceed the bound", True),
-        B(
-            "nan_to_num(nan=state.bound, posinf=state.bound)",
-            "nan_to_num(nan=0.0, posinf=0.0)",
-            "an infinite norm at a refresh blocks an example",
-        ),
     ),
     *bugs_in(
         "workers/clipping/per_layer.py",
@@ -140,7 +132,6 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "all rounds of the median cost one",
             True,
         ),
-        B("(below - 0.5).sum()", "below.sum() - 1.0", "the rounds of the median move by 1"),
     ),
     *bugs_in(
         "workers/clipping/__init__.py",
@@ -156,15 +147,6 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "return ()",
             "the initial median is not accounted for",
             True,
-        ),
-    ),
-    *bugs_in(
-        "workers/clipping/group_counts.py",
-        CLIPPING,
-        B(
-            "self.count_memory * state.counts + (1.0 - self.count_memory)",
-            "(1.0 - self.count_memory) * state.counts + self.count_memory",
-            "the memory is turned around",
         ),
     ),
 )

@@ -50,11 +50,6 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/commands/listing.py",
-        ("tests/orchestration/test_hostile_text.py",),
-        B("(Text(for_terminal(cell)) for", "(for_terminal(cell) for", "names of jobs are markup"),
-    ),
-    *bugs_in(
         "accounting/records/arrow_parts.py",
         FOUND,
         B(
@@ -63,18 +58,6 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
             "rows without values are accounted for",
             True,
         ),
-        B(
-            "if _LINE.fullmatch(line) else None",
-            "if line else None",
-            "a forged manifest ends in a traceback",
-            False,
-            ("tests/accounting/records/test_shards.py::test_a_forged_line_of_a_manifest_is_refused",),
-        ),
-    ),
-    *bugs_in(
-        "accounting/records/traces.py",
-        FOUND,
-        B("(AttributeError, KeyError, TypeError, ValueError)", "AttributeError", "a forged trace ends in a traceback"),
     ),
     *bugs_in(
         "accounting/records/files.py",
@@ -92,16 +75,6 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
             "    if False:",
             "files of others are changed",
         ),
-    ),
-    *bugs_in(
-        "orchestration/tracking/requests.py",
-        ("tests/orchestration/tracking/test_hostile_server.py",),
-        B("if len(self._left) >= MOST_LEFT:", "if False:", "a server that never answers is asked without end"),
-    ),
-    *bugs_in(
-        "orchestration/execution/job_package.py",
-        ("tests/orchestration/commands/test_submit.py",),
-        B("(FileNotFoundError, ValidationError)", "ValidationError", "a job without description is a traceback"),
     ),
     *bugs_in(
         "accounting/records/sealed.py",

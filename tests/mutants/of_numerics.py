@@ -137,11 +137,6 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B("counts == 1", "counts >= 1", "users of several records pay for one", True),
     ),
     *bugs_in(
-        "accounting/individual/algorithm_2.py",
-        INDIVIDUAL,
-        B("np.rint(values * finest), 1,", "np.rint(values * finest), 0,", "0 rounds to 0, against the paper"),
-    ),
-    *bugs_in(
         "accounting/records/shards.py",
         SHARDS,
         B("if self.steps[0] != 0:", "if False:", "the first steps go uncounted", True),
@@ -186,14 +181,11 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "accounting/records/snapshot_objects.py",
         OBJECTS,
         B("if hashlib.sha256(data).digest() != place.digest:", "if False:", "flipped bytes are read", True),
-        B("if whole != place.whole:", "if False:", "what follows an object is not noticed"),
         B('encrypted(f"{uri}#{number}", piece)', "piece", "norms are not encrypted", True, ENCRYPTED),
     ),
     *bugs_in(
         "accounting/records/shards.py",
         ("tests/accounting/records/test_background.py",),
-        B("            self._failure = error\n", "", "what follows a failure is begun"),
-        B("len(self._pending) >= AT_MOST", "False", "memory fills with snapshots"),
         B("cancel_futures=True", "cancel_futures=False", "a second writer stands beside the first"),
     ),
     *bugs_in(

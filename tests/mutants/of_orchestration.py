@@ -87,16 +87,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("        refuse(others, files, ANEW)\n", "", "results of two versions of a model stand beside each other"),
     ),
     *bugs_in(
-        "workers/own_code/own_modules.py",
-        ("tests/workers/own_code/test_own_modules.py",),
-        B("return self.file.content if path == self.file.path else super()", "return super()", "an edited file is run"),
-        B(
-            "        if not all(_is_executed",
-            "        if False and not all(_is_executed",
-            "none is loaded anew",
-        ),
-    ),
-    *bugs_in(
         "orchestration/tracking/given_stores.py",
         ("tests/orchestration/tracking/test_given_stores.py",),
         B("recording.experiment, sweep_id", "sweep_id", "a folder from somebody else chooses the experiment"),

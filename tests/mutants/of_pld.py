@@ -18,7 +18,6 @@ PLD: Final[tuple[Mutant, ...]] = (
         COMPOSITION,
         B("or worse.opposite_delta(worse.upper) <= delta:", "or True:", "epsilon of one direction only", True),
         B("if composed.opposite_delta(epsilon) <= upper:", "if True:", "delta of one direction only", True),
-        B("max(delta * share / rounds.count, 1e-300)", "delta / 3", "rounds may lose a third of delta each"),
         B(
             "return max(worse.upper, other.upper), max",
             "return min(worse.upper, other.upper), max",
@@ -147,7 +146,6 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
             COMPOSITION,
         ),
-        B("max(case.amplitudes) / _GRID_POINTS", "max(case.amplitudes) / 4", "a coarse grid"),
     ),
     *bugs_in(
         "accounting/pld/allocation_transform.py",

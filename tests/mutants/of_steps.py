@@ -107,11 +107,6 @@ STEPS: Final[tuple[Mutant, ...]] = (
             NORMS,
         ),
         B(
-            "return self._model if self._average is None else",
-            "return self._model if True else",
-            "the average is not shown",
-        ),
-        B(
             "self._everyone.renew(rows, clipped.norms)",
             "pass",
             "norms of batches are forgotten",
@@ -348,12 +343,6 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "old norms of examples in no batch are kept",
             False,
             NORMS,
-        ),
-        B(
-            "return step == 0 or math.floor",
-            "return math.floor",
-            "nothing is due at step 0",
-            survives="equivalent: floor of -rate is -1, so step 0 is due by the second condition too",
         ),
     ),
     *bugs_in(

@@ -93,20 +93,10 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "examples are weighed by the norms of others",
         ),
         B(
-            "if decision.state is not self._sent:",
-            "if self._sent is None:",
-            "the other ranks keep to the first clipping bound",
-        ),
-        B(
             "before.is_current() and modes_of(model) == self._modes",
             "True",
             "draws of the other ranks do not make contributions estimates",
             survives="in the gate's trials rank 0 draws too, and a batch without its rows is rare",
-        ),
-        B(
-            "self._send_model(self._local.model)\n\n    def _send_model",
-            "pass\n\n    def _send_model",
-            "the other ranks keep the first model",
         ),
         B(
             "start_generator(generator, spec.noise_source,",
@@ -119,16 +109,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "return torch.tensor_split",
             "a resumed rank repeats its first draws",
         ),
-        B(
-            "if model is not self._local.model:\n            self._send_model(self._local.model)\n        self._random",
-            "self._random",
-            "the other ranks train the averaged model on",
-        ),
-    ),
-    *bugs_in(
-        "workers/trials/ranks.py",
-        ("tests/workers/trials/test_ranks.py",),
-        B("for each in others:", "for each in others[1:]:", "a rank's sum is left out"),
     ),
     *bugs_in(
         "accounting/records/local_files.py",
