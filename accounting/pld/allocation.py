@@ -11,9 +11,10 @@ below M in convex order a pair that is dominated. Sums of independent variables 
 - upper: mass between two points of a grid is moved onto them, so that its mean stays.
 - lower: mass between two points is merged into its mean.
 
-`dpsweep.accounting.pld.allocation_transform` forms sums where they fit on an even grid. Elsewhere they are formed here
-by doubling, on grids that follow the law as it narrows. Mass above a grid is moved to its end, and what that takes off
-the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
+`dpsweep.accounting.pld.allocation_blocks` forms the sums of at least 16 terms where the largest ratios are large, and
+`dpsweep.accounting.pld.allocation_transform` those that fit on an even grid. Others, whose means may be very small, are
+formed here by doubling, on grids that follow the law as it narrows. Mass above a grid is moved to its end, and what
+that takes off the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import special
 
+from dpsweep.accounting.pld.allocation_blocks import sum_of_ratios
 from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean
 from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, merge, spread
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
@@ -38,6 +40,12 @@ _FAR: Final = 1.0
 """Points that are even in log M, over the others."""
 _ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
+_HEAVY: Final = 0.45
+"""Shift above which grids of blocks take less time than one transform."""
+_MANY: Final = 16
+"""Least number of terms that are summed on grids of blocks: means of fewer may be far below the finest block."""
+_KEPT: Final = 1.0 - 1e-6
+"""Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
 _DECADES: Final = 4
 """What grids may lose is rounded down to a power of 10 with a multiple of this as exponent, so that laws are reused."""
 
@@ -202,6 +210,47 @@ def _placed(masses: Array, means: Array, grid: Array, bound: Bound) -> _Law:
     return _Law(nodes, placed, max(0.0, float(means[-1] - masses[-1] * grid[-1])))
 
 
+def _even_law(
+    allocated: AllocatedRound, direction: Direction, tail: float, bound: Bound, order: float
+) -> EvenLaw | None:
+    """Return the law of the mean on even points, or None where they are too many or too far apart."""
+    if allocated.shift > _HEAVY and allocated.steps >= _MANY:
+        found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), bound)
+        if found is not None and (direction == "remove" or found.lost_of_q <= tail):
+            return found
+    return law_of_mean(allocated.shift, allocated.steps, tail, bound, order)
+
+
+@functools.lru_cache(maxsize=256)  # both directions ask for the same laws
+def _by_blocks(shift: float, steps: int, tail: float, bound: Bound) -> EvenLaw | None:
+    """Return the law of the mean by `dpsweep.accounting.pld.allocation_blocks`, if that has a good one."""
+    found = sum_of_ratios(shift, steps, tail / steps, bound)
+    if found is None or (bound == "lower" and not float(found.masses.sum()) > _KEPT):
+        return None
+    return _within(found.values / steps, found.masses, found.lost / steps, tail, bound)
+
+
+def _within(values: Array, masses: Array, lost: float, tail: float, bound: Bound) -> EvenLaw:
+    """Return the law without ends that have about ``tail`` of Q below, and of P above.
+
+    Left out from below. From above, mass is moved as it is on grids: below onto 0 and the first value kept, above onto
+    the last.
+    """
+    positive = int(values[0] == 0.0)
+    first = max(min(int(np.searchsorted(np.cumsum(masses), tail)), len(values) - 1), positive)
+    beyond = np.cumsum((masses * values)[::-1])[::-1]
+    last = max(int(np.searchsorted(-beyond, -tail)) - 1, first)
+    kept = masses[first : last + 1].copy()
+    if bound == "lower":
+        return EvenLaw(values[first : last + 1], kept, 0.0, 0.0)
+    few, many = float(masses[:first].sum()), float(masses[last + 1 :].sum())
+    raised = min(float(values[:first] @ masses[:first] / values[first]), few)
+    kept[0] += raised
+    kept[-1] += many
+    more = float(values[last + 1 :] @ masses[last + 1 :]) - many * float(values[last])
+    return EvenLaw(values[first : last + 1], kept, lost + max(0.0, more), few - raised)
+
+
 def quadrature(allocated: AllocatedRound, tail: float) -> tuple[Array, Array]:
     """Return losses log P/Q and logs of their masses under Q, for choices on which no guarantee rests."""
     law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "lower", COARSE)
@@ -228,7 +277,7 @@ def allocated_loss(
     """
     sign = 1.0 if direction == "remove" else -1.0
     order = 1.0 + tilt if direction == "remove" else -tilt
-    even = law_of_mean(allocated.shift, allocated.steps, tail, bound, order) if fineness is FINE else None
+    even = _even_law(allocated, direction, tail, bound, order) if fineness is FINE else None
     if even is None:
         law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness)
         kept = (law.values > 0.0) & (law.masses > 0.0)

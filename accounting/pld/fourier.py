@@ -238,6 +238,10 @@ def _product(
     laws = rounds.laws + gaussian
     chunks = [laws[start :: min(_CHUNKS, len(laws))] for start in range(min(_CHUNKS, len(laws)))]
 
+    def of_blocks(chunk: Sequence[tuple[AllocatedRound, int]]) -> Product:
+        with np.errstate(all="ignore"):
+            return _times(of_allocated(block).power(count) for block, count in chunk)
+
     def product(chunk: Sequence[tuple[RoundLaw, int]]) -> Product:
         equal = groupby(sorted(chunk, key=lambda pair: pair[1]), key=lambda pair: pair[1])
         once = ((count, (of_round(law) for law, _ in pairs)) for count, pairs in equal)
@@ -245,15 +249,16 @@ def _product(
             powers: list[Product] = [_times(few).power(count) for count, few in once]
             return _times(powers)
 
-    others = chain(map(of_pure, rounds.pure), (of_allocated(block).power(count) for block, count in rounds.allocated))
+    size = min(_CHUNKS, len(rounds.allocated))
+    blocks = [rounds.allocated[start::size] for start in range(size)]
     mixtures = (mixture for law, _ in laws for _, mixture in law.cases)
     longest = max(mixtures, key=lambda one: one.sensitivities[-1], default=None)
     points = table_length(longest, plan.spacing, plan.direction, plan.tail, plan.floor) if longest else 0
     threads = min(_CHUNKS, os.cpu_count() or 1, _POINTS_AT_ONCE // max(points, plan.points))
-    if len(laws) * max(points, plan.points) <= _POINTS_ALONE:
-        return _times(chain(map(product, chunks), others))
+    if len(laws) * max(points, plan.points) <= _POINTS_ALONE and len(rounds.allocated) <= _CHUNKS:
+        return _times(chain(map(product, chunks), map(of_pure, rounds.pure), map(of_blocks, blocks)))
     with ThreadPoolExecutor(max(threads, 1)) as pool:
-        return _times(chain(pool.map(product, chunks), others))
+        return _times(chain(pool.map(product, chunks), map(of_pure, rounds.pure), pool.map(of_blocks, blocks)))
 
 
 def _times(products: Iterable[Product]) -> Product:

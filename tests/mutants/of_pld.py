@@ -164,4 +164,25 @@ PLD: Final[tuple[Mutant, ...]] = (
         ),
         B("first = math.exp(-end) if", "first = 2.0 * math.exp(-end) if", "small ratios are left out unnoticed", True),
     ),
+    *bugs_in(
+        "accounting/pld/allocation_blocks.py",
+        ("tests/accounting/pld/test_allocation_blocks.py",),
+        B(
+            "placed = np.concatenate((masses - raised, above))",
+            "placed = np.concatenate((masses, above))",
+            "too much mass",
+        ),
+    ),
+    *bugs_in(
+        "accounting/pld/block_kernels.py",
+        ("tests/accounting/pld/test_allocation_blocks.py",),
+        B("masses[near + sign] += weight * share", "masses[near] += weight * share", "masses move to the centre", True),
+        B(
+            "both[index] = ours[index] + 2.0 * near[index]",
+            "both[index] = ours[index] + near[index]",
+            "half of pairs",
+            True,
+        ),
+        B("masses[at - 1] -= needed", "masses[at - 1] -= 0.0", "a pool keeps what it takes"),
+    ),
 )

@@ -1,0 +1,227 @@
+"""The sum of many independent likelihood ratios on grids of blocks, each of even points.
+
+A grid has a centre. Up to a distance of 2 `_HALF` units from it on either side, points are a unit apart. In each block
+that follows, up to twice the distance, they are twice as far apart. So points are fine where the mass is, and follow a
+heavy tail far up. Sums of even points are even, so a sum of two laws is a few dozen products of short tables, in a
+tenth of the time of the pairs in `dpsweep.accounting.pld.allocation`. All terms are positive: masses are rounded by a
+few ulps of themselves, in a tail, too.
+
+Bounds in convex order are made as everywhere. From above, mass between two points is moved onto both so that its mean
+stays. From below, the same two shares stay where they are. All shares near a point are merged into their mean, which is
+then pooled with mass of a neighbour so that the pool's mean is the point.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from scipy import special
+
+from dpsweep.accounting.pld.allocation_transform import cells
+from dpsweep.accounting.pld.loss import Bound
+from dpsweep.accounting.pld.sensitivity import Array
+
+_HALF: Final = 160
+"""Half the points of the finest block on either side. The width of the bounds falls with its square."""
+_SPREAD: Final = 0.7
+"""Least distance that the finest block reaches, over the distance of two quantiles of a law."""
+_FARTHEST: Final = 16.0
+"""Least distance that a grid of a sum reaches, in the same unit."""
+_QUANTILES: Final = (0.16, 0.84)
+_PARTS: Final = 4
+"""Cells between two points of a grid by which the law of one ratio is placed on it."""
+_MOST_LEVELS: Final = 38
+"""Most blocks on either side; positions are then exact in doubles."""
+
+
+@dataclass(frozen=True)
+class Atoms:
+    """Positive masses at ascending values; lost: what has been taken off the mean, for a bound from above."""
+
+    values: Array
+    masses: Array
+    lost: float
+
+
+@functools.cache
+def _one_side() -> Array:
+    """Return the distances of all points on one side of a centre, in units."""
+    at = np.arange((_MOST_LEVELS + 2) * _HALF + 1)
+    levels = np.maximum((at - _HALF - 1) // _HALF, 0)
+    return np.asarray((at - levels * _HALF) * 2.0**levels, dtype=np.float64)
+
+
+@dataclass(frozen=True, eq=False)
+class _Grid:
+    """Points at ``unit`` times whole numbers from 0 on: ``below`` of them below the one at ``centre`` units."""
+
+    unit: float
+    centre: int
+    below: int
+    above: int
+
+    @functools.cached_property
+    def distances(self) -> Array:
+        """[points]: of the points from the centre, in units."""
+        side = _one_side()
+        return np.concatenate((-side[self.below : 0 : -1], side[: self.above + 1]))
+
+    @functools.cached_property
+    def points(self) -> Array:
+        """[points]: their values; the first is 0."""
+        return np.asarray((self.centre + self.distances) * self.unit, dtype=np.float64)
+
+    @property
+    def farthest(self) -> float:
+        """Distance of the last point from the centre."""
+        return float(self.distances[-1]) * self.unit
+
+    @property
+    def levels(self) -> int:
+        """Number of blocks on the longer side."""
+        return 1 + max(0, -(-(max(self.above, self.below) - 2 * _HALF) // _HALF))
+
+
+@dataclass(frozen=True, eq=False)
+class _Law:
+    """The law of a sum of ``terms`` ratios: ``masses`` [points] on a grid; lost: what was taken off the mean."""
+
+    grid: _Grid
+    masses: Array
+    terms: int
+    lost: float
+
+    @functools.cached_property
+    def quantiles(self) -> tuple[float, float]:
+        """About the values of `_QUANTILES` of the mass; no bound rests on them."""
+        totals = np.cumsum(self.masses)
+        low, high = np.searchsorted(totals, np.array(_QUANTILES) * totals[-1]).tolist()
+        return float(self.grid.points[low]), float(self.grid.points[high])
+
+
+def sum_of_ratios(shift: float, steps: int, tail: float, bound: Bound) -> Atoms | None:
+    """Return the law of the sum of ``steps`` ratios of Gaussians at distance ``shift``; None for too many blocks.
+
+    tail: about the probability of an infinite loss that one ratio may add.
+    """
+    power, terms, whole = _ratio(shift, tail, bound), 1, None
+    while power is not None:
+        if steps & terms:
+            whole = power if whole is None else _added(whole, power, bound)
+            if whole is None:
+                return None
+            if whole.terms == steps:
+                kept = whole.masses > 0.0
+                return Atoms(whole.grid.points[kept], whole.masses[kept], whole.lost)
+        power, terms = _added(power, power, bound), 2 * terms
+    return None
+
+
+def _ratio(shift: float, tail: float, bound: Bound) -> _Law | None:
+    """Return the law of one ratio exp(shift z - shift^2 / 2), z ~ N(0, 1), by masses and means of small cells."""
+    split = _split(shift, tail)
+    if split is None:
+        return None
+    grid, edges, masses, sums = split
+    if bound == "lower":
+        kept = masses > 0.0
+        masses = masses[kept]
+        return _placed(np.clip(sums[kept] / masses, edges[:-1][kept], edges[1:][kept]), masses, grid, 1, 0.0, bound)
+    raised = np.clip((sums - masses * edges[:-1]) / np.diff(edges), 0.0, masses)
+    last = math.log(edges[-1]) / shift
+    above = np.array([special.ndtr(-(last + shift / 2))])
+    placed = np.concatenate((masses - raised, above)) + np.concatenate((np.zeros(1), raised))
+    return _placed(edges, placed, grid, 1, float(special.ndtr(shift / 2 - last)), bound)
+
+
+@functools.lru_cache(maxsize=4)  # both bounds ask for them
+def _split(shift: float, tail: float) -> tuple[_Grid, Array, Array, Array] | None:
+    """Return a grid for one ratio, edges [cells + 1] of cells between its points, and the masses and sums of these."""
+    reach = -float(special.ndtri(max(tail, 1e-300)))
+    low, high, top = (math.exp(shift * z - shift**2 / 2) for z in (-1.0, 1.0, reach + shift))
+    grid = _grid(0.5 * (low + high), _SPREAD * (high - low), 2.0 * top)
+    if grid is None:
+        return None
+    parts = grid.points[:-1, None] + np.diff(grid.points)[:, None] * np.arange(_PARTS) / _PARTS
+    edges = np.append(parts.ravel(), grid.points[-1])
+    masses, sums, _ = cells(shift, edges)
+    return grid, edges, masses, sums
+
+
+def _grid(middle: float, reach: float, farthest: float) -> _Grid | None:
+    """Return a grid from 0 to about ``farthest`` above ``middle``, finest within ``reach`` of that, or None."""
+    size = 2 * _HALF
+    if not reach > 0.0:
+        return None
+    unit = 2.0 ** math.ceil(math.log2(reach / size))
+    lowest = max(0, math.ceil(math.log2(max(middle / unit, 1.0) / size)))
+    highest = max(0, math.ceil(math.log2(max(farthest / unit, 1.0) / size)))
+    centre = max(1, round(middle / unit / 2**lowest)) * 2**lowest
+    if max(lowest, highest) > _MOST_LEVELS or centre > size * 2**lowest:
+        return None
+    return _Grid(unit, centre, centre // 2**lowest + lowest * _HALF, size + highest * _HALF)
+
+
+def _placed(values: Array, weights: Array, grid: _Grid, terms: int, lost: float, bound: Bound) -> _Law:
+    """Return the law of ``weights`` at ``values`` on a grid."""
+    from dpsweep.accounting.pld.block_kernels import place  # loads numba and compiled code, which takes half a second
+
+    masses, offsets, beyond = _nothing(grid)
+    place(values / grid.unit - grid.centre, weights, _HALF, grid.below, masses, offsets, beyond)
+    return _finished(grid, masses, offsets, beyond, terms, lost, bound)
+
+
+def _nothing(grid: _Grid) -> tuple[Array, Array, Array]:
+    masses, offsets = np.zeros((2, grid.below + grid.above + 1))
+    return masses, offsets, np.zeros(2)
+
+
+def _finished(grid: _Grid, masses: Array, offsets: Array, beyond: Array, terms: int, lost: float, bound: Bound) -> _Law:
+    """Return the law of masses that a kernel has placed, bounded from one side."""
+    from dpsweep.accounting.pld.block_kernels import pool
+
+    if bound == "lower":
+        pool(masses, offsets, np.diff(grid.distances))
+        return _Law(grid, masses, terms, 0.0)
+    masses[-1] += beyond[0]
+    more = max(0.0, float(beyond[1] - beyond[0] * grid.distances[-1])) * grid.unit
+    return _Law(grid, masses, terms, lost + more)
+
+
+def _added(one: _Law, other: _Law, bound: Bound) -> _Law | None:
+    """Return the law of the sum of two independent sums."""
+    from dpsweep.accounting.pld.block_kernels import add_blocks, add_to_itself, place_sums
+
+    if one.grid.unit != other.grid.unit:
+        finer, other = sorted((one, other), key=lambda law: law.grid.unit)
+        coarser = _in_units(finer, other.grid.unit, bound)
+        if coarser is None:
+            return None
+        one = coarser
+    (low, high), (lows, highs) = one.quantiles, other.quantiles
+    width = math.hypot(high - low, highs - lows)
+    farthest = max(one.grid.farthest, other.grid.farthest, _FARTHEST * width)
+    grid = _grid(0.5 * (low + high + lows + highs), _SPREAD * width, farthest)
+    if grid is None:
+        return None
+    sums = np.zeros((max(one.grid.levels, other.grid.levels), 8 * _HALF + 8))
+    moved = np.zeros(sums.shape if bound == "lower" else (0, 0))
+    if one is other:
+        add_to_itself(one.masses, one.grid.below, _HALF, sums, moved)
+    else:
+        add_blocks(one.masses, one.grid.below, other.masses, other.grid.below, _HALF, sums, moved)
+    unit = one.grid.unit / grid.unit
+    centre = (one.grid.centre + other.grid.centre) * unit - grid.centre
+    masses, offsets, beyond = _nothing(grid)
+    place_sums(sums, moved, centre, unit, _HALF, grid.below, masses, offsets, beyond)
+    return _finished(grid, masses, offsets, beyond, one.terms + other.terms, one.lost + other.lost, bound)
+
+
+def _in_units(law: _Law, unit: float, bound: Bound) -> _Law | None:
+    """Return the law on a grid of a larger unit."""
+    grid = _grid(0.5 * sum(law.quantiles), 2 * _HALF * unit, law.grid.farthest)
+    return None if grid is None else _placed(law.grid.points, law.masses, grid, law.terms, law.lost, bound)
