@@ -56,7 +56,7 @@ _MODELS: Final[Mapping[TableTask, str]] = {
 class TextColumn:
     """A column of texts, the tokenizer file that turns them into tokens, and the folder of a pretrained model, if any.
 
-    Raises: InvalidInput where the folder of a pretrained model has no tokenizer.json and none is given.
+    Raises: InvalidInput where the folder of a pretrained model is absent, or has no tokenizer.json and none is given.
     """
 
     name: str
@@ -68,6 +68,10 @@ class TextColumn:
         """Return the column with the tokenizer of the pretrained model where no other is given; None without both."""
         if tokenizer is None and pretrained is not None:
             tokenizer = pretrained / "tokenizer.json"
+            if not pretrained.is_dir():
+                raise InvalidInput(
+                    f"there is no folder {pretrained}; fetch a model to one: hf download NAME --local-dir {pretrained}"
+                )
             if not tokenizer.is_file():
                 raise InvalidInput(
                     f"{pretrained} has no tokenizer.json; give the tokenizer that the model was trained with"
@@ -515,7 +519,7 @@ def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
         yield "model: transformer    # small; or a function of your own"
     else:
         path = _text(str(subject.text.pretrained.resolve()))
-        lora = "head: linear, adapter: {method: lora, targets: [query, value]}"
+        lora = "head: linear, adapter: {method: lora}"
         yield "preprocessing:    # reads each text once; no epsilon is spent"
         yield "  name: text_features"
         yield f"  path: {path}    # CONFIRM: trained on other texts than these"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import warnings
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -17,13 +18,15 @@ Trainable = Literal["all", "head", "bias"]
 
 @dataclass(frozen=True)
 class Adapter:
-    """An adapter of the package peft on a frozen trunk. targets: the layers that it adapts, by the end of their names.
+    """An adapter of the package peft on a frozen trunk.
+
+    targets: ends of the names of layers that it adapts; by default those that peft knows for the architecture.
 
     r, alpha: rank and scale of ``lora`` and ``dora``; alpha None: twice the rank.
     """
 
     method: Literal["lora", "dora", "ia3"]
-    targets: tuple[str, ...]
+    targets: tuple[str, ...] = ()
     r: PositiveInt = 8
     alpha: PositiveFloat | None = None
 
@@ -53,7 +56,7 @@ def trained_parts(
 def _adapted(trunk: nn.Module, adapter: Adapter) -> nn.Module:
     """Return the trunk, frozen, with an adapter that trains."""
     peft = require_package("peft", "an adapter")
-    named: dict[str, Any] = {"target_modules": list(adapter.targets)}
+    named: dict[str, Any] = {"target_modules": list(adapter.targets) or None}
     scale = {"r": adapter.r, "lora_alpha": 2.0 * adapter.r if adapter.alpha is None else adapter.alpha}
     makers: Mapping[str, Callable[[], Any]] = {
         "lora": lambda: peft.LoraConfig(**named, **scale),
@@ -61,20 +64,27 @@ def _adapted(trunk: nn.Module, adapter: Adapter) -> nn.Module:
         "ia3": lambda: peft.IA3Config(**named, feedforward_modules=[]),
     }
     try:
-        found: nn.Module = peft.get_peft_model(trunk, makers[adapter.method]())
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of old names, and of transposed layers that peft sees by itself
+            found: nn.Module = peft.get_peft_model(trunk, makers[adapter.method]())
     except ValueError as error:
-        layers = sorted(
-            {
-                name.rpartition(".")[2]
-                for name, part in trunk.named_modules()
-                if isinstance(part, (nn.Linear, nn.Conv2d))
-            }
-        )
+        given = f"adapter targets {', '.join(adapter.targets)} match no layer of the model"
+        unknown = "peft knows no targets for this architecture; name adapter.targets"
         raise InvalidInput(
-            f"adapter targets {', '.join(adapter.targets)} match no layer of the model; its layers end in: "
-            f"{', '.join(layers)}"
+            f"{given if adapter.targets else unknown}; its layers end in: {', '.join(_layer_names(trunk))}"
         ) from error
     return found
+
+
+def _layer_names(trunk: nn.Module) -> list[str]:
+    """Return the ends of names of layers with a matrix."""
+    return sorted(
+        {
+            name.rpartition(".")[2]
+            for name, part in trunk.named_modules()
+            if any(each.dim() > 1 for each in part.parameters(recurse=False)) and not any(part.children())
+        }
+    )
 
 
 def require_package(name: str, reader: str) -> Any:

@@ -6,7 +6,6 @@ import contextlib
 import functools
 import importlib
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from pathlib import Path
 from typing import Any, Final, Literal
 
 import torch
@@ -15,6 +14,7 @@ from torch.utils.checkpoint import checkpoint
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.models.adapters import Adapter, Trainable, require_package, trained_parts
+from dpsweep.workers.own_code.own_weights import model_folder
 
 Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
 
@@ -53,22 +53,30 @@ def hugging_face(
     activations of a layer are computed again in the backward pass. That takes less memory and more time; the gradients
     are the same.
 
-    Raises: InvalidInput where transformers or peft is absent, where there is no such model on this machine, for targets
-    that match no layer, a vocabulary below ``num_classes`` tokens, and bfloat16 weights that would be trained.
+    Raises: InvalidInput where transformers, peft or the model is not on this machine, for targets that match no layer,
+    a vocabulary below ``num_classes`` tokens, longer texts than the model reads, and bfloat16 weights that would train.
     """
     if len(feature_shape) != 1:
         raise InvalidInput(f"hugging_face reads token ids, not features of shape {list(feature_shape)}; use data: text")
     if dtype != "float32" and adapter is None and trainable == "all":
         raise InvalidInput("weights in bfloat16 would be trained; add an adapter, or trainable: head")
     loaded = _load(path, head, num_classes).to(getattr(torch, dtype))
+    _require_places(loaded, path, feature_shape[0])
+    if padding is not None:
+        getattr(loaded, "config").pad_token_id = padding  # noqa: B009  (by which decoders find the last token of a text)
     if checkpointing:
         _recompute_layers(loaded)
     is_kept = adapter is not None and head in _LANGUAGE
     trunk = trained_parts(loaded, () if is_kept else _head_parameters(loaded), trainable, adapter)
     model = _Reader(trunk, head, num_classes, padding)
-    for parameter in model.parameters():
-        if parameter.requires_grad:
-            parameter.data = parameter.data.float()
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    if not trained:
+        raise InvalidInput(
+            f"trainable: {trainable} trains nothing of the model at {path!r}: its head {head} shares the weights of "
+            "the embedding; use an adapter, trainable: bias or trainable: all"
+        )
+    for parameter in trained:
+        parameter.data = parameter.data.float()
     return model.eval()
 
 
@@ -112,18 +120,29 @@ def _mask(tokens: Tensor, padding: int | None) -> Tensor:
 
 def _load(path: str, head: Head, num_classes: int) -> nn.Module:
     transformers = require_package("transformers", "hugging_face")
-    folder = str(Path(path).expanduser())
+    folder = model_folder(path)  # else transformers would ask the hub for adapters, whatever it is told
+    if folder is None:
+        raise InvalidInput(
+            f"there is no model at {path!r} on this machine, neither a folder nor in the cache of huggingface_hub; "
+            "fetch one: hf download NAME --local-dir FOLDER, and give that folder"
+        )
+    if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
+        raise InvalidInput(
+            f"the weights at {path!r} are pickled in pytorch_model.bin, which could run code; give a folder with "
+            "model.safetensors, as save_pretrained of transformers writes"
+        )
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
     if head in ("classification", "regression"):
         options["num_labels"] = num_classes
+    unreadable = require_package("safetensors", "hugging_face").SafetensorError
     try:
         with _quiet(transformers.utils.logging):
             made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **options, output_loading_info=True)
-    except (OSError, ValueError, KeyError) as error:
+    except (OSError, ValueError, KeyError, unreadable) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(
-            f"transformers finds no model for head {head} at {path!r} on this machine ({reason}); fetch one to a "
-            "folder: hf download NAME --local-dir FOLDER, and give that folder"
+            f"transformers makes no model for head {head} of {path!r} ({reason}); give a folder that its "
+            "save_pretrained wrote, or fetch one: hf download NAME --local-dir FOLDER"
         ) from error
     loaded: nn.Module = made[0]
     getattr(loaded, "config").use_cache = False  # noqa: B009  (keys for later tokens; a layer computed again adds twice)
@@ -136,6 +155,15 @@ def _load(path: str, head: Head, num_classes: int) -> nn.Module:
             f"the model at {path!r} knows {vocabulary} tokens, the tokenizer {num_classes}; use its own tokenizer.json"
         )
     return loaded
+
+
+def _require_places(loaded: nn.Module, path: str, length: int) -> None:
+    """Raises: InvalidInput for texts that are longer than the positions that the model was made for."""
+    places = getattr(getattr(loaded, "config"), "max_position_embeddings", None)  # noqa: B009
+    if places and 0 < places < length:
+        raise InvalidInput(
+            f"the model at {path!r} was made for texts of {places} tokens, not {length}; set max_length of the data"
+        )
 
 
 def _require_weights(loaded: nn.Module, missing: Iterable[str], head: Head, path: str) -> None:

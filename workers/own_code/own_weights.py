@@ -71,17 +71,20 @@ def _files(given: str) -> Iterator[tuple[str, Path]]:
     if path.is_file():
         yield given, path
         return
-    folder = path if path.is_dir() else _cached(given)
+    folder = model_folder(given)
     if folder is not None:
         files = {file for pattern in _READ for file in folder.glob(pattern)}
         yield from ((f"{given}/{file.name}", file) for file in sorted(files))
 
 
-def _cached(name: str) -> Path | None:
-    """Return the folder of a model in the cache of huggingface_hub, or None."""
+def model_folder(given: str) -> Path | None:
+    """Return a folder, or that of a model in the cache of huggingface_hub; None if neither is on this machine."""
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return path
     try:
         from huggingface_hub import snapshot_download  # late: an extra
 
-        return Path(snapshot_download(name, local_files_only=True))
+        return Path(snapshot_download(given, local_files_only=True))
     except (ImportError, OSError, ValueError):  # not installed, not there, no name of a model
         return None

@@ -240,6 +240,8 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     )
     refused = dpsweep("init", path, *named)
     assert (refused.returncode, "has no tokenizer.json" in refused.stderr) == (2, True)
+    with pytest.raises(InvalidInput, match=r"there is no folder .*; fetch a model to one: hf download NAME"):
+        TextColumn.read_by("body", None, tmp_path / "nowhere")
     make_tokenizer(model / "tokenizer.json")
     assert dpsweep("init", path, *named).returncode == 0
     plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import socket
 from collections.abc import Mapping
 from importlib.util import find_spec
 from pathlib import Path
@@ -30,7 +32,7 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """A BERT without a head, one that fills in tokens, a GPT-2 and a Llama."""
+    """A BERT without a head, one that fills in tokens, a GPT-2, a Llama, and folders that do not fit."""
     import transformers
 
     root = tmp_path_factory.mktemp("models")
@@ -38,15 +40,23 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     gpt2 = transformers.GPT2Config(vocab_size=VOCABULARY, n_positions=LENGTH, n_embd=8, n_layer=1, n_head=2)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        made = {
+        made: dict[str, Any] = {
             "bert": transformers.BertModel(bert),
             "masked": transformers.BertForMaskedLM(bert),
             "gpt2": transformers.GPT2LMHeadModel(gpt2),
             "llama": transformers.LlamaModel(transformers.LlamaConfig(vocab_size=VOCABULARY, **SMALL)),
         }
+        made["short"] = transformers.BertModel(
+            transformers.BertConfig(**{**bert.to_dict(), "max_position_embeddings": 4})
+        )
+        made["vit"] = transformers.ViTModel(transformers.ViTConfig(**SMALL))
     for name, model in made.items():
         model.save_pretrained(root / name)
-    return {name: str(root / name) for name in made}
+    for name in ("pickled", "damaged"):
+        shutil.copytree(root / "bert", root / name)
+    (root / "pickled" / "model.safetensors").rename(root / "pickled" / "pytorch_model.bin")
+    (root / "damaged" / "model.safetensors").write_bytes(b"no weights" * 10)
+    return {each.name: str(each) for each in root.iterdir()}
 
 
 def model_of(path: str, outputs: int = 3, **params: Any) -> nn.Module:
@@ -105,21 +115,56 @@ def test_language_models_predict_the_tokens_of_the_tokenizer(folders: Mapping[st
 
 
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
-    "no such folder": ("nowhere", {}, "finds no model for head classification at 'nowhere' .* hf download NAME"),
+    "no such folder": ("nowhere", {}, "there is no model at 'nowhere' on this machine, .* hf download NAME"),
+    "not a model for texts": ("vit", {}, "makes no model for head classification .*Unrecognized configuration"),
+    "pickled weights": ("pickled", {}, "pickled in pytorch_model.bin, which could run code; give a folder"),
+    "damaged weights": ("damaged", {}, "makes no model for head classification .*header"),
+    "longer texts": ("short", {}, "was made for texts of 4 tokens, not 8; set max_length"),
+    "a head of the embedding's weights": (
+        "gpt2", {"head": "causal_lm", "trainable": "head"}, "trains nothing .* shares the weights of the embedding",
+    ),
     "no head in the folder": ("bert", {"head": "masked_lm"}, "lacks .* that head masked_lm needs"),
     "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
-    "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, query, value"),
+    "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, .*query, .*value"),
+    "no such layer of GPT-2": ("gpt2", {"adapter": LORA}, "match no layer .* c_attn, c_fc, c_proj, score"),
+    "a rank of 0": ("bert", {"adapter": {**LORA, "r": 0}}, "adapter.r is 0: Input should be greater than 0"),
     "an unknown adapter": ("bert", {"adapter": {**LORA, "method": "x"}}, "adapter.method is 'x'"),
     "half precision that would be trained": ("bert", {"dtype": "bfloat16"}, "add an adapter, or trainable: head"),
     "two ways to say what trains": ("bert", {"adapter": LORA, "trainable": "bias"}, "both say what is trained"),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_a_folder_or_a_setting_that_does_not_fit_is_one_line(folders: Mapping[str, str], case: str) -> None:
+def test_a_folder_or_a_setting_that_does_not_fit_is_one_line(
+    folders: Mapping[str, str], case: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Found on this machine: no host is asked for anything."""
     name, params, message = REFUSED[case]
+    asked = []
+
+    def lookup(host: object, *_: object, **__: object) -> list[object]:
+        asked.append(host)
+        return []
+
+    monkeypatch.setattr(socket, "getaddrinfo", lookup)
     with pytest.raises(InvalidInput, match=message):
         model_of(folders.get(name, name), **params)
+    assert asked == []
+
+
+def test_a_decoder_classifies_by_the_last_token_of_the_text(folders: Mapping[str, str]) -> None:
+    """Its configuration knows no padding, as that of GPT-2, or another than the tokenizer."""
+    model = model_of(folders["gpt2"])
+    texts = torch.tensor([[3, 4, 5, 0, 0, 0, 0, 0], [6, 7, 1, 2, 3, 4, 5, 6]])
+    assert torch.allclose(model(texts)[:1], model(texts[:1, :3]), atol=1e-6)
+
+
+def test_an_adapter_without_targets_has_those_of_the_architecture(
+    folders: Mapping[str, str], recwarn: pytest.WarningsRecorder
+) -> None:
+    model = model_of(folders["gpt2"], head="linear", adapter={"method": "lora"})
+    assert {name.split(".")[-4] for name in trained(model) if "lora_" in name} == {"c_attn"}
+    assert list(recwarn) == []
 
 
 def test_features_must_be_tokens(folders: Mapping[str, str]) -> None:

@@ -118,7 +118,7 @@ def test_what_is_no_text_or_no_model_is_one_line(folder: Path, texts: DataSpec, 
     with pytest.raises(InvalidInput, match="holds no texts; use data: text"):
         frozen.rehearse(load_dataset(TUMOURS))
     absent = make_preprocessing(Component("text_features", {"path": str(tmp_path / "none")}))
-    with pytest.raises(InvalidInput, match=r"finds no model for head linear at .*none.* hf download NAME"):
+    with pytest.raises(InvalidInput, match=r"there is no model at .*none.* hf download NAME"):
         absent.rehearse(load_dataset(texts))
     with pytest.raises(InvalidInput, match="path of text_features is 3, but must be text"):
         make_preprocessing(Component("text_features", {"path": 3}))
