@@ -1,18 +1,22 @@
-"""A small sweep that the tests of orchestration share, and the keys of trials by short names."""
+"""A small sweep that the tests of orchestration share, how it runs here, and the keys of trials by short names."""
 
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import yaml
 
 from dpsweep.accounting.records import TrialFiles
+from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.pipeline import RunRequest
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.records.published import NON_PRIVATE
 from dpsweep.orchestration.sweeps.grid import drafts, labels_by_axis
 from dpsweep.orchestration.sweeps.identity import short_name
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 
 SMALL = """
 name: small
@@ -30,6 +34,11 @@ privacy: {target_epsilon: 5, delta: 1e-5}
 def small(**changes: object) -> str:
     """The small sweep with top-level keys replaced."""
     return yaml.safe_dump({**yaml.safe_load(SMALL), **changes})
+
+
+def in_process(text: str, folder: str | Path, tracking_uri: str | None = NO_TRACKING, **more: Any) -> RunRequest:
+    """The request to run a sweep file in this process. more: other fields of the request."""
+    return RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, tracking_uri, **more)
 
 
 def keys_of(text: str) -> dict[str, str]:

@@ -23,15 +23,14 @@ from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.job_package import packaged
 from dpsweep.orchestration.execution.ray_tune import train_trial
-from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import in_process, small
 from tests.workers.trial_specs import small_trial
 
 KEY, OTHER = "5a" * 32, "a5" * 32
@@ -47,7 +46,7 @@ ENCRYPTED = b"dpsweep-encrypted-1\n"
 
 
 def swept(folder: Path) -> SweepFiles:
-    return run_sweep(RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS, NO_TRACKING)).files
+    return run_sweep(in_process(TEXT, folder)).files
 
 
 @pytest.fixture(scope="module")

@@ -15,17 +15,15 @@ from dpsweep.accounting import ExponentialChoice, account
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records import read_trace
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep, tuning
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.held_out import read_wrong
 from dpsweep.workers.spec import DataPart, DataSpec
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import in_process, small
 
 BOUNDS = [0.01, 0.5, 1.0]
 TUNE = {"parameters": {"clipping.bound": BOUNDS}, "privacy": "exponential_mechanism", "epsilon": 2.0}
@@ -51,7 +49,7 @@ def text_of(**changes: object) -> str:
 
 def request(folder: Path, **changes: object) -> RunRequest:
     text = text_of(**changes)
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, NO_TRACKING)
+    return in_process(text, folder / "out")
 
 
 @pytest.fixture(scope="module")

@@ -20,20 +20,18 @@ from dpsweep.accounting.records.files import write_in_private_folder
 from dpsweep.orchestration.commands import cluster_jobs, listing
 from dpsweep.orchestration.commands.main import app, report
 from dpsweep.orchestration.commands.printed_tables import outcome_object, print_outcome
-from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.removal import forget_keys
 from dpsweep.orchestration.execution.submission import SubmittedSweep
-from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.pipeline import Outcome, render_again, run_sweep
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import TrialStatus
-from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.tracker import TrackedSweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import in_process, small
 
 from mlflow import MlflowClient  # isort: skip
 
@@ -44,7 +42,7 @@ TEXT = small(clipping=[{"name": "flat", "bound": 1.0}], noise="constant", seeds=
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
     folder = tmp_path_factory.mktemp("sweep") / "out"
-    return run_sweep(RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS))
+    return run_sweep(in_process(TEXT, folder, None))
 
 
 @pytest.fixture

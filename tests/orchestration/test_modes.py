@@ -10,11 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.sample_grids import key_in, small, trial_in
+from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
 
@@ -30,7 +28,7 @@ def umask(request: pytest.FixtureRequest) -> Iterator[int]:
 
 def run(folder: Path, release: str) -> SweepFiles:
     text = small(clipping=CLIPPING, noise="constant", seeds=0, epochs=1, release=release)
-    return run_sweep(RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)).files
+    return run_sweep(in_process(text, folder / "out", None)).files
 
 
 def mode(path: str | Path) -> int:

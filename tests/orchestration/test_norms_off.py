@@ -10,14 +10,12 @@ from typer.testing import CliRunner
 
 from dpsweep.accounting.records import exists
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.library import open_sweep
-from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
-from tests.orchestration.sample_grids import key_in, small, trial_in
+from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
 
@@ -31,10 +29,7 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SweepFiles]:
     """The same sweep with norms and without."""
     folder = tmp_path_factory.mktemp("norms")
     texts = {"on": text("{refreshes_per_epoch: 1}"), "off": text("off")}
-    return {
-        name: run_sweep(RunRequest(parse_sweep(own), own, str(folder / name), IN_PROCESS, NO_TRACKING)).files
-        for name, own in texts.items()
-    }
+    return {name: run_sweep(in_process(own, folder / name)).files for name, own in texts.items()}
 
 
 def row(files: SweepFiles) -> dict[str, object]:

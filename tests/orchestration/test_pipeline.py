@@ -13,7 +13,7 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records import read_sealed, write_sealed
 from dpsweep.orchestration.execution.backends import backend
-from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.execution.in_process import nothing_left
 from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
@@ -21,9 +21,8 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
-from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
-from tests.orchestration.sample_grids import key_in, small, trial_in
+from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 CHANGES = {"clipping": ["none", {"name": "flat", "bound": 1.0}], "noise": "constant", "seeds": 0}
 
@@ -45,7 +44,7 @@ class Told(NoDisplay):
 
 def request(folder: Path, **changes: object) -> RunRequest:
     text = small(**{**CHANGES, **changes})
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+    return in_process(text, folder / "out", None)
 
 
 @pytest.fixture(scope="module")

@@ -38,7 +38,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.user_code import permitted
-from tests.orchestration.sample_grids import key_in, small
+from tests.orchestration.sample_grids import in_process, key_in, small
 from tests.orchestration.sample_sweeps import sample_sweep
 
 from mlflow import MlflowClient  # isort: skip
@@ -57,7 +57,7 @@ EVERY = tuple(REASONS)
 
 
 def request(folder: Path) -> RunRequest:
-    return RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS)
+    return in_process(TEXT, folder, None)
 
 
 def printed(*arguments: str) -> str:

@@ -15,12 +15,10 @@ import pytest
 from dpsweep.accounting.errors import DataCorruption, StorageError
 from dpsweep.accounting.records import read_private
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.records.later_results import write_account
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.sweeps.schema import parse_sweep
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import in_process, small
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = 65534
@@ -95,7 +93,7 @@ def created(folder: Path, umask: int, release: str) -> list[Path]:
     )
     before = os.umask(umask)
     try:
-        run_sweep(RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS))
+        run_sweep(in_process(text, folder / "out", None))
     finally:
         os.umask(before)
     return sorted(folder.rglob("*"))

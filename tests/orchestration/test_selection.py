@@ -27,9 +27,8 @@ from dpsweep.orchestration.records.limits import Limits
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.workers.trials.trial import run_trial
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import in_process, small
 
 TUNE = {
     "parameters": {"clipping.bound": [0.01, 1.0], "optimizer.learning_rate": [0.01, 1.0]},
@@ -59,7 +58,7 @@ def text_of(**changes: object) -> str:
 
 def request(folder: Path, **changes: object) -> RunRequest:
     text = text_of(**changes)
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, NO_TRACKING)
+    return in_process(text, folder / "out")
 
 
 @pytest.fixture(scope="module")

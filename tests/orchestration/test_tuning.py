@@ -20,14 +20,11 @@ from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
 from dpsweep.orchestration.comparison.winners import best_candidates
-from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from tests.orchestration.reference import assert_same_trial
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import in_process, small
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
 
@@ -49,7 +46,7 @@ def request(folder: Path, **changes: object) -> RunRequest:
             **changes,
         }
     )
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, NO_TRACKING)
+    return in_process(text, folder / "out")
 
 
 @pytest.fixture(scope="module")

@@ -10,9 +10,8 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import Findings
-from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
-from dpsweep.orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.sample_grids import in_process
 
 TEXT = """
 name: until
@@ -27,7 +26,7 @@ seeds: [7]
 
 
 def request(folder: Path, most: int, text: str = TEXT) -> RunRequest:
-    return RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, "none", most_seeds=most)
+    return in_process(text, folder, most_seeds=most)
 
 
 def test_the_errors_of_all_looks_add_up_to_less_than_one_in_twenty() -> None:

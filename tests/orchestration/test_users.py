@@ -16,11 +16,9 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import TrialFiles
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
-from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.pipeline import render_again, run_sweep
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
+from tests.orchestration.sample_grids import in_process
 from tests.orchestration.sample_people import sweep_of_people, write_people
 
 pytestmark = pytest.mark.long
@@ -31,7 +29,7 @@ pytestmark = pytest.mark.long
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("people")
     text = sweep_of_people(write_people(folder / "people.csv", people=40, seed=2), noise_multiplier=2)
-    run_sweep(RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS, NO_TRACKING))
+    run_sweep(in_process(text, folder / "out"))
     return folder / "out"
 
 

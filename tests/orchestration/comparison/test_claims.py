@@ -22,14 +22,12 @@ from dpsweep.accounting.records import TrialFiles
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison import claims
-from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import write_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
-from tests.orchestration.sample_grids import key_in, small, trial_in
+from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 from tests.orchestration.sample_results import stopped_of
 
 TEXT = small(
@@ -42,7 +40,7 @@ TEXT = small(
 
 
 def request(folder: Path) -> RunRequest:
-    return RunRequest(parse_sweep(TEXT), TEXT, str(folder), IN_PROCESS, NO_TRACKING)
+    return in_process(TEXT, folder)
 
 
 @pytest.fixture(scope="module")
@@ -263,7 +261,7 @@ def test_what_renyi_divergences_do_not_cover_is_borne_out_by_another_accountant(
     allocated = {"method": "random_allocation", "batch_size": 256}
     privacy = {"noise_multiplier": 2.0, "delta": 1e-5}
     text = small(sampling=allocated, clipping="flat", noise="constant", seeds=0, epochs=1, privacy=privacy)
-    run_sweep(RunRequest(parse_sweep(text), text, str(tmp_path / "out"), IN_PROCESS, NO_TRACKING))
+    run_sweep(in_process(text, tmp_path / "out"))
     assert invoked("verify", tmp_path / "out").exit_code == 0  # type: ignore[attr-defined]
     forge(
         f"{SweepFiles(str(tmp_path / 'out')).attempts(key_in(tmp_path / 'out', 'flat-seed0'))}/000001.json",

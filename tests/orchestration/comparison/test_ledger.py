@@ -18,16 +18,14 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.orchestration.comparison.ledger import composed, composed_epsilon
-from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.records.attempts import Attempt, AttemptLog, read_attempts
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.prose import together
-from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import composition_entries
-from tests.orchestration.sample_grids import key_in, small, trial_in
+from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
 
@@ -196,7 +194,7 @@ def test_the_log_only_grows(tmp_path: Path) -> None:
 
 def request(folder: Path, **changes: object) -> RunRequest:
     text = small(clipping=[{"name": "flat", "bound": 1.0}], noise="constant", noise_source="os_entropy", **changes)
-    return RunRequest(parse_sweep(text), text, str(folder / "out"), IN_PROCESS)
+    return in_process(text, folder / "out", None)
 
 
 @pytest.fixture(scope="module")

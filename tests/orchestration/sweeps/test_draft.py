@@ -15,14 +15,13 @@ import yaml
 
 from dpsweep.accounting.errors import InvalidInput, full_text
 from dpsweep.orchestration.comparison.record import rows
-from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.processes import dpsweep
+from tests.orchestration.sample_grids import in_process
 from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
 
 ODD = 'farm"er: [x], #1'
@@ -139,7 +138,7 @@ def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, l
 def test_a_drafted_regression_learns(tmp_path: Path) -> None:
     drafted = yaml.safe_load(draft_sweep(make_numbers(tmp_path / "numbers.csv"), ["y"], "sex"))
     text = yaml.safe_dump({**drafted, "clipping": "none", "seeds": 0})
-    outcome = run_sweep(RunRequest(parse_sweep(text), text, str(tmp_path / "out"), IN_PROCESS, NO_TRACKING))
+    outcome = run_sweep(in_process(text, tmp_path / "out"))
     (row,) = rows(outcome.record)
     assert row["r2"] > 0.5
 
