@@ -127,10 +127,9 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
 
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
     from dpsweep.orchestration.commands.options import show, stdout
-    from dpsweep.orchestration.commands.plan_notes import prospect_line
+    from dpsweep.orchestration.commands.plan_notes import prospect_line, prospects
     from dpsweep.orchestration.commands.printed_tables import plan_lines, plan_rows, plan_table, prediction_lines
     from dpsweep.orchestration.comparison import power
-    from dpsweep.orchestration.sweeps.audits import prospects
     from dpsweep.orchestration.sweeps.people import comparisons
 
     compared = list(comparisons(spec, planned.trials))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, assert_never
 
 from rich.table import Table
@@ -15,9 +15,10 @@ from dpsweep.accounting.mechanism.units import User
 from dpsweep.orchestration.commands.printed_tables import empty_table
 from dpsweep.orchestration.comparison.formats import for_terminal, number, percent
 from dpsweep.orchestration.sweeps.people import Comparison
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.workers.sampling.rows_per_user import release_of, released
 from dpsweep.workers.sampling.users import sampled
-from dpsweep.workers.training.audit_prospects import GOALS, SIMULATED, AuditProspect
+from dpsweep.workers.training.audit_prospects import GOALS, SIMULATED, AuditProspect, prospect
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.planned import Plan
@@ -143,3 +144,16 @@ def _cost(found: AuditProspect) -> str:
     if found.noise_factor is None:
         return "the canaries move the model as further noise would"
     return f"the canaries move the model about as far as if noise were {percent(found.noise_factor - 1.0)} larger"
+
+
+def prospects(trials: Sequence[PlannedTrial]) -> Iterator[AuditProspect]:
+    """Yield what the audits of private trials can show, once for all trials with equal runs."""
+    seen = set[object]()
+    for trial in trials:
+        audit = trial.spec.audit
+        same = (audit, trial.trace, trial.spec.delta, trial.parameters)
+        if audit is None or not trial.worst_case.is_private or same in seen:
+            continue
+        seen.add(same)
+        data = trial.dataset
+        yield prospect(trial.spec, audit, trial.trace, trial.worst_case.epsilon, data.train_size, trial.parameters)

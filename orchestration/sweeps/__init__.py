@@ -1,10 +1,9 @@
 """Sweep files: their schema, the grid of trials that they ask for, and the plan of each trial.
 
-Other packages import only the modules in `__all__`; of these, `audits`, `components`, `draft` and `plan` load torch.
+Other packages import only the modules in `__all__`; of these, `components`, `draft` and `plan` load torch.
 """
 
 __all__ = [
-    "audits",
     "components",
     "draft",
     "fields",

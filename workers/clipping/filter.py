@@ -11,14 +11,13 @@ from torch import Tensor
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.mechanism.filters import StepPrices
 from dpsweep.workers.clipping.clipping_method import (
-    RISING,
     ClippingMethod,
     ClippingState,
     ClipRule,
     ExampleBudget,
     Examples,
     PublicFacts,
-    clip_factor,
+    clipped_at_own,
 )
 
 
@@ -84,11 +83,5 @@ class FilterClipping(ClippingMethod):
         return state.spent >= prices.budget
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
-        granted = state.granted
-        assert granted is not None, "the state of a filter comes from its start()"
-
-        def weigh(examples: Examples) -> Tensor:
-            own = granted.to(examples.norms.device).index_select(0, examples.rows)
-            return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
-
-        return ClipRule(state.bound, weigh, {"all": state.bound}, RISING)
+        assert state.granted is not None, "the state of a filter comes from its start()"
+        return clipped_at_own(state.bound, state.granted)

@@ -8,13 +8,12 @@ import torch
 from torch import Tensor
 
 from dpsweep.workers.clipping.clipping_method import (
-    RISING,
     ClippingMethod,
     ClippingState,
     ClipRule,
     Examples,
     PublicFacts,
-    clip_factor,
+    clipped_at_own,
 )
 
 
@@ -40,11 +39,5 @@ class IndividualClipping(ClippingMethod):
         return replace(state, thresholds=thresholds)
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
-        thresholds = state.thresholds
-        assert thresholds is not None, "the state of individual clipping comes from its own start()"
-
-        def weigh(examples: Examples) -> Tensor:
-            own = thresholds.to(examples.norms.device).index_select(0, examples.rows)
-            return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
-
-        return ClipRule(state.bound, weigh, {"all": state.bound}, RISING)
+        assert state.thresholds is not None, "the state of individual clipping comes from its own start()"
+        return clipped_at_own(state.bound, state.thresholds)
