@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
@@ -150,11 +151,12 @@ def tell_what_is_missing(job: SubmittedSweep) -> None:
     from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 
     def seen() -> SweepSnapshot | None:
-        try:
-            found = read_snapshot(SweepFiles(job.output).status)
-        except DpsweepError:  # this machine need not see the output
-            return None
-        return found if found is not None and found.job == job.id else None
+        for _ in range(_READS):  # this machine need not see the output, and a busy store may answer late
+            with contextlib.suppress(DpsweepError):
+                found = read_snapshot(SweepFiles(job.output).status)
+                return found if found is not None and found.job == job.id else None
+            time.sleep(0.5)
+        return None
 
     deadline = time.monotonic() + _STOP_WITHIN
     while (snapshot := seen()) is not None and time.monotonic() < deadline:
@@ -167,6 +169,8 @@ def tell_what_is_missing(job: SubmittedSweep) -> None:
 
 _STOP_WITHIN = 15.0
 """Seconds to wait until a driver has ended."""
+_READS = 4
+"""Attempts to read the status of a sweep that is told to stop."""
 
 
 def drive() -> None:

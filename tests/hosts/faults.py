@@ -15,7 +15,7 @@ from tests.hosts.cluster import Cluster, Services, cluster
 from tests.hosts.network import Host, Network
 from tests.hosts.sweeps import DIGESTS, RECORDED, Submitted, Watcher, answer, submitted, text_of
 
-TRIALS: Final = 12
+TRIALS: Final = 20
 """So many that training is not over when the second stage is broken."""
 AWAY: Final = 25.0
 """Seconds that a service, a link or a node is away."""

@@ -143,13 +143,17 @@ class Watcher:
         self._process.wait()
 
     def wait(self, holds: Callable[[dict[str, Any]], bool], seconds: float = 600.0) -> dict[str, Any]:
-        """The first status from now on for which ``holds``. Raises: AssertionError if there is none in time."""
+        """The first status from now on for which ``holds``.
+
+        Raises: AssertionError if there is none in time, or before the sweep has finished.
+        """
         assert self._process.stdout is not None
         deadline, line = time.monotonic() + seconds, ""
         while time.monotonic() < deadline:
             line = self._process.stdout.readline() or line
             if line and holds(found := json.loads(line)):
                 return dict(found)
+            assert not line or found["state"] != "finished", f"the sweep finished before: {line}"
         raise AssertionError(f"not in {seconds:g} s; at last {line}")
 
 
