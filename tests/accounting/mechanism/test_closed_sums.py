@@ -115,6 +115,7 @@ def test_what_is_unknown_is_refused_by_name(plant: str, tmp_path: Path, monkeypa
         **{name: partial(solve, trace_of) for name, solve in SOLVERS.items()},
         **{name: partial(call, trace_of, tmp_path) for name, call in OTHERS.items()},
         **{f"accountant {name}": partial(ask, trace_of(2.0), DELTA, 1) for name, ask in ACCOUNTANTS.items()},
+        **{f"{name} of a group": partial(ask, trace_of(2.0), DELTA, 2) for name, ask in ACCOUNTANTS.items()},
         **{f"{name} without noise": partial(ask, trace_of(0.0), DELTA, 1) for name, ask in ACCOUNTANTS.items()},
         "algorithm_2": partial(algorithm_2, [0], [[1.0]], trace_of(2.0), DELTA),
     }
