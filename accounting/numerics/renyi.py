@@ -133,11 +133,11 @@ def improved_terms(orders: Array, delta: float) -> Array:
     return np.asarray(np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0))
 
 
-def epsilon_classic(rdp: Array, delta: float, orders: Array = ORDERS) -> float:
+def epsilon_classic(rdp: Array, delta: float) -> float:
     """Return the epsilon by rdp + log(1/delta) / (alpha - 1)  (Mironov 2017, Prop. 3), the conversion of papers A
     and C.
     """
-    return float(np.min(rdp + classic_terms(orders, delta)))
+    return float(np.min(rdp + classic_terms(ORDERS, delta)))
 
 
 def classic_terms(orders: Array, delta: float) -> Array:

@@ -165,20 +165,13 @@ class RepeatedIds:
         return table.add_column(0, schema.field(place), self._ids)
 
 
-def read_part(
-    directory: str,
-    schema: pa.Schema,
-    record: PartRecord,
-    columns: Sequence[str] | None = None,
-    ids: RepeatedIds | None = None,
-) -> pa.Table:
+def read_part(directory: str, schema: pa.Schema, record: PartRecord) -> pa.Table:
     """Return the rows of a committed part, verified by length, sha256, schema, row count and first and last example id.
 
-    `columns`: those to decode, ``example_id`` among them; all by default. `ids`: cache shared by parts that probably
-    have the same ids. Raises: DataCorruption for a part that is missing or differs from its record.
+    Raises: DataCorruption for a part that is missing or differs from its record.
     """
     uri = f"{directory}/{record.path}"
-    table = decoded(uri, decrypted(uri, _read_stored(uri, record)), schema, columns, ids)
+    table = decoded(uri, decrypted(uri, _read_stored(uri, record)), schema)
     if (table.num_rows, *_ends(table)) != (record.rows, record.first, record.last):
         raise corrupt(uri, "its rows differ from what the manifest says")
     return table
@@ -203,10 +196,11 @@ def _read_stored(uri: str, record: PartRecord) -> bytes:
 def decoded(
     name: str, content: bytes, schema: pa.Schema, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
 ) -> pa.Table:
-    """Return the rows of the Arrow file ``content``. name: its name in messages. columns, ids: as for `read_part`.
+    """Return the rows of the Arrow file ``content``. name: its name in messages.
 
-    Raises: DataCorruption for content that is no Arrow file, would expand to far too much, or does not have the columns
-    of ``schema``.
+    columns: those to decode, ``example_id`` among them; all by default. ids: cache shared by parts that probably have
+    the same ids. Raises: DataCorruption for content that is no Arrow file, would expand to far too much, or does not
+    have the columns of ``schema``.
     """
     try:
         table = (

@@ -75,7 +75,7 @@ class PartFiles:
     def rows_at(
         self, number: int, stored: bytes, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
     ) -> pa.Table:
-        """Return the rows at one of the steps from its stored batch. columns, ids: as for `parts.read_part`.
+        """Return the rows at one of the steps from its stored batch. columns, ids: as for `decoded`.
 
         Raises: DataCorruption for other rows than there should be.
         """

@@ -5,6 +5,7 @@ It raises `InvalidInput` or `UnsupportedMechanism`, which `dpsweep.orchestration
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
@@ -60,7 +61,6 @@ from dpsweep.orchestration.commands.stored_trial import (
     contributions_of,
     estimate_of_examples,
     spread_of_epsilons,
-    steps_per_epoch,
     stored_reasons,
     stored_trace,
 )
@@ -273,7 +273,7 @@ def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
     estimates = [weakened(each, run.reasons) for each in estimates]
     curves = [weakened(each, run.reasons) for each in curves]
     together, spread = together and weakened(together, run.reasons), spread and weakened(spread, run.reasons)
-    risks = [risk_of(curve, request.prior) for curve in curves] if request.risk else []
+    risks = [_risk_of(curve, request.prior) for curve in curves] if request.risk else []
     return EpsilonAnswers(run, request, estimates, compared, selection, together, spread, curves, risks)
 
 
@@ -284,8 +284,13 @@ def _curves_of_groups(run: AccountedRun, request: EpsilonRequest, sizes: Sequenc
 
 
 def _deltas(request: EpsilonRequest) -> tuple[float, ...]:
-    """Return the deltas at which the drawn curves must be tight; empty if none is drawn."""
-    return () if request.curve is None else curve_deltas(request.delta)
+    """Return the deltas at which the drawn curves must be tight, from 1e-2 down to a hundredth of --delta; none if no
+    curve is drawn.
+    """
+    if request.curve is None:
+        return ()
+    lowest = max(request.delta / 100.0, 1e-240)
+    return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
 
 
 def _given_examples(run: AccountedRun, request: EpsilonRequest) -> GivenExamples | None:
@@ -304,17 +309,9 @@ def write_plots(found: EpsilonAnswers) -> None:
     """Write the files that --curve and --plot name. Raises: InvalidInput if one cannot be written."""
     request = found.request
     if request.curve is not None:
-        write_curve_plot(request.curve, found.curves, request.delta)
+        _write_curve_plot(request.curve, found.curves, request.delta)
     if request.plot is not None:
-        write_epsilon_plot(
-            request.plot,
-            found.run.trace,
-            steps_per_epoch(found.run.trace),
-            request.delta,
-            request.accountant,
-            [estimate.group_size for estimate in found.estimates],
-            found.compared,
-        )
+        _write_epsilon_plot(request.plot, found)
 
 
 def print_answers_as_json(found: EpsilonAnswers) -> None:
@@ -356,7 +353,7 @@ def _tables(found: EpsilonAnswers) -> Iterator[Table]:
     if found.spread is not None:
         yield _spread_table(found.spread)
     if found.risks:
-        yield risk_table(found.curves, found.request.prior)
+        yield _risk_table(found.curves, found.request.prior)
 
 
 def _notes(found: EpsilonAnswers) -> Iterator[str]:
@@ -423,41 +420,32 @@ _STEPS_DRAWN = 20
 _GROUP_SIZES = (1, 2, 4, 8)
 
 
-def write_epsilon_plot(
-    path: Path,
-    trace: Trace,
-    steps_per_epoch: int,
-    delta: float,
-    accountant: str,
-    group_sizes: Sequence[int],
-    compared: Mapping[int, GroupComparison],
-) -> None:
+def _write_epsilon_plot(path: Path, found: EpsilonAnswers) -> None:
     """Plot epsilon at up to 20 points of the run and, if the accountant covers groups, over the group size.
 
-    `compared`: comparisons by group size, drawn as further lines; infinite values are left out.
-    Raises: InvalidInput if ``path`` cannot be written.
+    Comparisons by group size are further lines; infinite values are left out.
     """
     import plotly.graph_objects as go  # late: no other command needs it
     from plotly.subplots import make_subplots
 
-    by_epoch = epsilon_over_epochs(trace, steps_per_epoch, delta, accountant)
-    by_size = epsilon_over_group_sizes(trace, delta, accountant, group_sizes)
-    panels = (
-        ("epoch", list(by_epoch), list(by_epoch.values())),
-        ("group size k", list(by_size), list(by_size.values())),
+    accountant, delta = found.request.accountant, found.request.delta
+    figure = make_subplots(cols=2, rows=1, horizontal_spacing=0.12)
+    panels: tuple[tuple[str, Mapping[float, float]], ...] = (
+        ("epoch", _epsilon_over_epochs(found)),
+        ("group size k", _epsilon_over_group_sizes(found)),
     )
-    figure = make_subplots(cols=len(panels), rows=1, horizontal_spacing=0.12)
-    for column, (axis, x, y) in enumerate(panels, start=1):
-        line = go.Scatter(x=x, y=y, mode="lines+markers", name=accountant, showlegend=column == len(panels))
+    for column, (axis, epsilons) in enumerate(panels, start=1):
+        line = go.Scatter(
+            x=list(epsilons), y=list(epsilons.values()), mode="lines+markers", name=accountant, showlegend=column == 2
+        )
         figure.add_trace(line, row=1, col=column)
         figure.update_xaxes(title_text=axis, row=1, col=column)
         figure.update_yaxes(title_text=f"epsilon at delta {delta:g}", rangemode="tozero", row=1, col=column)
-    for name, values in _comparison_lines(compared).items():
+    for name, values in _comparison_lines(found.compared).items():
         line = go.Scatter(x=list(values), y=list(values.values()), mode="lines", line={"dash": "dash"}, name=name)
-        figure.add_trace(line, row=1, col=len(panels))
-    figure.update_layout(
-        template="simple_white", showlegend=bool(compared), title=f"Privacy by {accountant}, {trace.adjacency}"
-    )
+        figure.add_trace(line, row=1, col=2)
+    title = f"Privacy by {accountant}, {found.run.trace.adjacency}"
+    figure.update_layout(template="simple_white", showlegend=bool(found.compared), title=title)
     write_file("--plot", path, figure.to_html(include_plotlyjs=True).encode(), private=False)
 
 
@@ -472,30 +460,26 @@ def _comparison_lines(compared: Mapping[int, GroupComparison]) -> dict[str, dict
     }
 
 
-def epsilon_over_epochs(trace: Trace, steps_per_epoch: int, delta: float, accountant: str) -> dict[float, float]:
+def _epsilon_over_epochs(found: EpsilonAnswers) -> dict[float, float]:
     """Return the epsilon after each of up to 20 evenly spaced steps, keyed by the (fractional) epoch."""
-    steps = np.unique(np.linspace(1, trace.steps, _STEPS_DRAWN).round().astype(int))
-    return {
-        step / steps_per_epoch: account(trace.until(int(step)), delta, accountant).epsilon for step in steps.tolist()
-    }
+    trace, asked = found.run.trace, found.request
+    epoch = trace.segments[0].sampling.steps_per_epoch if trace.segments else 1
+    steps = np.unique(np.linspace(1, trace.steps, _STEPS_DRAWN).round().astype(int)).tolist()
+    return {step / epoch: account(trace.until(step), asked.delta, asked.accountant).epsilon for step in steps}
 
 
-def epsilon_over_group_sizes(
-    trace: Trace, delta: float, accountant: str, group_sizes: Sequence[int]
-) -> dict[int, float]:
-    """Return the epsilon by group size, for the given sizes and 1, 2, 4, 8; sizes that the accountant refuses are
-    left out.
+def _epsilon_over_group_sizes(found: EpsilonAnswers) -> dict[float, float]:
+    """Return the epsilon by group size, for the sizes asked for and 1, 2, 4, 8, except those that the accountant
+    refuses.
     """
-    epsilons: dict[int, float] = {}
-    for size in sorted({*group_sizes, *_GROUP_SIZES}):
-        try:
-            epsilons[size] = account(trace, delta, accountant, size).epsilon
-        except UnsupportedMechanism:
-            continue
+    epsilons: dict[float, float] = {}
+    for size in sorted({*(estimate.group_size for estimate in found.estimates), *_GROUP_SIZES}):
+        with contextlib.suppress(UnsupportedMechanism):
+            epsilons[size] = account(found.run.trace, found.request.delta, found.request.accountant, size).epsilon
     return epsilons
 
 
-def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
+def _risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
     """Return the bounds on attacks from a curve as plain values; reconstruction is None if no bound is proven."""
     found = attack_risk(curve).as_dict()
     if prior is not None:
@@ -503,7 +487,7 @@ def risk_of(curve: PrivacyCurve, prior: float | None) -> dict[str, Any]:
     return found
 
 
-def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
+def _risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
     """Return one row for each curve: upper bounds on attacks, with certified lower bounds, where known, in brackets."""
     rates = [f"TPR at FPR {100 * rate:g}%" for rate in FALSE_POSITIVE_RATES]
     headings = [] if prior is None else [f"reconstruction at prior {prior:g}"]
@@ -516,13 +500,7 @@ def risk_table(curves: Sequence[PrivacyCurve], prior: float | None) -> Table:
     return table
 
 
-def curve_deltas(delta: float) -> tuple[float, ...]:
-    """Return the deltas at which the drawn curve must be tight: from 1e-2 down to a hundredth of ``delta``."""
-    lowest = max(delta / 100.0, 1e-240)
-    return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
-
-
-def write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -> None:
+def _write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) -> None:
     """Plot delta over epsilon, and the largest TPR over FPR, of each curve: upper bounds solid, lower bounds dashed.
 
     Raises: InvalidInput if ``path`` cannot be written.

@@ -203,11 +203,6 @@ def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> Pr
     )
 
 
-def steps_per_epoch(trace: Trace) -> int:
-    """Return the steps per epoch of the sampling of the first segment; 1 for a trace without segments."""
-    return trace.segments[0].sampling.steps_per_epoch if trace.segments else 1
-
-
 def _complete_shards(files: TrialFiles, trace: Trace) -> NormShards:
     """Norm shards of a trial. Raises: InvalidInput if there are none, DataCorruption for missing or damaged ones."""
     if not has_norms(files.norms):

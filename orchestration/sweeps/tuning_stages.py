@@ -80,10 +80,8 @@ def selection_stage(sweep: SweepSpec, text: str, drawn: Mapping[str, tuple[Drawn
     return f"# The candidates of {sweep.name}, private: written by dpsweep.\n{json.dumps(content)}\n"
 
 
-def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
-    """Return the tuning sweep of ``sweep``, whose file `tuning_stage` writes. adapted: by default all
-    `candidates_of`.
-    """
+def while_tuning(sweep: SweepSpec) -> SweepSpec:
+    """Return the tuning sweep of ``sweep``, whose file `tuning_stage` writes."""
     tune = _required(sweep)
     own = {"data": (tune.data,)} if tune.data is not None else {}
     return sweep.model_copy(
@@ -95,7 +93,7 @@ def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
             "audit": None,
             "release": Component("none"),
             "accounting": sweep.accounting.model_copy(update={"group_sizes": (1,)}),
-            "adapted": adapted or Adapted(candidates=candidates_of(tune)),
+            "adapted": Adapted(candidates=candidates_of(tune)),
         }
     )
 
