@@ -51,11 +51,7 @@ def test_calibrate_meets_the_target() -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        ((*ALLOCATED, "--accountant", "rdp"), "use the accountant 'pld'"),
-        ((*ALLOCATED, "--adjacency", "replace_one"), "no accounting under 'replace_one'"),
-        ((*ALLOCATED, "--noise-strategy", "banded:bands=2"), "no bound for banded noise"),
         (ALLOCATED[:4] + ALLOCATED[6:], "needs --dataset-size and --batch-size"),
-        ((*ALLOCATED, "--per-epoch", 3), "per_epoch is 3, but must divide the 4 steps"),
         ((*OF_RATE, "--per-epoch", 2), "per_epoch is 2, but belongs to"),
     ],
 )

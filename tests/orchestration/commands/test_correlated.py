@@ -65,13 +65,8 @@ def test_tables_say_the_errors_of_a_strategy() -> None:
     ("arguments", "said"),
     [
         ((*CYCLIC, *RUN), "--cycle-length is missing"),
-        ((*CYCLIC, *BANDED, "--cycle-length", 3, *RUN), "reaches over 4 steps, but a cycle has 3"),
-        ((*CYCLIC, "--cycle-length", 21, *RUN), "1000 examples are enough for 1 to 20 groups"),
-        ((*CYCLIC, *BANDED, *RUN, "--group-size", 2), "members may take turns in different steps"),
         ((*CYCLIC, *BANDED, *RUN, "--max-batch-size", 90), "neither --sample-rate nor --max-batch-size"),
-        ((*CYCLIC, "--noise-strategy", "bisr:bands=4", "--cycle-length", 4, *RUN), "reaches over 40 steps"),
         ((*CYCLIC, "--noise-strategy", "tree:buffers=4", *RUN), "unknown noise strategy 'tree'"),
-        (("--sampling", "fixed", *SIZES, *BANDED, *RUN), "use cyclic_poisson with at least as many groups as bands"),
         (("--sampling", "poisson", *SIZES, "--cycle-length", 4, *RUN), "cycle_length is 4, but belongs to cyclic"),
         (
             ("--sampling", "random_allocation", *SIZES, *BANDED, "--epochs", 2, *RUN[2:]),

@@ -146,9 +146,3 @@ def test_a_report_needs_a_sweep(
     done = dpsweep("report", tmp_path)
     assert done.returncode == 2
     assert "holds no sweep" in done.stderr
-
-
-def test_every_command_explains_itself(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    for command in ("run", "plan", "report", "epsilon", "calibrate"):
-        assert run_main(monkeypatch, command, "--help") == 0
-        assert f"dpsweep {command}" in capsys.readouterr().out

@@ -247,28 +247,6 @@ def test_a_head_that_never_answers_is_refused_in_words(tmp_path: Path, monkeypat
             raise AssertionError("nothing answers")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize(
-    ("section", "refusal"),
-    [
-        (
-            {"resources": {"gpus": 2}},
-            "a trial reserves 1 CPU and 2 GPU, but no single node has that (at most 1 CPU and 1 ",
-        ),
-        ({"accounting": {"resource": "slots"}}, "accounting a part reserves 1 CPU and 1 slots, but no single node has"),
-    ],
-)
-def test_resources_that_no_node_has_are_refused_in_words(
-    section: dict[str, object], refusal: str, address: str, tmp_path: Path
-) -> None:
-    """Ray itself waits for ever."""
-    done = run_on(address, tmp_path, small(**section))
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    assert refusal in line
-    assert not (tmp_path / "out" / "sweep.json").exists()
-
-
 NOTES = """
 import math, pathlib, uuid
 import ray
@@ -361,17 +339,6 @@ def test_a_label_that_no_node_has_is_refused_in_words(address: str, tmp_path: Pa
     (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
     assert "a trial with clipping flat reserves 1 CPU and 0.5 GPU and 1 label ray.io/accelerator-type=H100" in line
     assert json.loads(done.stdout or "{}") == {}
-
-
-@pytest.mark.long
-def test_a_gpu_that_is_reserved_and_not_used_is_refused_in_words(address: str, tmp_path: Path) -> None:
-    """Ray counts a GPU where torch sees none: such trials would train on the CPU and keep others off the GPU."""
-    done = run_on(address, tmp_path, small(resources=[ON_A100, {}]))
-    assert done.returncode == 2
-    (line,) = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
-    for told in ("trials reserve a GPU on node ", "torch ", "driver", "CUDA_VISIBLE_DEVICES is '0'", "allow_cpu: true"):
-        assert told in line
-    assert not (tmp_path / "out" / "sweep.json").exists()
 
 
 @pytest.mark.long
