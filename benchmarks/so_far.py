@@ -38,16 +38,16 @@ _DELTA: Final = 1e-5
 
 def _trace(sampling: Sampling, noise: float, ends: Sequence[int], segments: int) -> Trace:
     length = ends[-1] // segments
-    parts = (Segment(at * length, length, sampling, noise * 0.99**at) for at in range(segments))
+    parts = (Segment(at * length, length, sampling, noise * 0.5 ** (at / segments)) for at in range(segments))
     return Trace(60_000, adjacency=sampling.adjacencies[0], segments=tuple(parts))
 
 
 def main() -> None:
-    """Print a line for each case and sampling, with one noise level, with ten, and with sixty."""
+    """Print a line for each case and sampling, with one noise level, with ten, sixty and two hundred."""
     print(f"{'run':26}{'sampling':11}{'levels':>7}{'all epochs':>12}{'one account':>13}{'epsilons':>10}")
     for (name, (noise, epochs, steps)), (drawn, of_steps) in itertools.product(_CASES.items(), _SAMPLINGS.items()):
         ends = tuple(range(steps, epochs * steps + 1, steps))
-        for segments in (1, 10, 60):
+        for segments in (1, 10, 60, 200):
             trace = _trace(of_steps(steps), noise, ends, segments)
             begun = time.process_time()
             whole = account(trace, _DELTA, "auto")

@@ -22,15 +22,14 @@ from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import Chain, rounds_of_group, rounds_or_chain, upper_of_prefixes
 
 _TOLERANCE: Final = 4e-3
-"""Target for the relative gap of certified bounds: the upper one is within about 0.1 % of the exact epsilon, and for
-random allocation, on coarse grids, within about 0.5 %."""
+"""Target for the relative gap of certified bounds. Beside the exact epsilon, the upper one of a run with one noise
+level is higher by about 0.1 %. With many levels, it is by 0.5 % in the middle of the run and 0.1 % at its end. Below a
+fifth of the last epsilon it may be a few hundredths."""
 _MOST: Final = 60
 _ON_ONE_LATTICE: Final = (30, 1200)
 _ON_MANY: Final = (5, 200)
 """An accountant is asked at the second number over that of segments: at least the first number of times, at most
-`_MOST`. Other epochs have the value of the next one. All that share a lattice take at most half a second of CPU for
-60 epochs with a noise level each, and for 200,000 steps with ten levels; 200 levels take 1.5 s, of batches that are cut
-3.4 s (benchmarks/so_far.py)."""
+`_MOST`. Other epochs have the value of the next one (benchmarks/so_far.py measures the time)."""
 _QUICK: Final = frozenset(("rdp", "rdp-classic", "zcdp", "zcdp-sampled"))
 """Accountants that take a few milliseconds for any run; they are asked at every epoch."""
 
@@ -44,13 +43,15 @@ def cost_so_far(trace: Trace, ends: Sequence[int], step: int, whole: PrivacyEsti
     if step >= trace.steps:
         return whole.epsilon
     name = _known(whole.accountant)
-    asked = _asked(trace, tuple(ends), step, name)
-    first = asked[bisect_left(asked, step)]
-    partial = math.inf
-    if _shares_lattice(trace, name):
-        partial = _on_one_lattice(trace, asked, whole.delta)[asked.index(first)]
+    before = tuple(ends[: bisect_left(ends, trace.steps)])
+    # a quick accountant is asked at every step, and a step after the last epoch is accounted for itself
+    asked, bounds = _curve(
+        trace, (step,) if name in _QUICK or step > max(before, default=0) else before, whole.delta, name
+    )
+    place = bisect_left(asked, step)
+    partial = bounds[place]
     if math.isinf(partial):
-        partial = _cost(trace.until(first), whole.delta, name)
+        partial = _cost(trace.until(asked[place]), whole.delta, name)
     # The first steps of a run are a function of all its steps, here of a trace fixed beforehand, so by post-processing
     # they are (epsilon, delta)-DP wherever the whole run is. Both bounds hold; the one of fewer steps may be the larger
     # because it is coarse.
@@ -72,20 +73,23 @@ def _known(accountant: str) -> str:
     return accountant if accountant in ACCOUNTANTS else "rdp"
 
 
-def _asked(trace: Trace, ends: tuple[int, ...], step: int, name: str) -> tuple[int, ...]:
-    """Return the steps at which the accountant is asked; each bounds those before it.
+@functools.lru_cache(maxsize=256)  # trials that differ only in the seed have the same trace, and epochs share an answer
+def _curve(trace: Trace, ends: tuple[int, ...], delta: float, name: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
+    """Return the steps at which the accountant is asked, each of which bounds those before it, and bounds there.
 
-    The cost of the last epoch is known; the one before it is asked, so the last one is seen to cost something.
+    A bound is infinite where the accountant is to be asked about that step alone. The cost of the last epoch is known;
+    the one before it is asked, so the last one is seen to cost something.
     """
-    before = ends[: bisect_left(ends, trace.steps)]
-    if name in _QUICK or not before or step > before[-1]:
-        return (step,)
-    fewest, at_once = _ON_ONE_LATTICE if _shares_lattice(trace, name) else _ON_MANY
+    shares = _shares_lattice(trace, name)
+    fewest, at_once = _ON_ONE_LATTICE if shares else _ON_MANY
     most = min(_MOST, max(fewest, at_once // max(1, len(trace.segments))))
-    return before[::-1][:: -(-len(before) // most)][::-1]
+    asked = ends[::-1][:: -(-len(ends) // most)][::-1]
+    if not shares:
+        return asked, (math.inf,) * len(asked)
+    runs = [rounds_of_group(*by_rows(trace.until(step), 1)) for step in asked]
+    return asked, tuple(upper_of_prefixes(runs, delta, _TOLERANCE))
 
 
-@functools.lru_cache(maxsize=256)
 def _shares_lattice(trace: Trace, name: str) -> bool:
     if name not in ("pld", "auto", "gdp") or trace.selection is not None or trace.filter is not None:
         return False
@@ -94,12 +98,6 @@ def _shares_lattice(trace: Trace, name: str) -> bool:
             return False
         case rounds:
             return rounds.is_private and bool(rounds.laws or rounds.allocated)
-
-
-@functools.lru_cache(maxsize=256)  # trials that differ only in the seed have the same trace, and epochs share an answer
-def _on_one_lattice(trace: Trace, asked: tuple[int, ...], delta: float) -> tuple[float, ...]:
-    runs = [rounds_of_group(*by_rows(trace.until(step), 1)) for step in asked]
-    return tuple(upper_of_prefixes(runs, delta, _TOLERANCE))
 
 
 @functools.lru_cache(maxsize=4096)

@@ -343,7 +343,7 @@ class Trace:
         """Return the trace cut after ``step`` steps; releases are kept."""
         step = require_whole("step", step, at_least=0)
         kept = (
-            replace(segment, steps=min(segment.stop_step, step) - segment.start_step)
+            segment if segment.stop_step <= step else replace(segment, steps=step - segment.start_step)
             for segment in self.segments
             if segment.start_step < step
         )

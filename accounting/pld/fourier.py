@@ -37,6 +37,7 @@ from dpsweep.accounting.pld.allocation import COARSE, FINE, Fineness, allocated_
 from dpsweep.accounting.pld.allocation_transform import Spectrum, powered
 from dpsweep.accounting.pld.curve import Composed, Curve
 from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.levels import Between, Round
 from dpsweep.accounting.pld.loss import (
     BOUNDS,
     MAX_ATOMS,
@@ -55,6 +56,7 @@ _OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
 _CHUNKS = 8  # fixed, so that the order of products, and so every bit, does not depend on the number of cores
 _POINTS_AT_ONCE = 1 << 20  # points of all lattices that are filled at the same time, at some 300 bytes each
 _POINTS_ALONE = 1 << 14  # points of all rounds together below which starting threads takes longer than filling lattices
+_POINTS_HELD = 1 << 23  # points of all lattices that a growing composition holds, at 8 bytes each
 
 
 @dataclass(frozen=True)
@@ -186,27 +188,37 @@ def _from_above(law: RoundLaw, plan: LatticePlan) -> LatticeLoss:
 
 @dataclass(frozen=True)
 class UpperProduct:
-    """Rounds composed from above, to which more can be added. mean: of the tilted loss."""
+    """Rounds composed from above, to which more can be added.
+
+    of_round: factor and mean tilted loss of one round, of which many are held. mean: of all rounds together.
+    """
 
     plan: LatticePlan
+    of_round: Callable[[Round], tuple[_Factor, float]]
     total: _Factor | None = None
     mean: float = 0.0
 
     @classmethod
     def begun(cls, gaussian: float, pure: Sequence[float], plan: LatticePlan) -> UpperProduct:
         """Return the composition of all single releases: a plain Gaussian mechanism, if any, and pure releases."""
-        nothing = cls(plan)
-        begun = nothing.then(RoundLaw.certain(SensitivityMixture((gaussian,), (1.0,))), 1) if gaussian else nothing
+        held = functools.lru_cache(max(2, _POINTS_HELD // plan.points))
+        nothing = cls(plan, held(functools.partial(_with_mean, plan=plan)))
+        begun = nothing.then_gaussian(gaussian) if gaussian else nothing
         for epsilon in pure:
             factor = _randomised_response(epsilon, plan).upper
             begun = replace(begun, total=factor if begun.total is None else begun.total * factor)
         return begun
 
-    def then(self, law: RoundLaw | AllocatedRound, count: int) -> UpperProduct:
-        """Return the composition with ``count`` further rounds of ``law``."""
-        factor, mean = _with_mean(law, self.plan)
-        power = factor.power(count)
-        return UpperProduct(self.plan, power if self.total is None else self.total * power, self.mean + count * mean)
+    def then_gaussian(self, shift: float) -> UpperProduct:
+        """Return the composition with a plain Gaussian mechanism, whose mean moves by ``shift`` standard deviations."""
+        return self.then([RoundLaw.certain(SensitivityMixture((shift,), (1.0,)))], 1)
+
+    def then(self, rounds: Sequence[Round | Between], count: int) -> UpperProduct:
+        """Return the composition with ``count`` further rounds of each of ``rounds``."""
+        factors, means = zip(*map(self._factor, rounds), strict=True)
+        power = _times(factors).power(count)
+        total = power if self.total is None else self.total * power
+        return replace(self, total=total, mean=self.mean + count * sum(means))
 
     def curve(self, centre: float) -> Curve:
         """Return the bound on delta around the epsilon ``centre``; certified for any centre."""
@@ -214,9 +226,38 @@ class UpperProduct:
         bottom = min(self.mean, centre) - (self.plan.centre - self.plan.bottom)
         return _curve(self.total, replace(self.plan, centre=centre, bottom=bottom), "upper")
 
+    def _factor(self, one: Round | Between) -> tuple[_Factor, float]:
+        if isinstance(one, Between):
+            return _drawn(self.of_round(one.weaker), self.of_round(one.stronger), one.share)
+        return self.of_round(one)
 
-@functools.lru_cache(maxsize=8)  # of neighbouring runs; spectra are long
-def _with_mean(law: RoundLaw | AllocatedRound, plan: LatticePlan) -> tuple[_Factor, float]:
+
+def _drawn(one: tuple[_Factor, float], other: tuple[_Factor, float], share: float) -> tuple[_Factor, float]:
+    """Return the factor of a public draw: ``other`` with the probability ``share``, else ``one``; and its mean."""
+    if share == 1.0:
+        return other
+    (first, first_mean), (second, second_mean) = one, other
+    logs = (math.log1p(-share), math.log(share))
+
+    def mixed(of_first: float, of_second: float) -> float:
+        return float(np.logaddexp(logs[0] + of_first, logs[1] + of_second))
+
+    log_mgf = mixed(first.log_mgf, second.log_mgf)
+    weights = math.exp(logs[0] + first.log_mgf - log_mgf), math.exp(logs[1] + second.log_mgf - log_mgf)
+    factor = _Factor(
+        spectrum=weights[0] * first.spectrum + weights[1] * second.spectrum,
+        rounds=first.rounds + second.rounds,  # both transforms err
+        offset=first.offset,
+        log_mgf=log_mgf,
+        log_up=mixed(first.log_up, second.log_up),
+        log_down=mixed(first.log_down, second.log_down),
+        infinity=(1.0 - share) * first.infinity + share * second.infinity,
+        rounding=max(first.rounding, second.rounding),
+    )
+    return factor, weights[0] * first_mean + weights[1] * second_mean
+
+
+def _with_mean(law: Round, plan: LatticePlan) -> tuple[_Factor, float]:
     rounded = _allocated_from_above(law, plan, COARSE) if isinstance(law, AllocatedRound) else _from_above(law, plan)
     factor = _factors((rounded,), plan)[0]
     with np.errstate(divide="ignore"):

@@ -6,6 +6,7 @@ are a list of distinct laws with counts.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -108,10 +109,8 @@ def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
     group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
     if not trace.is_private:
         return GroupRounds(is_private=False)
-    pieces = [_Piece(s.start_step, s.stop_step, _cases(s, (1.0,), group_size)) for s in trace.segments]
-    samplings = {case.sampling for piece in pieces if not piece.by_epoch for case in piece.cases}
-    laws = {sampling: group_law(sampling, group_size) for sampling in samplings}
-    return _rounds(trace, pieces, group_size, lambda case: laws[case.sampling].scaled(case.amplitudes[0]))
+    pieces = [_Piece(s.start_step, s.stop_step, _equal_cases(s, group_size)) for s in trace.segments]
+    return _rounds(trace, pieces, group_size, lambda cases: _equal_members(cases, group_size))
 
 
 def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.ArrayLike) -> GroupRounds:
@@ -139,6 +138,26 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
     return _rounds(trace, pieces, len(table), _given_members)
 
 
+@functools.lru_cache(maxsize=4096)  # a run's first epochs share their segments
+def _equal_cases(segment: Segment, group_size: int) -> tuple[_Case, ...]:
+    return _cases(segment, (1.0,), group_size)
+
+
+@functools.lru_cache(maxsize=4096)
+def _equal_members(cases: tuple[_Case, ...], group_size: int) -> RoundLaw:
+    laws = ((case.probability, _members(case, group_size).scaled(case.amplitudes[0])) for case in cases)
+    return RoundLaw(tuple(laws))
+
+
+def _members(case: _Case, group_size: int) -> SensitivityMixture:
+    return _law_of_group((case.sampling, group_size))
+
+
+@functools.lru_cache(maxsize=64)
+def _law_of_group(drawn: tuple[Sampling, int]) -> SensitivityMixture:
+    return group_law(*drawn)
+
+
 def _cases(segment: Segment, contributions: Sequence[float], group_size: int) -> tuple[_Case, ...]:
     return tuple(
         _Case(probability, sampling, tuple(map(replace(segment, sampling=sampling).amplitude, contributions)))
@@ -147,7 +166,7 @@ def _cases(segment: Segment, contributions: Sequence[float], group_size: int) ->
 
 
 def _rounds(
-    trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[_Case], SensitivityMixture]
+    trace: Trace, pieces: Sequence[_Piece], group_size: int, law: Callable[[tuple[_Case, ...]], RoundLaw]
 ) -> GroupRounds:
     counts: Counter[tuple[_Case, ...]] = Counter()
     for piece in pieces:
@@ -159,7 +178,7 @@ def _rounds(
     squares.extend(count * block.shift**2 for block, count in blocks.items() if _is_alone(block))
     allocated = tuple((block, count) for block, count in blocks.items() if not _is_alone(block))
     for cases, count in counts.items():
-        found = RoundLaw(tuple((case.probability, law(case)) for case in cases))
+        found = law(cases)
         if found.is_gaussian:
             squares.append(count * found.largest**2)
         else:
@@ -212,7 +231,11 @@ def _is_alone(block: AllocatedRound) -> bool:
     return block.steps == 1 or block.shift > ALLOCATED_SHIFTS[1]
 
 
-def _given_members(case: _Case) -> SensitivityMixture:
+def _given_members(cases: tuple[_Case, ...]) -> RoundLaw:
+    return RoundLaw(tuple((case.probability, _sum_of_members(case)) for case in cases))
+
+
+def _sum_of_members(case: _Case) -> SensitivityMixture:
     if not any(case.amplitudes):
         return SensitivityMixture((0.0,), (1.0,))
     return examples_law(case.sampling, case.amplitudes, max(case.amplitudes) / _GRID_POINTS)

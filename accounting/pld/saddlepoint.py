@@ -9,7 +9,7 @@ certified for any tilt, lattice and window.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.pld.allocation import quadrature
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
-from dpsweep.accounting.pld.sensitivity import Array, RoundLaw
+from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array, RoundLaw
 
 Law = TypeVar("Law")
 
@@ -39,6 +39,7 @@ class Cumulants:
     gaussian: float
     pure: Array  # [pure releases]
     atoms: int  # largest number of sensitivities of a mixture
+    rounds: tuple[RoundLaw | AllocatedRound, ...]  # [rounds]: of which the tables are
 
     @property
     def highest(self) -> float:
@@ -57,6 +58,25 @@ class Cumulants:
         of_pure -= np.log1p(np.exp(-self.pure)) + self.pure
         gaussian = self.gaussian**2 / 2.0 * tilts * (1.0 + tilts)
         return np.asarray(logs @ self.counts + gaussian + of_pure.sum(axis=1))
+
+    def sparser(self, most: int) -> Cumulants:
+        """Return about the same of at most ``most`` of the tables, each with the counts of those that it stands for."""
+        stride = -(-len(self.counts) // most) if len(self.counts) else 1
+        middles = range(stride // 2, len(self.counts), stride)
+        starts = np.arange(0, len(self.counts), stride)[: len(middles)]
+        return replace(
+            self,
+            log_weights=self.log_weights[middles],
+            losses=self.losses[middles],
+            counts=np.add.reduceat(self.counts, starts) if len(starts) else self.counts,
+            rounds=tuple(self.rounds[place] for place in middles),
+        )
+
+    def each(self, tilt: float) -> Array:
+        """Return log E[exp(tilt loss)] of one round of each table; shape [rounds]."""
+        exponents = self.log_weights + (1.0 + tilt if self.direction == "remove" else -tilt) * self.losses
+        peaks = exponents.max(axis=1)
+        return np.asarray(np.log(np.exp(exponents - peaks[:, None]).sum(axis=1)) + peaks)
 
     def __call__(self, tilt: float) -> tuple[float, float, float]:
         # E_P[e^{z L}] = E_Q[e^{(1 + z) L}], and E_Q[e^{-z L}] in the add direction.
@@ -81,11 +101,14 @@ class Cumulants:
         return value, first, second
 
 
-def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulants:
-    """Return quadrature tables of all rounds; ``tail`` is the probability cut off the outputs on either side."""
-    laws, counts = _representatives(rounds.laws)
-    most, atoms = max((len(law.cases) for law in laws), default=1), 1
-    log_weights, losses = np.full((len(laws), most, _POINTS), -np.inf), np.zeros((len(laws), most, _POINTS))
+def cumulants(rounds: GroupRounds, direction: Direction, tail: float, most: int = _ROWS) -> Cumulants:
+    """Return quadrature tables of all rounds, at most about ``most`` of laws and as many of blocks.
+
+    tail: the probability cut off the outputs on either side.
+    """
+    laws, counts = _representatives(rounds.laws, most)
+    cases, atoms = max((len(law.cases) for law in laws), default=1), 1
+    log_weights, losses = np.full((len(laws), cases, _POINTS), -np.inf), np.zeros((len(laws), cases, _POINTS))
     for row, law in enumerate(laws):
         kept = law.truncated(tail).pooled(MAX_ATOMS, "upper")
         atoms = max(atoms, kept.atoms)
@@ -96,11 +119,12 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulan
             losses[row, place] = loss_at(mixture, outputs)
             spacing = (high - low) / (_POINTS - 1) / np.sqrt(2 * np.pi)
             log_weights[row, place] = -(outputs**2) / 2 + np.log(probability * spacing)
-    weights_of_all, losses_of_all = (table.reshape(len(laws), most * _POINTS) for table in (log_weights, losses))
+    weights_of_all, losses_of_all = (table.reshape(len(laws), cases * _POINTS) for table in (log_weights, losses))
+    of_blocks: list[AllocatedRound] = []
     if rounds.allocated:
         ordered = sorted(rounds.allocated, key=lambda pair: (pair[0].steps, pair[0].shift))
-        blocks_of, counts_of = _in_runs(ordered, _BLOCKS)
-        blocks = [quadrature(block, tail) for block in blocks_of]
+        of_blocks, counts_of = _in_runs(ordered, min(most, _BLOCKS))
+        blocks = [quadrature(block, tail) for block in of_blocks]
         longest = max(weights_of_all.shape[1], *(len(found) for found, _ in blocks))
         losses_of_all = np.vstack(
             [_padded(losses_of_all, longest, 0.0), *(_padded(b[0][None], longest, 0.0) for b in blocks)]
@@ -110,7 +134,9 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float) -> Cumulan
         )
         counts = np.append(counts, counts_of)
     pure = np.asarray(rounds.pure)
-    return Cumulants(direction, weights_of_all, losses_of_all, counts, rounds.gaussian, pure, atoms)
+    return Cumulants(
+        direction, weights_of_all, losses_of_all, counts, rounds.gaussian, pure, atoms, (*laws, *of_blocks)
+    )
 
 
 def _padded(table: Array, length: int, value: float) -> Array:
@@ -118,10 +144,10 @@ def _padded(table: Array, length: int, value: float) -> Array:
     return np.pad(table, ((0, 0), (0, length - table.shape[1])), constant_values=value)
 
 
-def _representatives(laws: Sequence[tuple[RoundLaw, int]]) -> tuple[list[RoundLaw], Array]:
-    """At most about `_ROWS` laws, each standing for a block of similar ones, and the blocks' counts."""
+def _representatives(laws: Sequence[tuple[RoundLaw, int]], most: int) -> tuple[list[RoundLaw], Array]:
+    """At most about ``most`` laws, each standing for a block of similar ones, and the blocks' counts."""
     ordered = sorted(laws, key=lambda pair: [(p, m.probabilities, m.sensitivities) for p, m in pair[0].cases])
-    return _in_runs(ordered, _ROWS)
+    return _in_runs(ordered, most)
 
 
 def _in_runs(ordered: Sequence[tuple[Law, int]], most: int) -> tuple[list[Law], Array]:

@@ -141,6 +141,13 @@ class RoundLaw:
     cases: tuple[tuple[float, SensitivityMixture], ...]
     dropped: float = 0.0
 
+    def __hash__(self) -> int:
+        return self._hash
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.cases, self.dropped))
+
     @staticmethod
     def certain(mixture: SensitivityMixture) -> RoundLaw:
         """Return the law of a round that is always ``mixture``."""

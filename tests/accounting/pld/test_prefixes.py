@@ -8,9 +8,15 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
+from dpsweep.accounting.mechanism.samplings import (
+    FixedBatchSampling,
+    PoissonSampling,
+    RandomAllocationSampling,
+    SizedSampling,
+    TruncatedPoissonSampling,
+)
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
-from dpsweep.accounting.pld import epsilon_pld, rounds_of_group, upper_of_prefixes
+from dpsweep.accounting.pld import epsilon_of_rounds, epsilon_pld, rounds_of_group, upper_of_prefixes
 
 
 def run(rate: float, noises: list[float], steps: int) -> Trace:
@@ -55,8 +61,34 @@ def test_blocks_of_random_allocation_are_bounded_from_above_on_coarse_grids(nois
     for step, upper in list(zip(places, found, strict=True))[:1]:
         exact = epsilon_pld(trace.until(step), 1e-5)
         assert exact.lower is not None
-        assert exact.lower <= upper == pytest.approx(exact.upper, rel=0.02)
+        assert exact.lower <= upper == pytest.approx(exact.upper, rel=0.01)
     assert all(later > earlier for earlier, later in itertools.pairwise(found))
+
+
+@pytest.mark.parametrize("group", [1, 3])
+@pytest.mark.parametrize(
+    "sampling",
+    [PoissonSampling(0.02), TruncatedPoissonSampling(1000, 0.02, 28), FixedBatchSampling(1000, 20)],
+    ids=lambda sampling: type(sampling).__name__,
+)
+def test_a_level_for_every_step_is_bounded_closely_at_the_end_and_less_so_early_on(
+    sampling: SizedSampling, group: int
+) -> None:
+    trace = Trace(1000, segments=tuple(Segment(at, 1, sampling, 3.0 * 0.99**at) for at in range(120)))
+    found = upper_of_prefixes([rounds_of_group(trace.until(step), group) for step in (30, 60, 120)], 1e-5, 4e-3)
+    for step, upper, near in zip((30, 60, 120), found, (0.07, 0.03, 0.003), strict=True):
+        exact = epsilon_of_rounds(rounds_of_group(trace.until(step), group), 1e-5, 1e-3)
+        assert exact.lower <= upper == pytest.approx(exact.upper, rel=near)
+
+
+def test_plain_gaussians_between_sampled_steps_are_composed_where_they_stand() -> None:
+    sampled, full = PoissonSampling(0.1), PoissonSampling(1.0)
+    trace = Trace(1000, tuple(Segment(4 * at, 4, full if at % 2 else sampled, 9.0) for at in range(6)))
+    found = upper_of_prefixes([rounds_of_group(trace.until(step), 1) for step in (4, 8, 12, 24)], 1e-5, 4e-3)
+    for step, upper in zip((4, 8, 12, 24), found, strict=True):
+        exact = epsilon_pld(trace.until(step), 1e-5)
+        assert exact.lower is not None
+        assert exact.lower <= upper == pytest.approx(exact.upper, rel=0.01, abs=0.005)
 
 
 def test_releases_are_part_of_each_run_and_other_rounds_are_not_bounded_here() -> None:
