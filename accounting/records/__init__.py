@@ -29,6 +29,7 @@ from dpsweep.accounting.records.files import (
     read_bytes,
     read_range,
     with_partials,
+    with_parts,
     write_bytes_atomically,
     write_in_private_folder,
 )
@@ -148,6 +149,7 @@ __all__ = [
     "verify_epsilons",
     "verify_users",
     "with_partials",
+    "with_parts",
     "write_bytes_atomically",
     "write_epsilons",
     "write_in_private_folder",

@@ -233,6 +233,17 @@ def with_partials(uri: str) -> tuple[str, ...]:
         return local_files.with_partials(local)
 
 
+def with_parts(uri: str) -> tuple[str, ...]:
+    """Return what `with_partials` does, and the same for the parts of a file, ``uri-...``."""
+    local = _local(uri)
+    if local is None:
+        folder, _, name = uri.rpartition("/")
+        found = (each for each in list_files(folder) if each.startswith(f"{name}-"))
+        return (*with_partials(uri), *(f"{folder}/{each}" for each in found))
+    with _named_errors("list", uri):
+        return local_files.with_parts(local)
+
+
 def delete_folder(uri: str) -> None:
     """Delete a folder with everything below it, if it exists; a link below it is deleted, not what it leads to.
 

@@ -205,13 +205,29 @@ def with_partials(path: str) -> tuple[str, ...]:
 
     Raises: OSError, UnsafeFile.
     """
-    above, name = os.path.split(path)
+    name = os.path.basename(path)
+    return tuple(each for each in _beside(path) if os.path.basename(each) == name or _is_partial_of(each, name))
+
+
+def with_parts(path: str) -> tuple[str, ...]:
+    """Return the path of a file, if there is one, of its parts, ``path-...``, and of what `with_partials` finds for any
+    of them.
+
+    Raises: OSError, UnsafeFile.
+    """
+    part = f"{os.path.basename(path)}-"
+    found = (each for each in _beside(path) if os.path.basename(each).startswith((part, f".{part}")))
+    return (*with_partials(path), *found)
+
+
+def _beside(path: str) -> list[str]:
+    """Return the paths of all files in the folder of ``path``."""
+    above = os.path.dirname(path)
     try:
         with _entered(above, _LISTED) as folder:
-            found = os.listdir(folder)
+            return [f"{above}/{each}" for each in os.listdir(folder)]
     except FileNotFoundError:
-        return ()
-    return tuple(f"{above}/{each}" for each in found if each == name or _is_partial_of(each, name))
+        return []
 
 
 def delete_with_only(path: str, name: str) -> None:
@@ -482,7 +498,8 @@ def _info(folder: int, name: str) -> os.stat_result | None:
         return None
 
 
-def _is_partial_of(name: str, final: str) -> bool:
+def _is_partial_of(path: str, final: str) -> bool:
+    name = os.path.basename(path)
     return name.startswith(f".{final}.") and name.endswith(TEMPORARY)
 
 

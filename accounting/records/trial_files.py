@@ -144,5 +144,5 @@ class TrialFiles:
 
     @property
     def checkpoint(self) -> str:
-        """The latest checkpoint of training."""
+        """The latest checkpoint of training; ``checkpoint.pt-STEP-RANK`` are its parts at other ranks."""
         return self._below("private", "checkpoint.pt")

@@ -42,12 +42,12 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
     checksums, and the manifests of snapshots hold the checksums of shards.
     """
     later, known = files.accounted_again(""), noted_when_written(files)
-    others = (files.result, files.checkpoint, files.private_digests)
+    others = (files.result, files.private_digests)
     digests = {
         name: known.get(name) or digest_of(uri)
         for name in list_files(files.root)
         if (uri := f"{files.root}/{name}") not in others
-        and not uri.startswith(later)
+        and not uri.startswith((later, files.checkpoint))
         and not (name.startswith(_PRIVATE) and (name.endswith(".arrow") or _STEP in name))
     }
     return _keep_private(digests, files)

@@ -47,6 +47,7 @@ EXPORTED = {
         modified new_key_check others_can_write parsed_json
         replace_file require_library_file require_own_folder require_own_folders
         require_plain_entries require_plain_file require_plain_folder require_shallow_schema with_partials
+        with_parts
         noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_encrypted read_epsilons read_groups
         read_private read_private_sealed read_sealed read_table read_trace require_key shares_of
         verify_epsilons verify_users read_range write_in_private_folder

@@ -184,6 +184,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("rows[step % len(rows)] = self._drawn", "rows[0] = self._drawn", "draws are not made again", True),
         B("piece * self._draws.most, size)", "0, size)", "pieces of a model have the same noise", True),
         B("rows.mul_(self._decays)", "rows.mul_(1.0)", "buffers of noise forget nothing", True),
+        B('self._norm, self._count = state["norm"], state["count"]', "self._norm = 1.0", "noise shrinks", True),
     ),
     *bugs_in(
         "workers/noise/gaussians.py",

@@ -1,4 +1,8 @@
-"""Checkpoints: the state from which a run continues bit-identically, in one private file with a checksum."""
+"""Checkpoints: the state from which a run continues bit-identically, in one private file with a checksum.
+
+Other ranks store what they alone hold in parts beside it. The checkpoint has the digests of its parts, so it is whole
+when it is there, and parts of any other one do not belong to it.
+"""
 
 from __future__ import annotations
 
@@ -8,13 +12,13 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from dpsweep.accounting.records import delete, read_private, with_partials, write_private
+from dpsweep.accounting.records import delete, read_private, with_parts, write_private
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 
 _KIND: Final = b"dpsweep-checkpoint-"
-_MAGIC: Final = _KIND + b"7\n"
-_DIGEST_BYTES: Final = 32
-_START: Final = len(_MAGIC) + _DIGEST_BYTES
+_MAGIC: Final = _KIND + b"8\n"
+DIGEST_BYTES: Final = 32
+_START: Final = len(_MAGIC) + DIGEST_BYTES
 """Offset of the bytes written by `torch.save`; the magic bytes and their digest come before."""
 
 
@@ -25,23 +29,38 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
-def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> None:
-    """Replace the checkpoint at ``uri`` atomically.
+def part_of(uri: str, step: int, rank: int) -> str:
+    """Return the place of what ``rank`` stores for the checkpoint at ``uri`` after ``step`` steps."""
+    return f"{uri}-{step}-{rank}"
+
+
+def save_checkpoint(uri: str, owner: str, state: Mapping[str, Any]) -> bytes:
+    """Replace the checkpoint at ``uri``, or a part of one, atomically; return its digest.
 
     state: tensors, numbers, strings, bytes and containers of them.
     """
     buffer = io.BytesIO()
-    buffer.write(_MAGIC + bytes(_DIGEST_BYTES))
+    buffer.write(_MAGIC + bytes(DIGEST_BYTES))
     import torch  # late: who deletes a checkpoint needs no torch
 
     torch.save({"owner": owner, "state": dict(state)}, buffer)
     with buffer.getbuffer() as content:  # without another copy of the state, which is as large as the model
-        content[len(_MAGIC) : _START] = hashlib.sha256(content[_START:]).digest()
+        digest = hashlib.sha256(content[_START:]).digest()
+        content[len(_MAGIC) : _START] = digest
         write_private(uri, content)
+    return digest
 
 
-def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
-    """Return the state stored at ``uri``, or None when there is no checkpoint yet.
+def load_part(uri: str, owner: str, digest: bytes) -> dict[str, Any]:
+    """Return the state in the part of a checkpoint that has its ``digest``; raise as `load_checkpoint` does."""
+    state = load_checkpoint(uri, owner, digest)
+    if state is None:
+        raise DataCorruption(f"{uri} is missing; restore it from a backup, or {START_ANEW}")
+    return state
+
+
+def load_checkpoint(uri: str, owner: str, expected: bytes | None = None) -> dict[str, Any] | None:
+    """Return the state stored at ``uri``, or None when there is no checkpoint yet. expected: its digest, if known.
 
     Raises:
         DataCorruption: the file is truncated or altered; the run is never restarted silently.
@@ -56,7 +75,8 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
             f"{uri} is of another version of dpsweep; finish the trial with that version, or {START_ANEW}"
         )
     digest = data[len(_MAGIC) : _START]
-    if not data.startswith(_MAGIC) or hashlib.sha256(memoryview(data)[_START:]).digest() != digest:
+    found = hashlib.sha256(memoryview(data)[_START:]).digest()
+    if not data.startswith(_MAGIC) or found != digest or found != (expected or found):
         raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     stored = io.BytesIO(data)
     stored.seek(_START)
@@ -73,12 +93,12 @@ def load_checkpoint(uri: str, owner: str) -> dict[str, Any] | None:
 
 
 def forget_checkpoint(uri: str) -> bool:
-    """Delete the checkpoint of a run: it holds the key, with which the noise could be subtracted.
+    """Delete the checkpoint of a run and its parts: they hold the key or noise, by which noise could be subtracted.
 
     Temporary files of a process that was killed while writing a checkpoint hold the key too and are also deleted.
     Returns: whether there was any of them.
     """
-    found = with_partials(uri)
+    found = with_parts(uri)
     for each in found:
         delete(each)
     return bool(found)

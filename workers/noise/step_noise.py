@@ -2,8 +2,8 @@
 
 The trainer asks for it once a step. Independent noise keeps nothing. Correlated noise z = C^-1 w keeps some of the
 draws w or of the noise z of earlier steps, or sums of them, as doubles
-(`dpsweep.accounting.mechanism.noise_strategies.Memory`). Ranks divide the weights among them. A checkpoint holds noise
-and sums; draws are made again from their key.
+(`dpsweep.accounting.mechanism.noise_strategies.Memory`). Ranks divide the weights among them, and each stores its own
+noise and sums in a checkpoint; draws are made again from their key.
 """
 
 from __future__ import annotations
@@ -123,12 +123,6 @@ class NoiseShare:
             yield sizes, noise
         self.step += 1
 
-    def rows(self, count: int) -> Iterator[tuple[list[int], Tensor]]:
-        """Yield sizes as `noise` does, and the rows [kept, size] of this rank's piece."""
-        for piece, sizes in self._rounds(count):
-            size = sizes[self._rank]
-            yield sizes, self._rows_of(piece, size) if size else self._empty(self._kept.memory.kept, 0)
-
     def _rounds(self, count: int) -> Iterator[tuple[int, list[int]]]:
         """Yield this rank's piece of each round, and the sizes of the pieces of all ranks."""
         most = self._draws.most
@@ -156,26 +150,32 @@ class NoiseShare:
         memory = self._kept.memory
         return isinstance(memory, Recurrence) and memory.keeps_draws_alone
 
+    @property
+    def rows(self) -> dict[int, Tensor]:
+        """The rows [kept, size] of this rank's pieces, by piece; none where `repeats_draws`."""
+        return {} if self.repeats_draws else dict(self._rows)
+
+    def take(self, rows: Mapping[int, Tensor]) -> None:
+        """Continue with stored ``rows``, as far as they belong to this rank."""
+        self._rows |= {
+            piece: each.to(self._draws.device).clone()
+            for piece, each in rows.items()
+            if piece % self._ranks == self._rank
+        }
+
     def state(self) -> dict[str, Any]:
-        """Return all that `restore` needs but the rows."""
+        """Return all that `restore` needs at this rank."""
         coefficients = {name: value.tolist() for name, value in vars(self._kept.memory).items()}
-        return {"step": self.step, "draws": self._draws.state(), **coefficients}
+        return {"step": self.step, "rows": self.rows, "draws": self._draws.state(), **coefficients}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue with the coefficients of the state, which another machine may compute with other last bits.
-
-        state: with the rows [kept, size] of all pieces; without, where `repeats_draws`.
-        """
+        """Continue with the coefficients of the state, which another machine may compute with other last bits."""
         memory = self._kept.memory
         self._kept = _earlier(type(memory)(**{name: np.array(state[name]) for name in vars(memory)}))
         self.step = state["step"]
         self._draws.restore(state["draws"])
-        pieces = torch.cat(state["rows"], 1).split(self._draws.most, 1) if state["rows"] else ()
-        self._rows = {
-            piece: rows.to(self._draws.device).clone()
-            for piece, rows in enumerate(pieces)
-            if piece % self._ranks == self._rank
-        }
+        self._rows = {}
+        self.take(state["rows"])
 
 
 class OtherShares(Protocol):
@@ -188,8 +188,8 @@ class OtherShares(Protocol):
         """Take a step at all ranks, and yield z of consecutive weights, ``count`` in all."""
         ...
 
-    def rows(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
-        """Yield the rows of all pieces in order."""
+    def store(self, step: int) -> tuple[bytes, ...]:
+        """Have each other rank store its rows for a checkpoint after ``step`` steps; return the files' digests."""
         ...
 
 
@@ -201,8 +201,8 @@ class Nobody:
     def noise(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
         return (noise for _, noise in own.noise(count))
 
-    def rows(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
-        return (rows for _, rows in own.rows(count))
+    def store(self, step: int) -> tuple[bytes, ...]:
+        return ()
 
 
 def share_of_rank(
@@ -264,11 +264,11 @@ class CorrelatedSteps:
         return {EARLIER: self}
 
     def state(self) -> dict[str, Any]:
-        rows = [] if self._share.repeats_draws else list(self._shares.rows(self._share, self._count))
-        return {"norm": self._norm, "rows": rows, **self._share.state()}
+        others = () if self._share.repeats_draws else self._shares.store(self._share.step)
+        return {"norm": self._norm, "count": self._count, "others": others, **self._share.state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._norm, self._count = state["norm"], sum(rows.shape[1] for rows in state["rows"])
+        self._norm, self._count = state["norm"], state["count"]
         self._share.restore(state)
 
 

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import fields
+from dataclasses import dataclass, fields
 from enum import IntEnum
 from typing import Any
 
@@ -35,6 +35,7 @@ from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.predictions import Predictions, batches_of, predict
 from dpsweep.workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
+from dpsweep.workers.machine.checkpoint import DIGEST_BYTES
 from dpsweep.workers.noise.gaussian_sources import derive_seed, one_thread
 from dpsweep.workers.noise.generators import start_generator
 from dpsweep.workers.noise.noise_sources import noise_source_kind
@@ -57,7 +58,7 @@ class _Order(IntEnum):
     SEND_RANDOM_STATE = 6
     PREDICT = 7
     NOISE = 8
-    SEND_EARLIER_NOISE = 9
+    STORE_EARLIER_NOISE = 9
 
 
 class DividedGradients:
@@ -167,19 +168,22 @@ class DividedNoise:
         self._group.broadcast(torch.tensor([_Order.NOISE, count]))
         return (self._group.gathered(noise, sizes) for sizes, noise in own.noise(count))
 
-    def rows(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
-        self._group.broadcast(torch.tensor([_Order.SEND_EARLIER_NOISE, count]))
-        for sizes, rows in own.rows(count):
-            parts = [len(rows) * size for size in sizes]
-            for part in self._group.gathered(rows.flatten(), parts).split(parts):
-                yield part.view(len(rows), -1)
+    def store(self, step: int) -> tuple[bytes, ...]:
+        self._group.broadcast(torch.tensor([_Order.STORE_EARLIER_NOISE, step]))
+        digests = self._group.gathered(_row_of(bytes(DIGEST_BYTES)), [1] * self.ranks)
+        return tuple(bytes(each.tolist()) for each in digests[1:])
 
 
-def follow(local: LocalGradients, dataset: Dataset, group: RankGroup, noise: NoiseShare | None) -> None:
-    """Compute this rank's share of the commands of rank 0, until rank 0 has finished.
+@dataclass(frozen=True)
+class StoredShare:
+    """A rank's share of correlated noise. store: stores its rows for a checkpoint after so many steps; their digest."""
 
-    noise: this rank's share of correlated noise.
-    """
+    share: NoiseShare
+    store: Callable[[int], bytes]
+
+
+def follow(local: LocalGradients, dataset: Dataset, group: RankGroup, noise: StoredShare | None) -> None:
+    """Compute this rank's share of the commands of rank 0, until rank 0 has finished."""
     follower = _Follower(local, dataset, group, noise)
     while follower.obeys():
         pass
@@ -188,7 +192,7 @@ def follow(local: LocalGradients, dataset: Dataset, group: RankGroup, noise: Noi
 class _Follower:
     """Executes the commands of rank 0 at another rank."""
 
-    def __init__(self, local: LocalGradients, dataset: Dataset, group: RankGroup, noise: NoiseShare | None) -> None:
+    def __init__(self, local: LocalGradients, dataset: Dataset, group: RankGroup, noise: StoredShare | None) -> None:
         self._local, self._dataset, self._group, self._modes = local, dataset, group, modes_of(local.model)
         self._noise = noise
         self._decision: Decision | None = None
@@ -213,19 +217,18 @@ class _Follower:
             self._predict(count)
         elif order == _Order.NOISE:
             self._take_noise(count)
-        elif order == _Order.SEND_EARLIER_NOISE:
-            for sizes, rows in self._share.rows(count):
-                self._group.give(rows.flatten(), len(rows) * max(sizes))
+        elif order == _Order.STORE_EARLIER_NOISE:
+            self._group.give(_row_of(self._own_noise.store(count)), 1)
         return bool(order != _Order.END)
 
     @property
-    def _share(self) -> NoiseShare:
+    def _own_noise(self) -> StoredShare:
         assert self._noise is not None, "rank 0 asks for noise only where it is correlated"
         return self._noise
 
     def _take_noise(self, count: int) -> None:
         with one_thread():
-            for sizes, noise in self._share.noise(count):
+            for sizes, noise in self._own_noise.share.noise(count):
                 self._group.give(noise, max(sizes))
 
     def _predict(self, place: int) -> None:
@@ -324,6 +327,10 @@ def _flat(gradients: Mapping[str, Tensor]) -> Tensor:
 def _unflat(flat: Tensor, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     parts = flat.split([each.numel() for each in like.values()])
     return {name: part.view(each.shape).to(each.dtype) for (name, each), part in zip(like.items(), parts, strict=True)}
+
+
+def _row_of(digest: bytes) -> Tensor:
+    return torch.tensor([list(digest)], dtype=torch.uint8)
 
 
 def _counts(non_finite: int, repeatable: bool) -> Tensor:

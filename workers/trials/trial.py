@@ -17,6 +17,7 @@ from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records import (
     TrialFiles,
+    delete,
     exists,
     read_bytes,
     read_trace,
@@ -33,13 +34,20 @@ from dpsweep.workers.evaluation.held_out import write_wrong
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes
 from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
 from dpsweep.workers.evaluation.references import reference_scores
-from dpsweep.workers.machine.checkpoint import fingerprint, forget_checkpoint, load_checkpoint, save_checkpoint
+from dpsweep.workers.machine.checkpoint import (
+    fingerprint,
+    forget_checkpoint,
+    load_checkpoint,
+    load_part,
+    part_of,
+    save_checkpoint,
+)
 from dpsweep.workers.machine.device_use import DeviceUse, write_device_use
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device
 from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.models import build_model
 from dpsweep.workers.noise.noise_sources import make_noise_source
-from dpsweep.workers.noise.step_noise import share_of_rank
+from dpsweep.workers.noise.step_noise import EARLIER, NoiseShare, share_of_rank
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.own_code.own_record import require_same_code, store_code
 from dpsweep.workers.sampling.users import population_of, require_owners, require_strangers, with_rows_of_users
@@ -61,6 +69,7 @@ from dpsweep.workers.trials.attacks import attack
 from dpsweep.workers.trials.data_parallel import (
     DividedGradients,
     DividedNoise,
+    StoredShare,
     first_random_states,
     follow,
     restore_random_state,
@@ -142,8 +151,22 @@ def follow_trial(
         restore_random_state(local, stored["ranks"][group.rank - 1])
         noise = make_noise_source(spec.noise_source, spec.seed, local.data.device)
         share = share_of_rank(mechanism.strategy, noise, stored["trainer"], group.rank, group.size)
+        own = None if share is None else _stored_share(share, files, owner, stored["trainer"], group.rank)
         del stored
-        follow(local, dataset, group, share)
+        follow(local, dataset, group, own)
+
+
+def _stored_share(
+    share: NoiseShare, files: TrialFiles, owner: str, stored: Mapping[str, Any], rank: int
+) -> StoredShare:
+    """Return the share of another rank than 0 with the rows that this rank stored for a checkpoint."""
+    if parts := stored[EARLIER]["others"]:
+        share.take(load_part(part_of(files.checkpoint, share.step, rank), owner, parts[rank - 1])["rows"])
+
+    def store(step: int) -> bytes:
+        return save_checkpoint(part_of(files.checkpoint, step, rank), owner, {"rows": share.rows})
+
+    return StoredShare(share, store)
 
 
 def _meet(group: RankGroup | None) -> None:
@@ -234,6 +257,7 @@ def begin(
     if spec.preprocessing is not None and stored is None:
         fitted = make_preprocessing(spec.preprocessing).fit(dataset, noise)
     dataset = _preprocessed(spec, dataset, fitted)
+    parts_before = [_parts(files, stored["trainer"]) if stored else set[str]()]
     random_states = first_random_states(spec, ranks, device)
     if stored is not None:
         random_states = _of_as_many(stored, ranks)
@@ -247,6 +271,9 @@ def begin(
         more = {**({"ranks": others} if others else {}), **({"users": drawn} if drawn else {})}
         state = {"preprocessing": fitted, "trainer": trainer.state(), **more}
         save_checkpoint(files.checkpoint, owner, state)
+        parts_before.append(_parts(files, state["trainer"]))
+        for part in parts_before.pop(0) - parts_before[0]:
+            delete(part)
 
     if stored is None:
         trainer.begin()
@@ -259,6 +286,13 @@ def begin(
     else:
         trainer.restore(stored["trainer"])
     return Begun(trainer, source, dataset, fitted, random_states, save)
+
+
+def _parts(files: TrialFiles, state: Mapping[str, Any]) -> set[str]:
+    """Return the places of the parts of a checkpoint that other ranks have stored. state: of the trainer."""
+    earlier = state.get(EARLIER, {"step": 0, "others": ()})
+    others = range(1, 1 + len(earlier["others"]))
+    return {part_of(files.checkpoint, earlier["step"], rank) for rank in others}
 
 
 def _preprocessed(spec: TrialSpec, dataset: Dataset, fitted: dict[str, Tensor]) -> Dataset:

@@ -248,6 +248,7 @@ BY_NAME: dict[str, Callable[[str], object]] = {
     "list": storage.list_files,
     "list folders": storage.list_folders,
     "partials": storage.with_partials,
+    "parts": storage.with_parts,
     "delete": storage.delete,
     "delete a folder": storage.delete_folder,
     "delete an empty folder": storage.delete_if_empty,

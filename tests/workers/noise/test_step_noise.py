@@ -153,8 +153,7 @@ def test_ranks_divide_the_noise_to_the_same_bits(
     count, source = 300, make_noise_source(name, 5, CPU)
     alone = NoiseShare(strategy.memory(), source.draws_of_steps())
     for _ in range(STEPS):
-        rows = [] if alone.repeats_draws else [each.clone() for _, each in alone.rows(count)]
-        state = {**alone.state(), "rows": rows}
+        state = {**alone.state(), "rows": {piece: each.clone() for piece, each in alone.rows.items()}}
         expected = taken([alone], count)
         assert len(expected.unique()) == count
         for ranks in (1, 2, 4):
@@ -163,8 +162,8 @@ def test_ranks_divide_the_noise_to_the_same_bits(
                 share.divide(rank, ranks)
                 share.restore(state)
             assert torch.equal(taken(shares, count), expected)
-            kept = [sum(each.numel() for _, each in share.rows(count)) for share in shares]
-            assert sum(kept) == sum(each.numel() for _, each in alone.rows(count))
+            kept = [sum(each.numel() for each in share.rows.values()) for share in shares]
+            assert sum(kept) == sum(each.numel() for each in alone.rows.values())
             assert max(kept) <= -(-sum(kept) // ranks) + 64 * strategy.memory().kept
 
 
@@ -175,7 +174,8 @@ def test_a_buffer_that_is_kept_wrongly_is_found() -> None:
     zeros, seen = {"weight": torch.zeros(4000)}, []
     for _ in range(STEPS):
         seen.append(flat(noise.released(zeros, 1.0).values).astype(np.float64))
-        noise.restore({**noise.state(), "rows": [rows.roll(1, 0) for rows in noise.state()["rows"]]})
+        rows = {piece: rows.roll(1, 0) for piece, rows in noise.state()["rows"].items()}
+        noise.restore({**noise.state(), "rows": rows})
     whitened = matrix_of(strategy) @ np.stack(seen) / column_norm(strategy.column())
     correlations = whitened @ whitened.T / 4000 - np.eye(STEPS)
     assert np.abs(correlations).max() > 10.0 / math.sqrt(4000)

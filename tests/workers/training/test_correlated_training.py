@@ -140,6 +140,8 @@ def test_killed_ranks_make_the_noise_of_one_process_to_the_bit(size: int, name: 
     for dies in (1, None):
         codes = ended(started({"together": spec}, tmp_path, size, dies=dies))
         assert (codes[1] == -signal.SIGKILL) if dies else codes == [0] * size
+        parts = [each.name for each in (tmp_path / "together" / "private").glob("checkpoint.pt-*-*")]
+        assert len(parts) == (size - 1 if dies and name == "banded" else 0)
     models = [torch.load(tmp_path / way / "model.pt", weights_only=True) for way in ("alone", "together")]
     assert all(torch.equal(models[1][key], values) for key, values in models[0].items())
 
