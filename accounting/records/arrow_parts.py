@@ -196,11 +196,12 @@ def _read_stored(uri: str, record: PartRecord) -> bytes:
 def decoded(
     name: str, content: bytes, schema: pa.Schema, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
 ) -> pa.Table:
-    """Return the rows of the Arrow file ``content``. name: its name in messages.
+    """Return the rows of the Arrow file ``content``, called ``name`` in messages.
 
-    columns: those to decode, ``example_id`` among them; all by default. ids: cache shared by parts that probably have
-    the same ids. Raises: DataCorruption for content that is no Arrow file, would expand to far too much, or does not
-    have the columns of ``schema``.
+    Decode ``columns``, ``example_id`` among them, or by default all. Parts that probably have equal ids share ``ids``.
+
+    Raises: DataCorruption for content that is no Arrow file, would expand to far too much, or does not have the columns
+    of ``schema``.
     """
     try:
         table = (
