@@ -276,6 +276,7 @@ def _bracket_epsilon(
     not refined, because the claim is at least that of the other direction.
     """
     spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
+    enough_gap = tolerance * _ENOUGH * (2.0 if rounds.allocated else 1.0)  # finer lattices do not sharpen blocks' laws
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:
         return _Bracket(upper, lower, None)
@@ -292,7 +293,7 @@ def _bracket_epsilon(
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
         finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
         hopeless = lower == 0.0 and upper > _VACUOUS
-        if gap <= _ENOUGH * tolerance or upper <= enough or finest or hopeless or attempt == _ATTEMPTS - 1:
+        if gap <= enough_gap or upper <= enough or finest or hopeless or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))
