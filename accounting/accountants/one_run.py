@@ -357,6 +357,10 @@ def auto(trace: Trace, delta: float, group_size: int = 1) -> PrivacyEstimate:
         else:
             accepted.append(found)
             proven = max(proven, lower)
+    if not accepted and delta < pld.MIN_DELTA:
+        refusals.append(
+            f"delta is {delta:g}, and pld computes epsilons from {pld.MIN_DELTA:g} on; choose a larger delta"
+        )
     if not accepted:
         raise UnsupportedMechanism(f"no accountant covers this trace: {'; '.join(dict.fromkeys(refusals))}")
     return min(accepted, key=lambda estimate: estimate.epsilon)

@@ -11,6 +11,7 @@ Any other pair of batches and correlated noise is refused.
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import assert_never
 
@@ -177,11 +178,19 @@ def _dominating(segment: Segment, strategy: CorrelatedNoise) -> Segment:
                 raise UnsupportedMechanism(
                     f"side queries beside {strategy.words} in one fixed order have no bound here; leave them out"
                 )
-            column = strategy.column()
-            ratio = repeated_norm(column, segment.steps, batches) / (column_norm(column) * _ROUND_DOWN)
+            ratio = _repeated_over_one(strategy, segment.steps, batches)
             return Segment(0, 1, PoissonSampling(1.0), segment.noise_multiplier / ratio)
         case other:
             raise UnsupportedMechanism(
                 f"no bound for {strategy.words} with {other.words} is proven here; use cyclic_poisson with at least as "
                 "many groups as bands, or fixed_order"
             )
+
+
+@functools.lru_cache(maxsize=64)  # a calibration asks at every noise multiplier, and a million steps take a second
+def _repeated_over_one(strategy: CorrelatedNoise, steps: int, apart: int) -> float:
+    """Return an upper bound on the sensitivity of an example that takes part every ``apart`` steps, over that of one
+    participation.
+    """
+    column = strategy.column()
+    return repeated_norm(column, steps, apart) / (column_norm(column) * _ROUND_DOWN)

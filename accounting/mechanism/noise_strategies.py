@@ -12,6 +12,7 @@ noise").
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, final
@@ -27,7 +28,7 @@ from dpsweep.accounting.mechanism.toeplitz import (
     inverse_square_root_column,
     prefix_errors,
 )
-from dpsweep.accounting.registry import build
+from dpsweep.accounting.registry import build, lookup
 
 LARGEST_STEPS: Final = 10**6
 """Most steps of a run with correlated noise: its matrix has as many rows."""
@@ -263,4 +264,6 @@ def make_strategy(name: str, params: Mapping[str, Any], steps: int, apart: int) 
 
     Raises: InvalidInput with the nearest valid word for an unknown name or key.
     """
-    return build(STRATEGIES, name, params, "noise strategy", steps=steps, apart=apart)
+    known = inspect.signature(lookup(STRATEGIES, name, "noise strategy")).parameters
+    context = {key: value for key, value in {"steps": steps, "apart": apart}.items() if key in known}
+    return build(STRATEGIES, name, params, "noise strategy", **context)

@@ -53,6 +53,7 @@ def test_calibrate_meets_the_target() -> None:
     [
         (ALLOCATED[:4] + ALLOCATED[6:], "needs --dataset-size and --batch-size"),
         ((*OF_RATE, "--per-epoch", 2), "per_epoch is 2, but belongs to"),
+        ((*ALLOCATED[:-1], 1e-300), "delta is 1e-300, and pld computes epsilons from 1e-250 on; choose a larger delta"),
     ],
 )
 def test_what_is_not_proven_is_refused_by_name(arguments: tuple[object, ...], said: str) -> None:

@@ -67,6 +67,7 @@ def test_tables_say_the_errors_of_a_strategy() -> None:
         ((*CYCLIC, *RUN), "--cycle-length is missing"),
         ((*CYCLIC, *BANDED, *RUN, "--max-batch-size", 90), "neither --sample-rate nor --max-batch-size"),
         ((*CYCLIC, "--noise-strategy", "tree:buffers=4", *RUN), "unknown noise strategy 'tree'"),
+        ((*CYCLIC, "--noise-strategy", "bisr", *RUN), "noise strategy 'bisr' needs bands; valid: bands"),
         (("--sampling", "poisson", *SIZES, "--cycle-length", 4, *RUN), "cycle_length is 4, but belongs to cyclic"),
         (
             ("--sampling", "random_allocation", *SIZES, *BANDED, "--epochs", 2, *RUN[2:]),
