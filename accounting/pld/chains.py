@@ -53,7 +53,7 @@ _WIDEST_MEAN = 1e4
 
 @dataclass(frozen=True)
 class Chain:
-    """A group of ``links`` examples, each of which costs ``one``."""
+    """A group of ``links`` examples: each costs ``one``."""
 
     one: GroupRounds
     links: int
@@ -123,7 +123,7 @@ class _Points(NamedTuple):
 def _points(chain: Chain, epsilon: float, delta: float) -> _Points:
     """Return points of the group's curve down to ``delta``, which one example has at about ``epsilon``.
 
-    The curve of one example is made tight at ever smaller deltas, until those of all links are among them. There are no
+    The curve of one example is made tight at ever smaller deltas, until all links have theirs among them. There are no
     points if these are too small for a lattice.
     """
     end, found = _of_gaussian_group(chain.links, epsilon, delta), _Points(np.array([math.inf]), np.ones(1))
@@ -169,8 +169,10 @@ class _Lines(NamedTuple):
 
 
 def _lines(profile: CertifiedProfile) -> _Lines:
-    """Return the lines of a profile that are lowest somewhere: TPR <= delta + e^epsilon FPR, and the same with the
-    hypotheses swapped, TPR <= 1 - e^-epsilon (1 - delta - FPR).
+    """Return the lines of a profile that are lowest somewhere.
+
+    Lines are TPR <= delta + e^epsilon FPR. With the hypotheses swapped they are TPR <= 1 - e^-epsilon (1 - delta -
+    FPR).
     """
     used = profile.epsilons <= -_LEAST_LOG_RATE
     epsilons, deltas = profile.epsilons[used], profile.upper[used]

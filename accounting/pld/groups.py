@@ -2,8 +2,9 @@
 
 Guarantee: for a group of ``group_size`` examples under the trace's adjacency, the run is (upper, delta)-DP, with every
 step's output visible and later steps chosen adaptively. The lower one is a certified lower bound on the exact epsilon
-of the rounds' dominating pairs, or of those of one example where a group has none. It is given only where a run that
-the trace describes is these pairs (`dpsweep.accounting.mechanism.reductions.is_attained`). Proofs: docs/group-proof.md.
+of the rounds' dominating pairs. A group without such pairs has the lower bound of one example. It is given only where
+a run that the trace describes is these pairs (`dpsweep.accounting.mechanism.reductions.is_attained`). Proofs:
+docs/group-proof.md.
 """
 
 from __future__ import annotations
@@ -108,9 +109,8 @@ def group_epsilons(
 ) -> tuple[CertifiedEpsilon, ...]:
     """Return the epsilon for each group size, certified from both sides, in the order of ``sizes``.
 
-    Guarantee: for groups of each size, (upper, delta)-DP under the trace's adjacency (paper B, Theorems 3.1 and 3.3;
-    for reshuffled epochs docs/group-proof.md, Theorem 3;
-    where members take turns or are allocated, the section Chains there).
+    Guarantee: for groups of each size, (upper, delta)-DP under the trace's adjacency (paper B, Theorems 3.1 and 3.3).
+    Reshuffled epochs have Theorem 3 of docs/group-proof.md, turns and random allocation its section Chains.
     """
     return tuple(epsilon_pld(trace, delta, size, tolerance) for size in require_numbers("sizes", sizes, 1))
 
