@@ -25,7 +25,7 @@ from dpsweep.accounting.pld.allocation_transform import cells
 from dpsweep.accounting.pld.loss import Bound
 from dpsweep.accounting.pld.sensitivity import Array
 
-_HALF: Final = 160
+_HALF: Final = 176
 """Half the points of the finest block on either side. The width of the bounds falls with its square."""
 _SPREAD: Final = 0.7
 """Least distance that the finest block reaches, over the distance of two quantiles of a law."""
