@@ -11,10 +11,10 @@ below M in convex order a pair that is dominated. Sums of independent variables 
 - upper: mass between two points of a grid is moved onto them, so that its mean stays.
 - lower: mass between two points is merged into its mean.
 
-`dpsweep.accounting.pld.allocation_blocks` forms the sums of at least 16 terms where the largest ratios are large, and
-`dpsweep.accounting.pld.allocation_transform` those that fit on an even grid. Others, whose means may be very small, are
-formed here by doubling, on grids that follow the law as it narrows. Mass above a grid is moved to its end, and what
-that takes off the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
+`dpsweep.accounting.pld.allocation_blocks` forms sums where the largest ratios are large, and
+`dpsweep.accounting.pld.allocation_transform` where they fit on an even grid. Others, as those of means that may be very
+small, are formed here by doubling, on grids that follow the law as it narrows. Mass above a grid is moved to its end,
+and what that takes off the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
 """
 
 from __future__ import annotations
@@ -42,8 +42,6 @@ _ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
 _HEAVY: Final = 0.45
 """Shift above which grids of blocks take less time than one transform."""
-_MANY: Final = 16
-"""Least number of terms that are summed on grids of blocks: means of fewer may be far below the finest block."""
 _KEPT: Final = 1.0 - 1e-6
 """Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
 _DECADES: Final = 4
@@ -214,7 +212,7 @@ def _even_law(
     allocated: AllocatedRound, direction: Direction, tail: float, bound: Bound, order: float
 ) -> EvenLaw | None:
     """Return the law of the mean on even points, or None where they are too many or too far apart."""
-    if allocated.shift > _HEAVY and allocated.steps >= _MANY:
+    if allocated.shift > _HEAVY:
         found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), bound)
         if found is not None and (direction == "remove" or found.lost_of_q <= tail):
             return found
