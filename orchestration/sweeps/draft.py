@@ -211,8 +211,8 @@ def _profiled(
         raise InvalidInput(f"the label {repeat!r} is named more than once; name each label once")
     named = tuple(labels)
     as_text = tuple(name for name in (group, hashed) if name is not None and name not in named)
-    table = profile_table(str(path), as_text, MOST_VALUES)
-    roles = (*named, *(name for name in (group, user, text and text.name, hashed) if name is not None))
+    roles = (*named, *(name for name in (group, user, text.name if text else None, hashed) if name is not None))
+    table = profile_table(str(path), as_text, MOST_VALUES, roles)
     if hashed in roles[:-1]:
         raise InvalidInput(f"the text column {hashed!r} is also a label, group or user; name another one with --text")
     if repeat := next((name for name in roles if name in table.repeated), None):
@@ -229,7 +229,7 @@ def _profiled(
         table.column(user, "user")
     task = _task_of(tuple(table.column(name, "label") for name in named))
     if task == "classification":
-        table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES)
+        table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES, roles)
     if hashed is not None:
         table = table.with_prose(hashed)
     found = tuple(table.column(name, "label") for name in named)
@@ -393,7 +393,8 @@ def _text_section(text: TextColumn) -> Iterator[str]:
 
 def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_ranges: bool) -> Iterator[str]:
     yield f"  features: {_listed(tuple(column.name for column in features))}"
-    targets = list(subject.labels) if subject.task == "regression" else []
+    regressed = subject.labels if subject.task == "regression" else ()
+    targets = [replace(label, all_different=False) for label in regressed]  # which is no sign of an identifier
     numeric = [column for column in features if column.span is not None]
     if any(column.written for column in (*targets, *numeric)):
         yield "  numbers:    # CONFIRM: the decimal sign of columns that write numbers otherwise than 1234.5"

@@ -81,12 +81,16 @@ def number_of(text: str, convention: Convention) -> float | None:
 
 @dataclass(frozen=True)
 class Written:
-    """How a column of texts writes numbers. unread: texts that are none and count as missing. ambiguous: whether the
-    other convention reads all of them too, as 13.440 is 13440 or 13.44."""
+    """How a column of texts writes numbers.
+
+    `unread`: texts that are none and count as missing. `ambiguous`: whether the other convention reads all of them too,
+    as 13.440 is 13440 or 13.44. `certain`: whether the other one does not read them.
+    """
 
     convention: Convention
     unread: tuple[str, ...]
     ambiguous: bool
+    certain: bool
 
 
 _MOST_UNREAD: Final = 0.05
@@ -122,7 +126,7 @@ def written_numbers(counts: Mapping[str, int]) -> Written | None:
         unread = tuple(sorted({*strange, *(text for text in counts if text not in known)} - set(MISSING_SPELLINGS)))
         others = all(number_of(text, other) is not None for text in read)
         differ = any(number_of(text, other) != number_of(text, convention) for text in read)
-        return Written(convention, unread, others and differ)
+        return Written(convention, unread, others and differ, not others)
     return None
 
 

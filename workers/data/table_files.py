@@ -34,6 +34,28 @@ _BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Encodings by the first bytes of a file; that of UTF-32 begins with that of UTF-16."""
+_NO_TEXT: Final[Mapping[bytes, str]] = {
+    b"\x1f\x8b": "it is packed by gzip; unpack it",
+    b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it",
+    b"\xfd7zXZ": "it is packed by xz; unpack it",
+    b"PK\x03\x04": "it is a ZIP archive or a spreadsheet; unpack it, or save it as CSV",
+    b"\xd0\xcf\x11\xe0": "it is a spreadsheet; save it as CSV",
+    b"PAR1": "it is a Parquet file; call it .parquet",
+}
+"""Cures of files that are no text, by their first bytes."""
+_ENCODINGS: Final = (
+    "cp1252",
+    "cp1251",
+    "cp1250",
+    "cp1253",
+    "cp1254",
+    "shift_jis",
+    "euc_jp",
+    "gb18030",
+    "big5",
+    "euc_kr",
+)
+"""Encodings that are tried by the names of columns, common ones first."""
 _HEADER_BYTES: Final = 1 << 20
 _SEPARATORS: Final = (",", ";", "\t", "|")
 _MOST_PLACES: Final = 10_000
@@ -104,26 +126,43 @@ def refuse_encoding(path: Path, encoding: str | None) -> None:
         raise InvalidInput(f"encoding is {encoding!r}, but {path} is no CSV file; leave `encoding` out")
 
 
-def proposed_encoding(path: Path) -> str | None:
+def proposed_encoding(path: Path, named: Sequence[str]) -> str | None:
     """Return an encoding for a draft to declare; None for UTF-8, and for a file that names its encoding.
 
-    Bytes that are not UTF-8 are taken for cp1252, the most common other one. Where they are not of cp1252 either, the
-    likeliest encoding by charset-normalizer is proposed.
+    Bytes that are not UTF-8 are taken for the first encoding in which the header holds the columns ``named``, if one
+    of these has a letter that is not ASCII. Otherwise they are taken for cp1252, the most common one. Where they are
+    not of cp1252 either, the likeliest encoding by charset-normalizer is proposed.
+
+    Raises: InvalidInput for a file that is packed, a spreadsheet or a Parquet file.
     """
     content = path.read_bytes()
+    if packed := next((cure for mark, cure in _NO_TEXT.items() if content.startswith(mark)), None):
+        raise InvalidInput(f"{path} is no table of text: {packed}")
     if content.startswith(tuple(_BYTE_ORDER_MARKS)):
         return None
     start = content[:_HEADER_BYTES]
     if start.count(b"\0") > len(start) // 4:  # as of letters in two bytes, of which one is 0
         return "utf-16-be" if start[:1] == b"\0" else "utf-16-le"
-    for encoding in ("utf-8", "cp1252"):
-        try:
-            content.decode(encoding)
-        except UnicodeDecodeError:
-            continue
-        return None if encoding == "utf-8" else encoding
+    if _spells(content, "utf-8", ()):
+        return None
+    candidates = ("cp1252",) if all(map(str.isascii, named)) else _ENCODINGS
+    for encoding in candidates:
+        if _spells(content, encoding, named):
+            return encoding
+    if _spells(content, "cp1252", ()):
+        return "cp1252"
     likeliest = charset_normalizer.from_bytes(start).best()
     return likeliest.encoding if likeliest else "latin-1"
+
+
+def _spells(content: bytes, encoding: str, named: Sequence[str]) -> bool:
+    """Return whether the bytes are text in an encoding, whose first lines hold these names."""
+    try:
+        text = content.decode(encoding)
+    except UnicodeDecodeError:
+        return False
+    header = "\n".join(text[:_HEADER_BYTES].splitlines()[:2])  # sep=; may stand above the names
+    return all(name in header for name in named)
 
 
 def _fields(lines: Sequence[str], separator: str) -> list[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -117,17 +117,19 @@ class TableProfile:
         return replace(self, columns=tuple(columns))
 
 
-def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableProfile:
+def profile_table(path: str, texts: tuple[str, ...], most_values: int, named: tuple[str, ...] = ()) -> TableProfile:
     """Return the profile of a .csv, .tsv or .parquet file. `texts`: columns read as text, even if they hold numbers.
 
-    Values are listed up to ``most_values``. Raises: InvalidInput for a missing file or one without rows, DataCorruption
-    for one that cannot be read.
+    named: columns that the file should have, by which its encoding is found. Values are listed up to ``most_values``.
+
+    Raises: InvalidInput for a missing file, one without rows and one that is packed, DataCorruption for one that cannot
+    be read.
     """
     file = Path(path).expanduser()
     encoding = None
     if file.suffix.lower() in _TEXT_FILES and os.path.isfile(file):  # False for a name that is too long
         with reading(file):
-            encoding = proposed_encoding(file)
+            encoding = proposed_encoding(file, named)
     first = read_table(path, dict.fromkeys(texts, ()), encoding)
     if first.num_rows == 0:
         raise InvalidInput(f"the table {path} has no rows; give a table with a header and at least one row")
@@ -135,6 +137,12 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int) -> TableP
     as_texts = {*texts, *(name for name in first.column_names if not _holds_numbers(first[name], spelt[name]))}
     rows = read_table(path, dict.fromkeys(as_texts, ()), encoding)
     written = {name: _written(rows[name]) for name in rows.column_names if name in as_texts and name not in texts}
+    plain = [name for name in rows.column_names if name not in as_texts]
+    if _has_commas(written.values()) and not any(_has_points(rows[name], spelt[name]) for name in plain):
+        as_texts.update(thousands := {name for name in plain if _may_be_thousands(spelt[name])})
+        rows = read_table(path, dict.fromkeys(as_texts, ()), encoding)
+        written = {name: _with_commas(way) for name, way in written.items()}
+        written.update((name, _with_commas(_written(rows[name]))) for name in thousands)
     embeddings = {name: places for name, places in places_of(rows.column_names).items() if not as_texts & {*places}}
     single = [name for name in rows.column_names if not any(name in places for places in embeddings.values())]
     columns = [
@@ -222,16 +230,36 @@ def _written(values: pa.ChunkedArray) -> Written | None:
     return written_numbers(counts)
 
 
+def _has_commas(written: Iterable[Written | None]) -> bool:
+    """Return whether a column has decimal commas for certain, and none has decimal points for certain."""
+    return {way.convention for way in written if way is not None and way.certain} == {"comma"}
+
+
+def _has_points(values: pa.ChunkedArray, spelt: pa.ChunkedArray) -> bool:
+    """Return whether a column of plain numbers has decimal points, and these are not of thousands."""
+    return pa.types.is_floating(values.type) and not _may_be_thousands(spelt)
+
+
+def _with_commas(written: Written | None) -> Written | None:
+    """Return how a column writes numbers in a table of decimal commas: with commas, where they may be."""
+    return replace(written, convention="comma") if written is not None and written.ambiguous else written
+
+
+def _may_be_thousands(spelt: pa.ChunkedArray) -> bool:
+    if not pa.types.is_string(spelt.type):
+        return False
+    texts = compute.unique(spelt).drop_null().slice(0, _LOOKED_AT).to_pylist()
+    return are_written_as_thousands([each for each in texts if each not in MISSING_SPELLINGS])
+
+
 def _as_spelt(column: ColumnProfile, spelt: pa.ChunkedArray) -> ColumnProfile:
     """Return the profile with the texts that count as missing, those that are no numbers included, and whether its
     numbers may be thousands.
     """
     unread = column.written.unread if column.written else ()
     markers = tuple(dict.fromkeys((*_markers(spelt), *unread)))
-    is_text = column.span is not None and column.written is None and pa.types.is_string(spelt.type)
-    texts = compute.unique(spelt).drop_null().slice(0, _LOOKED_AT).to_pylist() if is_text else []
-    known = [each for each in texts if each not in MISSING_SPELLINGS]
-    return replace(column, markers=markers, may_be_thousands=are_written_as_thousands(known))
+    doubtful = column.span is not None and column.written is None and _may_be_thousands(spelt)
+    return replace(column, markers=markers, may_be_thousands=doubtful)
 
 
 def _markers(spelt: pa.ChunkedArray) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 from pathlib import Path
 
 import pyarrow as pa
@@ -130,6 +131,40 @@ def test_an_encoding_beyond_cp1252_is_proposed(tmp_path: Path) -> None:
     sweep = parse_sweep(draft_sweep(path, ["y"], "town"))
     assert sweep.data[0].params["groups"] == ["x", town]
     assert plan_sweep(sweep).refusals == ()
+
+
+@pytest.mark.parametrize(("encoding", "label"), [("cp1251", "ответ"), ("shift_jis", "結果"), ("cp1252", "Größe")])
+def test_an_encoding_is_found_by_the_name_of_the_label(tmp_path: Path, encoding: str, label: str) -> None:
+    path = table(tmp_path, f"score,{label}", SCORES, LABELS)
+    path.write_bytes(path.read_text().encode(encoding))
+    data = parse_sweep(draft_sweep(path, [label], None)).data[0]
+    assert (data.params["encoding"], data.params["label"]) == (encoding, label)
+
+
+def test_a_packed_table_is_to_be_unpacked(tmp_path: Path) -> None:
+    path = table(tmp_path, "score,y", SCORES, LABELS)
+    path.write_bytes(gzip.compress(path.read_bytes()))
+    with pytest.raises(InvalidInput, match=r"is no table of text: it is packed by gzip; unpack it"):
+        draft_sweep(path, ["y"], None)
+
+
+def test_points_beside_decimal_commas_are_of_thousands(tmp_path: Path) -> None:
+    prices, plain = [f"{40 + row * 37 % 90}.{200 + row} €" for row in ROWS], [f"{row * 7 % 50 + 1}.500" for row in ROWS]
+    widths = [f'"{row * 11 % 70},5 m"' for row in ROWS]
+    sweep = parse_sweep(draft_sweep(table(tmp_path, "price,rent,width,y", prices, plain, widths, LABELS), ["y"], None))
+    assert sweep.data[0].params["numbers"] == dict.fromkeys(("price", "rent", "width"), "comma")
+    low, high = sweep.data[0].params["ranges"]["price"]
+    assert low > 1000 < high
+    assert plan_sweep(sweep).refusals == ()
+    points = [f"{row * 7 % 50}.5" for row in ROWS]
+    mixed = parse_sweep(draft_sweep(table(tmp_path, "price,x,width,y", prices, points, widths, LABELS), ["y"], None))
+    assert mixed.data[0].params["numbers"]["price"] == "point"
+
+
+def test_an_amount_that_differs_in_every_row_is_no_identifier(tmp_path: Path) -> None:
+    text = draft_sweep(table(tmp_path, "score,y", SCORES, [str(row * 37 % 120 * 90) for row in ROWS]), ["y"], None)
+    assert "task: regression" in text
+    assert "identifier" not in text
 
 
 def test_a_text_among_numbers_stands_for_a_missing_one(tmp_path: Path) -> None:
