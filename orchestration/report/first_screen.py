@@ -149,6 +149,8 @@ def _served_worst(found: Findings, best: Setting) -> str:
     mean = best.over_seeds(worst.value)
     if not groups or mean is None:
         return "no group is large enough to be shown"
+    if len(names := group_names(best.trials)) == 1:
+        return f"groups are not compared: {called(names[0])} is the only one"
     interval = found.interval_of_chosen(best, worst.name)
     within = _bracketed(between, interval, worst.format)
     by = spoken_worst(worst)
@@ -277,6 +279,8 @@ def _for_whom(found: Findings, best: Setting) -> Tile:
     groups, mean = sorted(whose(worst, best)), best.over_seeds(worst.value)
     if not groups or mean is None:
         return _of_groups("unknown", "No group of the test data is large enough to be shown.")
+    if len(names := group_names(best.trials)) == 1:
+        return _of_groups("not compared", f"{called(names[0])} is the only group that is shown.")
     big = f"{' or '.join(map(called, groups))}: {worst.format.one(mean.mean)}"
     return _of_groups(big, _worst_words(found, best), *_gap_words(found, best))
 

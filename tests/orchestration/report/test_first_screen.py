@@ -49,6 +49,19 @@ def of(found: Findings, clipping: str) -> Setting:
     return next(setting for setting in found.settings if setting.clipping == clipping)
 
 
+def test_one_group_alone_is_not_served_worst() -> None:
+    trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
+    alone = []
+    for each in trials:
+        assert each.quality is not None
+        alone.append(replace(each, quality=replace(each.quality, groups=each.quality.groups[:1])))
+    data, found, _ = in_sweep(alone, kept)
+    (said, *_) = decision(found, data.delta)
+    assert "worst served" not in said
+    assert "groups are not compared: " in said
+    assert answered(data, found)["For whom?"].big == "not compared"
+
+
 def test_the_decision_names_setting_quality_cost_and_who_is_served_worst() -> None:
     data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80), "dpsgd_f": (0.85, 0.78)}))
     (said, *more) = decision(found, data.delta)
