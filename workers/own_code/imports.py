@@ -104,6 +104,8 @@ def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
         except ValidationError as error:
             mistake = error.errors()[0]
             key, reason = ".".join(map(str, mistake["loc"])), mistake["msg"].removeprefix("Value error, ")
+            if mistake["type"] in ("tuple_type", "list_type") or mistake.get("ctx", {}).get("class") == "Sequence":
+                reason = f"it takes a list, such as [{mistake['input']}]"
             raise InvalidInput(f"{key} is {mistake['input']!r}: {reason}") from error
 
     return call

@@ -168,6 +168,7 @@ class TestPretrained:
     [
         ("resnet18", {}, CIFAR, "unknown model 'resnet18'"),
         ("mlp", {"hiden": [3]}, (4,), "unknown key 'hiden' of model 'mlp'; did you mean 'hidden'"),
+        ("mlp", {"hidden": 8}, (4,), r"hidden is 8: it takes a list, such as \[8\]"),
         ("mlp", {"hidden": [0]}, (4,), "hidden.0 is 0: Input should be greater than 0"),
         ("mlp", {"hidden": 5}, (4,), "hidden is 5: "),
         ("mlp", {"hidden": [3.5]}, (4,), "hidden.0 is 3.5: "),
