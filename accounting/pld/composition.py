@@ -40,6 +40,7 @@ TOLERANCE = 2e-4  # target for the relative gap between upper and lower
 MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows
 _ATTEMPTS = 4  # most compositions of one direction
 _ENOUGH = 1.5  # gap, in tolerances, that is accepted without another composition
+_KEPT_LAWS = 100  # of random allocation; with more, another composition forms all anew, and twice the gap is accepted
 _FINER = 0.4  # share of the tolerance that the lattice may use where random allocation uses the rest
 _COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
 _STEEPEST = 40.0  # largest tilt * spacing: with more, too, lattices cannot improve on the closed-form bound
@@ -276,7 +277,7 @@ def _bracket_epsilon(
     not refined, because the claim is at least that of the other direction.
     """
     spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
-    enough_gap = tolerance * _ENOUGH * (2.0 if rounds.allocated else 1.0)  # finer lattices do not sharpen blocks' laws
+    enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:
         return _Bracket(upper, lower, None)
