@@ -77,7 +77,7 @@ def _known(accountant: str) -> str:
 
 @functools.lru_cache(maxsize=256)  # trials that differ only in the seed have the same trace, and epochs share an answer
 def _curve(trace: Trace, ends: tuple[int, ...], delta: float, name: str) -> tuple[tuple[int, ...], tuple[float, ...]]:
-    """Return the steps at which the accountant is asked, each of which bounds those before it, and bounds there.
+    """Return the steps at which the accountant is asked, as each bounds those before it, and bounds there.
 
     A bound is infinite where the accountant is to be asked about that step alone. The cost of the last epoch is known;
     the one before it is asked, so the last one is seen to cost something.

@@ -71,9 +71,10 @@ def _from_above(masses: Array, offsets: Array, gaps: Array, at: int) -> bool:
 def pool(masses: Array, offsets: Array, gaps: Array) -> None:
     """Pool the mass of each cell with mass of a neighbour, so that all of it lies on the cell's point.
 
-    offsets [points]: mass times the distance of its mean above the point. gaps [points - 1]: between points. First the
-    means above their points are pooled with mass from below, wherever that lies as yet, and then the others with mass
-    that lies on points above. A cell whose neighbours have too little is merged with the other neighbour, or dropped.
+    Offsets [points] are mass times the distance of its mean above the point, gaps [points - 1] lie between points.
+    First the means above their points are pooled with mass from below, wherever that lies as yet. Then the others are
+    pooled with mass on points above. A cell whose neighbours have too little is merged with the other neighbour, or
+    dropped.
     """
     last = len(masses) - 1
     for at in range(last + 1):
@@ -133,9 +134,9 @@ def place(
 ) -> None:
     """Split each weight between the two points of a grid of blocks beside it, so that its mean stays.
 
-    distances [weights]: from the centre, in units. half: half the points of a block on either side. below: points below
-    the centre. masses, offsets [points]: are added to; offsets are mass times its distance above the point. beyond [2]:
-    receives weight, and weight times its distance, of what lies above the last point. A distance below the first point
+    Distances [weights] are from the centre, in units. There are half points of a block on either side, below points
+    below the centre. Masses and offsets [points] are added to. Offsets are mass times its distance above the point.
+    Beyond [2] receives weight above the last point, and the same times its distance. A distance below the first point
     by rounding counts as the first.
     """
     level = 0
@@ -159,7 +160,7 @@ def place_sums(
 ) -> None:
     """Do as `place` for the sums and offsets that `add_blocks` has found; each mass is at its mean.
 
-    centre, unit: of the sums, as a distance from the grid's centre and as a multiple of its unit.
+    The centre of the sums is a distance from the grid's centre, their unit a multiple of its unit.
     """
     step, level = unit, 0
     for row in range(len(sums)):
@@ -177,7 +178,7 @@ def place_sums(
 
 @helper
 def _table(masses: Array, below: int, half: int, level: int, table: Array) -> None:
-    """Fill the table [4 half + 4] of a level: masses of its own points, at distances of -2 half to 2 half steps."""
+    """Fill the table [4 half + 4] of a level with masses of its own points, from -2 half to 2 half steps away."""
     size, above = 2 * half, len(masses) - 1 - below
     table[:] = 0.0
     first = 0 if level == 0 else half + 1
@@ -193,8 +194,8 @@ def _table(masses: Array, below: int, half: int, level: int, table: Array) -> No
 def _coarsen(table: Array, near: Array, offsets: Array, half: int) -> None:
     """Add ``table`` to the law ``near`` of all nearer points, and replace it by shares at points twice as far apart.
 
-    Every other point has half of its share moved to either side. offsets: mass times the distance of its mean above the
-    point, in steps: what is on a point stands for mass beside it.
+    Every other point has half of its share moved to either side. Offsets are mass times the distance of its mean above
+    the point, in steps, as mass on a point stands for mass beside it.
     """
     size = 2 * half
     for index in range(len(near)):
@@ -242,10 +243,10 @@ def add_blocks(
 ) -> None:
     """Add the masses of all sums of two independent laws with the same unit to one table for each level.
 
-    sums [levels, 8 half + 8]: the masses at distances of -4 half to 4 half steps of the level from the sum of both
+    Sums [levels, 8 half + 8] are the masses from -4 half to 4 half steps of the level away from the sum of both
     centres. At each level, points of one law are paired with points of the other that are of that level or nearer. The
-    nearer ones have been moved onto points of the level, so that means stay. offsets [levels, 8 half + 8], or [0, 0]
-    where they are not asked for: the mass times the distance, in steps, by which means of what was moved lie above.
+    nearer ones have been moved onto points of the level, so that means stay. Offsets have the same shape, or [0, 0]
+    where they are not asked for. They are moved mass times the distance of its mean above the point, in steps.
     """
     ours, theirs, near_ours, near_theirs, of_ours, of_theirs = np.zeros((6, 4 * half + _AT_ONCE))
     padded = np.zeros(len(ours) + 6)

@@ -190,7 +190,7 @@ def _from_above(law: RoundLaw, plan: LatticePlan) -> LatticeLoss:
 class UpperProduct:
     """Rounds composed from above, to which more can be added.
 
-    of_round: factor and mean tilted loss of one round, of which many are held. mean: of all rounds together.
+    of_round: factor and mean tilted loss of one round; many are held. mean: of all rounds together.
     """
 
     plan: LatticePlan

@@ -3,7 +3,7 @@
 Guarantee: let the sensitivities of a round be fixed multiples of the largest one, x. Under Q, the expectation of any
 convex function of its likelihood ratio is convex in erf(x / sqrt(6)), also that of random allocation with the shift x
 (docs/accounting-proofs.md, "Many noise levels"). So a public draw between rounds at a smaller and at a larger x, linear
-in that coordinate, dominates the round at x. Which levels are the few decides how close a bound is, not whether it
+in that coordinate, dominates the round at x. The choice of the few decides how close a bound is, not whether it
 holds.
 """
 

@@ -210,8 +210,9 @@ def with_partials(path: str) -> tuple[str, ...]:
 
 
 def with_parts(path: str) -> tuple[str, ...]:
-    """Return the path of a file, if there is one, of its parts, ``path-...``, and of what `with_partials` finds for any
-    of them.
+    """Return the paths of a file and of its parts, ``path-...``, as far as they exist.
+
+    Files that `with_partials` finds for any of them are among these.
 
     Raises: OSError, UnsafeFile.
     """

@@ -30,7 +30,7 @@ def fingerprint(*parts: object) -> str:
 
 
 def part_of(uri: str, step: int, rank: int) -> str:
-    """Return the place of what ``rank`` stores for the checkpoint at ``uri`` after ``step`` steps."""
+    """Return the place of the part that ``rank`` stores for the checkpoint at ``uri`` after ``step`` steps."""
     return f"{uri}-{step}-{rank}"
 
 

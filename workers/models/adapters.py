@@ -20,9 +20,8 @@ Trainable = Literal["all", "head", "bias"]
 class Adapter:
     """An adapter of the package peft on a frozen trunk.
 
-    targets: ends of the names of layers that it adapts; by default those that peft knows for the architecture.
-
-    r, alpha: rank and scale of ``lora`` and ``dora``; alpha None: twice the rank.
+    targets: ends of the names of layers. By default, layers that peft knows for the architecture.
+    r, alpha: rank and scale of ``lora`` and ``dora``. alpha None: twice the rank.
     """
 
     method: Literal["lora", "dora", "ia3"]

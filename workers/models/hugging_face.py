@@ -53,8 +53,9 @@ def hugging_face(
     activations of a layer are computed again in the backward pass. That takes less memory and more time; the gradients
     are the same.
 
-    Raises: InvalidInput where transformers, peft or the model is not on this machine, for targets that match no layer,
-    a vocabulary below ``num_classes`` tokens, longer texts than the model reads, and bfloat16 weights that would train.
+    Raises: InvalidInput where transformers, peft or the model is not on this machine, and for targets that match no
+    layer. Also for a vocabulary below ``num_classes`` tokens, longer texts than the model reads, and bfloat16 weights
+    that would train.
     """
     if len(feature_shape) != 1:
         raise InvalidInput(f"hugging_face reads token ids, not features of shape {list(feature_shape)}; use data: text")
@@ -191,7 +192,7 @@ def _is_tied(name: str) -> bool:
 
 
 def _head_parameters(loaded: nn.Module) -> list[nn.Parameter]:
-    """Return the parameters outside the trunk; a head that shares the embedding's weights has none of its own."""
+    """Return the parameters outside the trunk; there are none if a head shares the weights of the embedding."""
     trunk = set(getattr(loaded, "base_model", loaded).parameters())
     return [parameter for parameter in loaded.parameters() if parameter not in trunk]
 
