@@ -125,7 +125,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Table II, noise 4σ a layer",
             "c-table2-layers",
             "Time, test accuracy",
-            "with 4σ on each layer, at twice the printed ρ; one seed of uniform noise is two points short",
+            "with 4σ on each layer, at twice the printed ρ; uniform noise is two points short",
         ),
         Result(
             "Table II, validation",
