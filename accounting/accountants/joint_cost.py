@@ -15,7 +15,7 @@ from dpsweep.accounting.accountants.one_run import total_rdp
 from dpsweep.accounting.accountants.selection import selected_rdp
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.individual import epsilon_of_many_rounds
-from dpsweep.accounting.mechanism.correlated import takes_turns
+from dpsweep.accounting.mechanism.correlated import have_common_rounds, takes_turns
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, of_group, weakest
 from dpsweep.accounting.mechanism.reasons import union, weakened
 from dpsweep.accounting.mechanism.reductions import by_rows, is_attained
@@ -33,7 +33,6 @@ from dpsweep.accounting.pld import (
     require_pld_delta,
     rounds_of_examples,
     rounds_of_group,
-    rounds_or_chain,
 )
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
@@ -144,7 +143,7 @@ def _by_renyi(counts: Mapping[tuple[Trace, int], int], delta: float, lower: floa
 
 
 def _has_chains(runs: Iterable[tuple[Trace, int]]) -> bool:
-    return any(isinstance(rounds_or_chain(*run), Chain) for run in runs)
+    return not all(have_common_rounds(*run) for run in runs)
 
 
 def _has_allocated(traces: Iterable[Trace]) -> bool:

@@ -97,20 +97,22 @@ def costs_by_step(sampling: Sampling, strategy: NoiseStrategy) -> bool:
     """Return whether epsilons of given examples are proven: each step costs what the example contributes to it."""
     match strategy:
         case IndependentNoise():
-            pass
+            return _has_common_pairs(sampling)
         case _:
             return False
-    match sampling.draws:
-        case Draws.INDEPENDENT | Draws.SUBSET | Draws.EPOCH:
-            return True
-        case Draws.IN_TURN | Draws.ALLOCATED:
-            return False
-        case unknown:
-            assert_never(unknown)
 
 
-def have_common_pairs(sampling: Sampling) -> bool:
-    """Return whether pairs are known that dominate the rounds of any group of several examples."""
+def have_common_rounds(trace: Trace, group_size: int) -> bool:
+    """Return whether pairs are known that dominate the rounds of any ``group_size`` examples.
+
+    Raises: UnsupportedMechanism for a sampling or noise strategy that is not known.
+    """
+    require_supported(trace)
+    return group_size == 1 or all(_has_common_pairs(segment.sampling) for segment in trace.segments)
+
+
+def _has_common_pairs(sampling: Sampling) -> bool:
+    """Return whether a pair is known for a round of any members, whatever each contributes."""
     match sampling.draws:
         case Draws.INDEPENDENT | Draws.SUBSET | Draws.EPOCH:
             return True

@@ -16,9 +16,9 @@ from typing import NamedTuple
 import numpy as np
 
 from dpsweep.accounting.errors import require_finite
-from dpsweep.accounting.mechanism.correlated import have_common_pairs
+from dpsweep.accounting.mechanism.correlated import have_common_rounds
 from dpsweep.accounting.mechanism.rounds import require_group_size
-from dpsweep.accounting.mechanism.trace import Trace, require_supported
+from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.pld.ceilings import dominating_mean
@@ -68,8 +68,7 @@ class Chain:
 def rounds_or_chain(trace: Trace, group_size: int = 1) -> GroupRounds | Chain:
     """Return the rounds that dominate a trace for any ``group_size`` examples, or else a chain of single examples."""
     group_size = require_group_size(group_size)
-    require_supported(trace)
-    if group_size == 1 or all(have_common_pairs(segment.sampling) for segment in trace.segments):
+    if have_common_rounds(trace, group_size):
         return rounds_of_group(trace, group_size)
     return Chain(rounds_of_group(trace), group_size)
 

@@ -145,12 +145,8 @@ def _equal_cases(segment: Segment, group_size: int) -> tuple[_Case, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def _equal_members(cases: tuple[_Case, ...], group_size: int) -> RoundLaw:
-    laws = ((case.probability, _members(case, group_size).scaled(case.amplitudes[0])) for case in cases)
-    return RoundLaw(tuple(laws))
-
-
-def _members(case: _Case, group_size: int) -> SensitivityMixture:
-    return _law_of_group((case.sampling, group_size))
+    laws = [_law_of_group((case.sampling, group_size)).scaled(case.amplitudes[0]) for case in cases]
+    return RoundLaw(tuple((case.probability, law) for case, law in zip(cases, laws, strict=True)))
 
 
 @functools.lru_cache(maxsize=64)

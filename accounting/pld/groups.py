@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.errors import require_numbers
+from dpsweep.accounting.mechanism.correlated import have_common_rounds
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reductions import is_attained
 from dpsweep.accounting.mechanism.rounds import gaussian_rounds, pure_epsilons, require_group_size
@@ -151,7 +152,7 @@ def grows_at_least_linearly(trace: Trace) -> bool:
     delta(t eps, t mu) by t is e^(t eps) (mu phi(b) - eps Phi(-b)). This is not negative, because Phi(-b) <= phi(b) / b
     and b >= eps / mu. So delta(k eps, k mu) >= delta(eps, mu).
     """
-    if not is_attained(trace) or pure_epsilons(trace) or isinstance(rounds_or_chain(trace, 2), Chain):
+    if not is_attained(trace) or pure_epsilons(trace) or not have_common_rounds(trace, 2):
         return False
     return not any(part.is_sampled for part in gaussian_rounds(trace))
 
