@@ -18,7 +18,7 @@ from dpsweep.accounting.records import NormShards, TrialFiles
 from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.trials.attacks import attack
+from dpsweep.workers.trials.membership import attack
 
 Measure = Callable[[dpsweep.Trial, TrialFiles], Mapping[str, float | None]]
 

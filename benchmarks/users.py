@@ -26,9 +26,9 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.sampling.users import population_of
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
+from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 
 USERS, ROWS, SAMPLED = 1024, 4, 64

@@ -9,22 +9,23 @@ of a section.
 
 from __future__ import annotations
 
+import functools
 import json
 import math
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Annotated, Any, Final, Literal, assert_never
+from typing import Annotated, Any, Final, Literal, assert_never, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, core_schema
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.mechanism.noise_strategies import CORRELATED, INDEPENDENT
 from dpsweep.accounting.mechanism.samplings import SAMPLINGS, Adjacency, require_own_numbers
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS
 from dpsweep.accounting.mechanism.trace import Selection
 from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit, User
-from dpsweep.workers.field_bounds import check_bounds, place_of
 from dpsweep.workers.noise.noise_sources import noise_source_kind
 
 Params = dict[str, Any]
@@ -299,7 +300,7 @@ class ExposureSpec:
 class AttackSpec:
     """Attacks on the trained model, whose results are private data. ``exposure`` alone changes the training data.
 
-    loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.trials.attacks`).
+    loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.trials.membership`).
     training_scores: loss and scores, such as accuracy, on the training examples, per group.
     rmia: membership inference by a likelihood ratio with reference models (see `dpsweep.workers.trials.membership`).
     exposure: extraction of secrets from a language model (see `dpsweep.workers.trials.exposure`).
@@ -435,6 +436,11 @@ class TrialSpec:
         return EXAMPLE if self.users is None else User(self.users.members)
 
     @property
+    def known_seed(self) -> int | None:
+        """The seed that noise, batches and all other random choices follow; None if they come from secret keys."""
+        return None if noise_source_kind(self.noise_source).is_secret else self.seed
+
+    @property
     def is_private(self) -> bool:
         """Return whether training adds noise: the initial noise multiplier is above 0."""
         return self.noise.initial_noise_multiplier > 0.0
@@ -471,3 +477,57 @@ def at_speed_of(spec: TrialSpec, execution: ExecutionSpec) -> TrialSpec:
 
 
 _ADAPTER: TypeAdapter[TrialSpec] = TypeAdapter(TrialSpec)
+
+
+_ARGUMENTS: Final = {"gt": "above", "ge": "at_least", "lt": "below", "le": "at_most"}
+"""pydantic's name of each bound -> its name in `require_finite`."""
+
+
+def check_bounds(instance: Any, section: str = "") -> None:
+    """Check every number field of a dataclass against the bounds in its type.
+
+    section: name of the dataclass in a trial; errors put it before the name of the field. Values that are not numbers,
+    such as None, are not checked.
+
+    Raises: InvalidInput naming the first field that is not finite or out of bounds, and the bound.
+    """
+    kind: Any = type(instance)
+    for name, bounds in _bounds_of(kind).items():
+        value = getattr(instance, name)
+        if isinstance(value, int | float):
+            require_finite(f"{section}.{name}" if section else name, value, **bounds)
+
+
+@functools.cache
+def _bounds_of(kind: type[Any]) -> Mapping[str, Mapping[str, float]]:
+    hints = get_type_hints(kind, include_extras=True)
+    return {name: bounds for name, hint in hints.items() if (bounds := dict(_bounds(hint)))}
+
+
+def _bounds(hint: Any) -> Iterator[tuple[str, float]]:
+    """Yield the bounds in an annotated type, or in a member of a union."""
+    for part in get_args(hint):
+        if isinstance(part, FieldInfo):
+            yield from (
+                (argument, getattr(bound, attribute))
+                for bound in part.metadata
+                for attribute, argument in _ARGUMENTS.items()
+                if hasattr(bound, attribute)
+            )
+        else:
+            yield from _bounds(part)
+
+
+def place_of(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
+    """Yield the keys and list positions in a pydantic location that exist in ``content``; pydantic adds internal
+    ones.
+    """
+    for part in location:
+        inside: dict[int | str, Any] = {}
+        if isinstance(content, Mapping):
+            inside = {str(key): value for key, value in content.items()}
+        elif isinstance(content, list):
+            inside = dict(enumerate(content))
+        if part in inside:
+            content = inside[part]
+            yield str(part)

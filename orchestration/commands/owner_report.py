@@ -64,7 +64,7 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     """
     from dpsweep.orchestration.comparison.claims import founded_result
     from dpsweep.orchestration.records.results import TrialResult
-    from dpsweep.workers.training.trial_reasons import reasons_of_trial
+    from dpsweep.workers.training.history import reasons_of_trial
 
     result = founded_result(files)
     if not isinstance(result, TrialResult):

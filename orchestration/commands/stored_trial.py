@@ -86,7 +86,7 @@ def stored_reasons(files: TrialFiles) -> tuple[Reason, ...]:
     """
     from dpsweep.orchestration.records.results import read_result  # late: only stored trials need them
     from dpsweep.workers.spec import TrialSpec
-    from dpsweep.workers.training.trial_reasons import reasons_of_trial
+    from dpsweep.workers.training.history import reasons_of_trial
 
     result = read_result(files.result)
     try:

@@ -33,5 +33,4 @@ __all__ = [
     "trials_table",
     "tuning_notes",
     "values",
-    "winners",
 ]

@@ -31,7 +31,7 @@ from dpsweep.orchestration.records.published import PublishedAccount
 from dpsweep.orchestration.records.release_modes import release_spec
 from dpsweep.orchestration.records.remembered import remembered
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
-from dpsweep.workers.training.trial_reasons import reasons_of_trial
+from dpsweep.workers.training.history import reasons_of_trial
 
 _ROUNDING = 1e-6
 """Relative tolerance: far above rounding errors, far below any relevant difference."""

@@ -31,7 +31,6 @@ from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.growth import past_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.workers.evaluation.outcomes import read_outcomes
-from dpsweep.workers.noise.noise_sources import noise_source_kind
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:
@@ -160,9 +159,8 @@ def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -
     if known or result is None:
         return known
     trace = result.trace if isinstance(result, StoppedTrial) else read_trace(files.trial(point.key).trace)
-    seed = None if noise_source_kind(result.spec.noise_source).is_secret else result.spec.seed
     ended = isinstance(result, TrialResult)
-    return (Attempt(point.key, 1, result.spec.delta, trace, seed, ended, reasons=result.reasons),)
+    return (Attempt(point.key, 1, result.spec.delta, trace, result.spec.known_seed, ended, reasons=result.reasons),)
 
 
 def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:

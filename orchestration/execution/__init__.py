@@ -17,7 +17,6 @@ __all__ = [
     "publication",
     "reaccounting",
     "removal",
-    "reuse",
     "same_code",
     "session",
     "shared_connection",

@@ -47,7 +47,6 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 from dpsweep.orchestration.tracking.tracker import Tracker, tracked
 from dpsweep.workers.machine.device_use import read_device_use
-from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.training.history import Progress
 
 
@@ -322,9 +321,10 @@ class Coordinator:
         """Log the cost of all that a private trial has shown so far; a baseline is not logged, as nothing bounds it."""
         planned = self._planned[key]
         spec, bound = planned.spec, shown_trace(trace, planned.trace)
-        seed = None if noise_source_kind(spec.noise_source).is_secret else spec.seed
         if spec.is_private:
-            self._attempts.note(Attempt(spec.key, 0, spec.delta, bound, seed, ended, statistics, planned.reasons))
+            self._attempts.note(
+                Attempt(spec.key, 0, spec.delta, bound, spec.known_seed, ended, statistics, planned.reasons)
+            )
 
     def _log_end(self, key: str) -> None:
         """Log that the trial has trained to its end and releases its statistics, for the first time or once more."""

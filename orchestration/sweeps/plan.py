@@ -45,8 +45,15 @@ from dpsweep.workers.sampling.users import population, require_owners, require_p
 from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from dpsweep.workers.training.preprocessing import planned_releases
-from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
-from dpsweep.workers.training.trial_mechanism import affordable_epochs, make_budget, mechanism_of, paid_by, with_noise
+from dpsweep.workers.training.trial_mechanism import (
+    affordable_epochs,
+    check_spec,
+    make_budget,
+    mechanism_of,
+    paid_by,
+    with_chosen_norms,
+    with_noise,
+)
 from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import require_room
 from dpsweep.workers.trials.feasibility import StepSpec, TriedModel, check_feasible, excerpt

@@ -40,7 +40,6 @@ from dpsweep.orchestration.sweeps.sections import (
 )
 from dpsweep.orchestration.sweeps.text import parse_text, shortly
 from dpsweep.orchestration.sweeps.tune import TUNED_COMPONENTS, Adapted, TuneSettings, candidates_of, takes
-from dpsweep.workers.field_bounds import place_of
 from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import (
@@ -55,6 +54,7 @@ from dpsweep.workers.spec import (
     SamplingSpec,
     Seed,
     TrialSpec,
+    place_of,
 )
 
 

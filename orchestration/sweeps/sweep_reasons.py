@@ -1,7 +1,7 @@
 """Decides why the epsilons of a sweep's trials are estimates and no guarantees.
 
 Everything that makes a trial not private is decided here: what its specification and its data say
-(`dpsweep.workers.training.trial_reasons`), and how its sweep tunes and schedules. Reasons from the course of a run are
+(`dpsweep.workers.spec`), and how its sweep tunes and schedules. Reasons from the course of a run are
 in its trace (`dpsweep.accounting.mechanism.trace.Trace.reasons`).
 """
 
@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.trial_reasons import reasons_of_trial
+from dpsweep.workers.training.history import reasons_of_trial
 
 
 def reasons_of(sweep: SweepSpec, spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:

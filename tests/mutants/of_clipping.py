@@ -124,7 +124,7 @@ METHODS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/clipping/bounds.py",
+        "workers/clipping/clipping_method.py",
         CLIPPING,
         B(
             "0.5 * self.noise_multiplier * math.sqrt(self.rounds)",

@@ -24,8 +24,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/training/trainer.py",
         TRAINING,
         B(
-            "make_row_draws(spec.noise_source, spec.seed)",
-            'make_row_draws("seeded", spec.seed)',
+            "make_row_draws(spec.known_seed)",
+            "make_row_draws(spec.seed)",
             "batches of a released model come from the public seed",
             True,
             DRAWS,
@@ -51,8 +51,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
         B("self._noise.added(answer, query.noise_std)", "answer", "the query gets no noise", True),
         B(
-            'seed_torch(spec.noise_source, spec.seed, "model")',
-            'seed_torch("seeded", spec.seed, "model")',
+            'seed_torch(spec.known_seed, "model")',
+            'seed_torch(spec.seed, "model")',
             "dropout comes from the public seed",
             True,
             DRAWS,
@@ -121,7 +121,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/training/requirements.py",
+        "workers/training/trial_mechanism.py",
         TRAINING,
         B(
             'if highest > 0.0 and spec.clipping.name == "none":',
@@ -154,7 +154,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/noise/generators.py",
+        "workers/noise/gaussian_sources.py",
         NOISE,
         B("_TWISTER_WORDS: Final = 624", "_TWISTER_WORDS: Final = 2", "64 bits of a generator are secret", True),
     ),
@@ -187,7 +187,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B('self._norm, self._count = state["norm"], state["count"]', "self._norm = 1.0", "noise shrinks", True),
     ),
     *bugs_in(
-        "workers/noise/gaussians.py",
+        "workers/noise/gaussian_sources.py",
         NOISE,
         B(".mul_(-2.0).sqrt_()", ".mul_(-1.0).sqrt_()", "noise is too small by sqrt 2", True),
         B("words.bitwise_right_shift(11)", "words.bitwise_right_shift(31)", "noise has 33 bits", True, CHACHA_VALUES),
@@ -243,7 +243,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/sampling/samplers.py",
         SAMPLING,
         B(
-            "if noise_source_kind(noise_source).is_secret:\n        return KeyedRows",
+            "if seed is None:\n        return KeyedRows",
             "if False:\n        return KeyedRows",
             "batches come from the seed",
             True,
@@ -426,7 +426,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/gradients/deferred_checks.py",
+        "workers/gradients/engine.py",
         ("tests/workers/gradients/test_synchronisations.py",),
         B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),
         B(

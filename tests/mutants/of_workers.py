@@ -10,7 +10,7 @@ from tests.mutants.of_steps import DRAWS, TRAINING
 
 WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "workers/training/requirements.py",
+        "workers/training/trial_mechanism.py",
         ("tests/workers/training/test_training_norms.py",),
         B(
             "method.refreshes or mechanism.sampling.displaced",
@@ -78,8 +78,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/training/batch_gradients.py",
         DRAWS,
         B(
-            "start_generator(self.augmentation_rng, spec.noise_source,",
-            'start_generator(self.augmentation_rng, "seeded",',
+            "start_generator(self.augmentation_rng, spec.known_seed,",
+            "start_generator(self.augmentation_rng, spec.seed,",
             "augmentation comes from the public seed",
             True,
         ),
@@ -99,8 +99,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             survives="in the gate's trials rank 0 draws too, and a batch without its rows is rare",
         ),
         B(
-            "start_generator(generator, spec.noise_source,",
-            'start_generator(generator, "seeded",',
+            "start_generator(generator, spec.known_seed,",
+            "start_generator(generator, spec.seed,",
             "the other ranks draw from the public seed",
             True,
         ),
@@ -134,7 +134,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/trials/attacks.py",
+        "workers/trials/membership.py",
         ("tests/workers/trials/test_attacks.py",),
         B(
             "chosen_members[half:] <= threshold",

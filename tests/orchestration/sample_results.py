@@ -23,8 +23,7 @@ from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.evaluation.scores import Evaluation, GroupEvaluation
 from dpsweep.workers.spec import NoiseSpec
-from dpsweep.workers.training.history import EpochRecord, TrainingResult
-from dpsweep.workers.training.trial_reasons import reasons_of_trial
+from dpsweep.workers.training.history import EpochRecord, TrainingResult, reasons_of_trial
 from tests.orchestration.sample_grids import small
 
 DELTA = 1e-5

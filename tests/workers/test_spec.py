@@ -11,7 +11,7 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import GaussianRelease
-from dpsweep.workers.clipping.bounds import PrivateMedian
+from dpsweep.workers.clipping.clipping_method import PrivateMedian
 from dpsweep.workers.spec import BudgetSpec, Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 from dpsweep.workers.training.augmentation import FlipAndCrop
 from dpsweep.workers.training.preprocessing import DPPCA, FrozenFeatures
@@ -76,6 +76,11 @@ def test_a_section_out_of_bounds_is_never_built(build: Callable[[], object], mes
 def test_a_word_in_place_of_a_number_has_no_bounds() -> None:
     assert NormSpec("every_step").refreshes_per_epoch == "every_step"
     assert ExecutionSpec(micro_batch_size=None).micro_batch_size is None
+
+
+def test_a_seed_is_known_only_where_random_choices_follow_it() -> None:
+    sources = ("seeded", "os_entropy", "os_entropy_secure")
+    assert [small_trial(noise_source=source, seed=3).known_seed for source in sources] == [3, None, None]
 
 
 def test_parameters_in_a_tuple_are_those_in_a_list(tmp_path: Path) -> None:

@@ -7,7 +7,6 @@ from typing import Final
 
 from dpsweep.accounting.mechanism.trace import Release, SideQuery
 from dpsweep.workers.clipping.automatic import AutomaticClipping
-from dpsweep.workers.clipping.bounds import PrivateMedian, released_bound
 from dpsweep.workers.clipping.clipping_method import (
     NORM_ERROR,
     BatchQuery,
@@ -16,7 +15,9 @@ from dpsweep.workers.clipping.clipping_method import (
     ClipRule,
     ExampleBudget,
     Examples,
+    PrivateMedian,
     PublicFacts,
+    released_bound,
 )
 from dpsweep.workers.clipping.dpsgd_f import DPSGDFClipping
 from dpsweep.workers.clipping.filter import FilterClipping

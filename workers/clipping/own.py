@@ -8,7 +8,6 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.workers.clipping.bounds import PrivateMedian, initial_bound
 from dpsweep.workers.clipping.clipping_method import (
     NORM_ERROR,
     BatchQuery,
@@ -16,7 +15,9 @@ from dpsweep.workers.clipping.clipping_method import (
     ClippingState,
     ClipRule,
     Examples,
+    PrivateMedian,
     PublicFacts,
+    initial_bound,
     require_layer_norms,
 )
 

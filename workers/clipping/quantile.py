@@ -7,9 +7,9 @@ from dataclasses import dataclass, replace
 from torch import Tensor
 
 from dpsweep.accounting.errors import require_finite
-from dpsweep.workers.clipping.bounds import SMALLEST_BOUND
 from dpsweep.workers.clipping.clipping_method import (
     RISING,
+    SMALLEST_BOUND,
     BatchQuery,
     ClippingMethod,
     ClippingState,

@@ -6,7 +6,6 @@ Other packages import only the modules in `__all__`.
 __all__ = [
     "chacha",
     "gaussian_sources",
-    "generators",
     "noise_sources",
     "step_noise",
 ]

@@ -22,7 +22,6 @@ from dpsweep.accounting.mechanism.samplings import (
 from dpsweep.accounting.registry import lookup
 from dpsweep.workers.noise.chacha import ChaChaBits
 from dpsweep.workers.noise.gaussian_sources import derive_seed
-from dpsweep.workers.noise.noise_sources import noise_source_kind
 from dpsweep.workers.sampling.poisson_gaps import are_worth_it, rows_by_gaps
 from dpsweep.workers.spec import SamplingSpec
 
@@ -177,13 +176,12 @@ class KeyedRows:
         self._stream.restore(state)
 
 
-def make_row_draws(noise_source: str, seed: int, purpose: str = "sampling") -> RowDraws:
-    """Return random choices for batches: from a secret key if the noise source is secret, else from ``seed`` and
-    ``purpose``.
+def make_row_draws(seed: int | None, purpose: str = "sampling") -> RowDraws:
+    """Return random choices for batches: from ``seed`` and ``purpose``, or from a secret key without a seed.
 
     Privacy amplification by sampling holds only while the batches are secret.
     """
-    if noise_source_kind(noise_source).is_secret:
+    if seed is None:
         return KeyedRows(ChaChaBits.from_os())
     return SeededRows(derive_seed(seed, purpose))
 

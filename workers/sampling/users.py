@@ -138,7 +138,7 @@ def with_rows_of_users(spec: TrialSpec, dataset: Dataset, state: Any = None) -> 
         return dataset, None
     if are_shared(ids):
         return replace(dataset, train=dataset.train.select(rows_of_owners(ids, spec.users.max_records))), None
-    draws = make_row_draws(spec.noise_source, spec.seed, "rows of users")
+    draws = make_row_draws(spec.known_seed, "rows of users")
     if state is not None:
         draws.restore(state)
     before = draws.state()

@@ -17,11 +17,8 @@ __all__ = [
     "preprocessing",
     "private_training",
     "reproducible",
-    "requirements",
     "robust_ranges",
     "run_state",
     "trainer",
-    "training_parts",
     "trial_mechanism",
-    "trial_reasons",
 ]

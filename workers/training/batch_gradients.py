@@ -8,14 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Final, Protocol
+from functools import cached_property, partial
+from typing import Final, Protocol, assert_never
 
 import torch
 from torch import Tensor, nn
 
-from dpsweep.workers.clipping import ClippingState, ClipRule, PublicFacts
-from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts, make_clipping
+from dpsweep.workers.data import Dataset, Split, as_targets
 from dpsweep.workers.evaluation.predictions import Predictions, predict
 from dpsweep.workers.gradients import (
     BatchNorms,
@@ -26,15 +26,41 @@ from dpsweep.workers.gradients import (
     require_autocast,
 )
 from dpsweep.workers.gradients.rows_at_once import rows_at_once
-from dpsweep.workers.machine.devices import choose_device
-from dpsweep.workers.noise.generators import start_generator
-from dpsweep.workers.sampling.users import loss_of
-from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.tasks.losses import Loss
+from dpsweep.workers.machine.devices import choose_device, room_for_data
+from dpsweep.workers.models import build_model
+from dpsweep.workers.noise.gaussian_sources import start_generator
+from dpsweep.workers.own_code.imports import UserCode
+from dpsweep.workers.sampling.users import loss_of, slots_of, with_weights
+from dpsweep.workers.spec import TrialSpec, UserSpec
+from dpsweep.workers.tasks.losses import Loss, build_loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
-from dpsweep.workers.training.run_state import ModelValues
-from dpsweep.workers.training.training_data import training_data
-from dpsweep.workers.training.training_parts import Parts
+from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
+from dpsweep.workers.training.run_state import ModelValues, digest_of_frozen
+
+
+@dataclass(frozen=True)
+class Parts:
+    """A clipping method, and what is trained under it.
+
+    optimizer: makes one for parameters on their device. digest: of the frozen values of the model.
+    """
+
+    clipping: ClippingMethod
+    model: Callable[[], nn.Module]
+    loss: Callable[[], Loss]
+    optimizer: Callable[[Parameters], Optimizer]
+    digest: Callable[[nn.Module], str] = digest_of_frozen
+
+
+def parts_of(spec: TrialSpec, dataset: Dataset, code: UserCode) -> Parts:
+    """Return the parts that ``spec`` names; all but the clipping method are made on demand."""
+    return Parts(
+        make_clipping(spec.clipping, code),
+        partial(build_model, spec.model, dataset, spec.seed, code),
+        partial(build_loss, spec.loss, code, dataset.task, dataset.num_classes),
+        partial(make_optimizer, spec.optimizer),
+    )
+
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [b], or [b, L] for per-layer clipping."""
@@ -110,7 +136,7 @@ class LocalGradients:
         self.loss, method = parts.loss(), parts.clipping
         self.data = training_data(dataset, spec.users, device)
         self.augmentation_rng = torch.Generator()
-        start_generator(self.augmentation_rng, spec.noise_source, spec.seed, "augmentation")
+        start_generator(self.augmentation_rng, spec.known_seed, "augmentation")
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
 
         loss, rows_of_one = self.loss, 1
@@ -179,3 +205,86 @@ class LocalGradients:
 
     def finish(self) -> None:
         return None
+
+
+class TrainingData:
+    """The training split, kept on the device if it fits. ``rows`` are positions in the split, int64 [b].
+
+    `room`: largest number of bytes of features and labels to keep on the device; larger data stay in the memory of the
+    host, and each batch is copied to the device.
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, room: float) -> None:
+        split = dataset.train
+        place = device if split.features.nbytes + split.labels.nbytes <= room else torch.device("cpu")
+        self._preparation = dataset.preparation
+        self._features, self._labels = split.features.to(place), split.labels.to(place)
+        self._groups, self._ids = split.groups.to(device), split.example_ids
+        self.device = device
+
+    def __len__(self) -> int:
+        return len(self._ids)
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return prepared features [b, ...] and labels [b, ...], copies of those stored.
+
+        index_select copies whole rows, indexing single values.
+        """
+        return self._prepared(rows), as_targets(_at(self._labels, rows).to(self.device))
+
+    def _prepared(self, rows: Tensor) -> Tensor:
+        return self._preparation(_at(self._features, rows).to(self.device))
+
+    def examples(self, rows: Tensor, norms: BatchNorms) -> Examples:
+        """Return what a clipping method may know about the examples ``rows``."""
+        return Examples(norms.norms, self._groups.index_select(0, rows), rows, norms.layer_norms)
+
+    def ids(self, rows: Tensor) -> Tensor:
+        """Return example ids [b], on the CPU."""
+        return self._ids[rows.cpu()]
+
+
+def _at(column: Tensor, rows: Tensor) -> Tensor:
+    return column.index_select(0, rows.to(column.device))
+
+
+class UserData(TrainingData):
+    """The training split as users, each an example of ``most`` consecutive rows
+    (`dpsweep.workers.sampling.users.slots_of`).
+
+    ``rows`` are positions among the users. Targets carry the weights of the rows
+    (`dpsweep.workers.sampling.users.per_user`).
+    """
+
+    def __init__(self, dataset: Dataset, device: torch.device, room: float, most: int) -> None:
+        super().__init__(dataset, device, room)
+        slots, weights = slots_of(dataset.train, most)
+        self._slots, self._weights = torch.from_numpy(slots).to(device), torch.from_numpy(weights).to(device)
+        self._targets: Tensor | None = None
+        """Targets of all users [users, most, 2], where a row has one label: joined once, not at every step."""
+        if self._labels.ndim == 1:
+            labels = as_targets(_at(self._labels, self._slots.flatten()).to(device))
+            self._targets = with_weights(labels, self._weights.flatten()).view(*slots.shape, 2)
+        self._groups, self._ids = torch.zeros(len(slots), dtype=torch.int64, device=device), torch.arange(len(slots))
+
+    def inputs(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        """Return prepared features and weighted targets of the users' rows, [b * most, ...]."""
+        slots = _at(self._slots, rows).flatten()
+        if self._targets is not None:
+            return self._prepared(slots), _at(self._targets, rows).flatten(0, 1)
+        features, labels = super().inputs(slots)
+        return features, with_weights(labels, _at(self._weights, rows).flatten())
+
+
+def training_data(dataset: Dataset, users: UserSpec | None, device: torch.device) -> TrainingData:
+    """Return the population that is sampled: the rows of the training split, or its users."""
+    room = room_for_data(device)
+    if users is None:
+        return TrainingData(dataset, device, room)
+    match users.sampling:
+        case "els":
+            return TrainingData(dataset, device, room)
+        case "uls":
+            return UserData(dataset, device, room, users.max_records)
+        case _:
+            assert_never(users.sampling)

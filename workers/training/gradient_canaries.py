@@ -117,10 +117,10 @@ class GradientCanaries:
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.directions = Directions(shapes, max(count + witnesses, audit.canaries), spec.seed)
         self._count = count
-        coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
+        coins = make_row_draws(spec.known_seed, "coins of canaries")
         self.included: NDArray[np.bool_] = np.isin(np.arange(count), coins.each(2 * audit.canaries, audit.canaries))
         self.included[audit.canaries :] = False
-        draws = make_row_draws(spec.noise_source, spec.seed, "batches of canaries")
+        draws = make_row_draws(spec.known_seed, "batches of canaries")
         self._batches = CanaryBatches(spec, count, size, draws)
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)

@@ -6,17 +6,20 @@ here depends on the training data.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Literal
 
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records import read_bytes
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.device_use import DeviceUse
+from dpsweep.workers.own_code.imports import is_import_path
+from dpsweep.workers.spec import TrialSpec
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,7 @@ class TrainingResult:
 
     stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
     evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
-    (`dpsweep.workers.training.trial_reasons`). references: scores of simple models that were trained beside it
+    (`reasons_of_trial`). references: scores of simple models that were trained beside it
     (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
     output_axes: number of axes of what the model returns for one example. squared_errors: of the noise
     (`dpsweep.accounting.mechanism.correlated.squared_errors`).
@@ -103,3 +106,17 @@ def read_training_result(uri: str) -> TrainingResult:
         return _RESULT.validate_json(read_bytes(uri))
     except ValidationError as error:
         raise DataCorruption(f"{uri} is damaged ({error.error_count()} errors); delete it and resume") from error
+
+
+def reasons_of_trial(spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Return why the epsilons of a trial are estimates, whatever its training does; none for a trial without noise.
+
+    of_data: `Source.reasons`, what was read off the rows.
+    """
+    if not spec.is_private:
+        return ()
+    own: dict[Reason, bool] = {
+        "known_seed": spec.known_seed is not None,
+        "own_clipping": is_import_path(spec.clipping.name),
+    }
+    return union((of_data, (reason for reason, holds in own.items() if holds)))

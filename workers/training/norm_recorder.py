@@ -15,9 +15,8 @@ from torch import Tensor
 from dpsweep.accounting.records import NormShardWriter, NormSnapshot, TrialFiles
 from dpsweep.workers.clipping import ClipRule, Examples
 from dpsweep.workers.gradients import BatchNorms
-from dpsweep.workers.training.batch_gradients import BatchGradients
+from dpsweep.workers.training.batch_gradients import BatchGradients, TrainingData
 from dpsweep.workers.training.snapshot_intervals import EndedInterval, Measurement, SnapshotInterval
-from dpsweep.workers.training.training_data import TrainingData
 
 
 class NormStore(Protocol):

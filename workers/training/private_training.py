@@ -42,13 +42,13 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import Loss, build_loss, of_each_row
+from dpsweep.workers.training.batch_gradients import Parts
+from dpsweep.workers.training.history import reasons_of_trial
 from dpsweep.workers.training.norm_recorder import NormStore
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import Parts
 from dpsweep.workers.training.trial_mechanism import mechanism_with, with_noise
-from dpsweep.workers.training.trial_reasons import reasons_of_trial
 
 _SECURE: Final = "os_entropy_secure"
 _SEEDED: Final = "seeded"

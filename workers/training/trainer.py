@@ -8,7 +8,8 @@ accountant counts it.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import math
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -24,28 +25,25 @@ from dpsweep.workers.clipping import NORM_ERROR, ClippingState, ClipRule, Exampl
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_evaluated_on
+from dpsweep.workers.evaluation.rates import mean_by_group
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.gradients import RandomState, WeightedSum, modes_of
 from dpsweep.workers.machine.devices import choose_device, sent
-from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed
-from dpsweep.workers.noise.generators import seed_torch
+from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed, seed_torch
 from dpsweep.workers.noise.step_noise import OtherShares, make_step_noise
 from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients
-from dpsweep.workers.training.counters import Counters
+from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients, Parts
+from dpsweep.workers.training.counters import Counters, GroupCourse, GroupDepartures
 from dpsweep.workers.training.gradient_canaries import GradientCanaries
-from dpsweep.workers.training.group_history import new_courses, new_departures, note_departures, note_epoch
 from dpsweep.workers.training.history import EpochRecord
 from dpsweep.workers.training.norm_recorder import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
 from dpsweep.workers.training.one_run_audit import Canaries, audit_gradient_scores
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule
-from dpsweep.workers.training.requirements import check_spec, with_chosen_norms
 from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, RunState, Stateful
-from dpsweep.workers.training.snapshot_intervals import generator_rate
-from dpsweep.workers.training.training_parts import Parts
-from dpsweep.workers.training.trial_mechanism import affordable_epochs, moment_order
+from dpsweep.workers.training.snapshot_intervals import Measurement, generator_rate
+from dpsweep.workers.training.trial_mechanism import affordable_epochs, check_spec, moment_order, with_chosen_norms
 
 _POINTS: Final = 8
 """Number of models at which `Trainer.drift` takes gradients."""
@@ -88,11 +86,11 @@ class Trainer:
             spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
-        rows = make_row_draws(spec.noise_source, spec.seed)
+        rows = make_row_draws(spec.known_seed)
         self.canaries = self._make_canaries()
         self.gradient_canaries = self._make_gradient_canaries(mechanism)
         self._sampler = make_sampler(spec.sampling, len(self._data), rows, self.canaries)
-        seed_torch(spec.noise_source, spec.seed, "model")
+        seed_torch(spec.known_seed, "model")
 
         draws = not self._method.keeps_to_contributions and local.engine.draws(*self._data.inputs(torch.arange(1)))
         self._planned = mechanism
@@ -128,7 +126,7 @@ class Trainer:
         spec = self._spec
         if spec.audit is None or spec.audit.kind != "rows":
             return None
-        coins = make_row_draws(spec.noise_source, spec.seed, "coins of canaries")
+        coins = make_row_draws(spec.known_seed, "coins of canaries")
         return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
 
     def _make_gradient_canaries(self, mechanism: TrialMechanism) -> GradientCanaries | None:
@@ -473,3 +471,44 @@ class Trainer:
             self._decided_from = self._run.clipping
             self._rule = self._method.decide(self._run.clipping, NO_ANSWER, self._facts)
             self._everyone.keep_rule(self._rule)
+
+
+def new_courses(groups: Tensor) -> list[GroupCourse]:
+    """Return an empty course for each group that has examples. groups: int64 [n]."""
+    sizes = torch.bincount(groups.cpu()).tolist()
+    return [GroupCourse(group, size) for group, size in enumerate(sizes) if size]
+
+
+def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: ClipRule) -> None:
+    """Append the means of the epoch that ended with a step under ``rule``."""
+    examples = measured.examples
+    finite = examples.norms.isfinite() & measured.losses.isfinite()
+    losses, norms, biases = (
+        _means(values, examples.groups, finite) for values in (measured.losses, examples.norms, rule.removed(examples))
+    )
+    for course in courses:
+        course.losses.append(losses[course.group])
+        course.norms.append(norms[course.group])
+        course.biases.append(biases[course.group])
+
+
+def new_departures(groups: Tensor) -> list[GroupDepartures]:
+    """Return empty departures for each group that has examples. groups: int64 [n]."""
+    sizes = torch.bincount(groups.cpu()).tolist()
+    return [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
+
+
+def note_departures(departures: Sequence[GroupDepartures], left: Tensor) -> None:
+    """Append, for each group, how many examples have left by the end of an epoch. left: int64, their groups."""
+    for each in departures:
+        each.left.append(int((left == each.group).sum()))
+
+
+def _means(values: Tensor, groups: Tensor, finite: Tensor) -> list[float | None]:
+    """Return the mean by group of the ``values`` [n] where ``finite`` [n] is true; None for a group without such
+    values.
+    """
+    known = finite.cpu().numpy()
+    of_groups = groups.cpu().numpy()
+    means = mean_by_group(values.double().cpu().numpy()[known], of_groups[known], int(of_groups.max()) + 1)
+    return [None if math.isnan(mean) else mean for mean in means.tolist()]

@@ -30,15 +30,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.records.keystream import KeyedStream
 from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.predictions import Predictions, batches_of, predict
 from dpsweep.workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import DIGEST_BYTES
-from dpsweep.workers.noise.gaussian_sources import derive_seed, one_thread
-from dpsweep.workers.noise.generators import start_generator
-from dpsweep.workers.noise.noise_sources import noise_source_kind
+from dpsweep.workers.noise.gaussian_sources import one_thread, start_generator, start_of
 from dpsweep.workers.noise.step_noise import NoiseShare
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
@@ -367,7 +364,7 @@ def first_random_states(spec: TrialSpec, size: int, device: torch.device) -> tup
     """Return the initial states of the generators of ranks 1, 2, ...; rank 0 has the generators of a single process.
 
     They come from the trial's seed, or from secret keys if the noise source is secret; see
-    `dpsweep.workers.noise.generators.start_generator`.
+    `dpsweep.workers.noise.gaussian_sources.start_generator`.
     """
     return tuple(_first_random_state(spec, rank, device) for rank in range(1, size))
 
@@ -376,12 +373,11 @@ def _first_random_state(spec: TrialSpec, rank: int, device: torch.device) -> Ten
     states = []
     for purpose in ("model", "augmentation"):
         generator = torch.Generator()
-        start_generator(generator, spec.noise_source, spec.seed, f"{purpose} of rank {rank}")
+        start_generator(generator, spec.known_seed, f"{purpose} of rank {rank}")
         states.append(generator.get_state())
     if device.type == "cuda":
-        secret = noise_source_kind(spec.noise_source).is_secret
-        seed = KeyedStream.from_os().words(1)[0] if secret else derive_seed(spec.seed, f"model of rank {rank}")
-        states.append(torch.Generator(device).manual_seed(int(seed)).get_state())
+        start = start_of(spec.known_seed, f"model of rank {rank}")
+        states.append(torch.Generator(device).manual_seed(start).get_state())
     return torch.cat(states)
 
 

@@ -54,18 +54,15 @@ from dpsweep.workers.sampling.users import population_of, require_owners, requir
 from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.training.batch_gradients import LocalGradients
-from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result
+from dpsweep.workers.training.batch_gradients import LocalGradients, Parts, parts_of
+from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result, reasons_of_trial
 from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterwards, is_due
 from dpsweep.workers.training.one_run_audit import audit
 from dpsweep.workers.training.preprocessing import make_preprocessing
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.run_state import ModelModes
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import Parts, parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
-from dpsweep.workers.training.trial_reasons import reasons_of_trial
-from dpsweep.workers.trials.attacks import attack
 from dpsweep.workers.trials.data_parallel import (
     DividedGradients,
     DividedNoise,
@@ -77,7 +74,7 @@ from dpsweep.workers.trials.data_parallel import (
 from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import exposure, with_secrets
 from dpsweep.workers.trials.feasibility import excerpt
-from dpsweep.workers.trials.membership import likelihood_ratio_attack
+from dpsweep.workers.trials.membership import attack, likelihood_ratio_attack
 from dpsweep.workers.trials.ranks import RankGroup
 from dpsweep.workers.trials.trained_model import describe_inputs
 

@@ -17,7 +17,7 @@ from dpsweep.accounting.records import KEY_VARIABLE, TrialFiles
 from dpsweep.workers.data import cifar, load_dataset, mapped, texts
 from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.spec import Component, DataSpec
-from dpsweep.workers.training.training_data import TrainingData
+from dpsweep.workers.training.batch_gradients import TrainingData
 from dpsweep.workers.trials.trial import run_trial
 from tests.warm import FORKS
 from tests.workers.data_folders import make_cifar_jpegs, make_image_folder, make_texts, make_tokenizer

@@ -14,8 +14,8 @@ from tokenizers import Tokenizer
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import Source, Tokens, load_dataset, load_source
-from dpsweep.workers.data import text_targets as drawn
-from dpsweep.workers.data.text_targets import Block, masked_tokens, next_tokens
+from dpsweep.workers.data import texts as drawn
+from dpsweep.workers.data.texts import Block, masked_tokens, next_tokens
 from dpsweep.workers.spec import DataSpec
 from dpsweep.workers.tasks import IGNORED
 from tests.workers.data_folders import make_texts, make_tokenizer

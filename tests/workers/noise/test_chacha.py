@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.workers.noise import chacha
 from dpsweep.workers.noise.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
-from dpsweep.workers.noise.gaussians import SharedChaChaGaussians
+from dpsweep.workers.noise.gaussian_sources import SharedChaChaGaussians
 from dpsweep.workers.sampling.samplers import PoissonSampler, Rows
 from dpsweep.workers.spec import Component
 from tests.workers.devices import DEVICE

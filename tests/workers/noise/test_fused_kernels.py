@@ -14,7 +14,7 @@ CHECK = """
 import math, sys, torch
 from dpsweep.workers.noise import fused_kernels
 from dpsweep.workers.noise.chacha import keystream
-from dpsweep.workers.noise.gaussians import _normal, _uniform
+from dpsweep.workers.noise.gaussian_sources import _normal, _uniform
 
 device, cpu = torch.device(sys.argv[1]), torch.device("cpu")
 key, nonce = bytes(range(7, 39)), bytes(range(12))

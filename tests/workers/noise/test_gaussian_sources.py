@@ -17,14 +17,16 @@ from scipy.stats import binomtest, kstest, norm
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.numerics.rounding import release_grid
 from dpsweep.accounting.records.keystream import KEY_BYTES
-from dpsweep.workers.noise import gaussians
+from dpsweep.workers.noise import gaussian_sources
 from dpsweep.workers.noise.gaussian_sources import (
+    BLOCK,
+    ChaChaGaussians,
     KeyedNoise,
     NoiseSource,
     derive_seed,
+    seed_torch,
+    start_generator,
 )
-from dpsweep.workers.noise.gaussians import BLOCK, ChaChaGaussians
-from dpsweep.workers.noise.generators import seed_torch, start_generator
 from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
 from tests.workers.devices import DEVICE
 
@@ -240,7 +242,7 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(
     """A GPU makes more at once than a CPU."""
     made = []
     for block in (64, 1024, BLOCK):
-        monkeypatch.setattr(gaussians, "BLOCK", block)
+        monkeypatch.setattr(gaussian_sources, "BLOCK", block)
         found = ChaChaGaussians(torch.device("cpu"))
         found.restore({"key": bytes(range(KEY_BYTES)), "series": 3})
         made.append(torch.cat(list(found.pieces(count, draws))))
@@ -275,11 +277,11 @@ def test_seeds_of_purposes_are_unrelated(purpose: str) -> None:
 
 def test_seeded_generators_follow_the_seed_as_ever() -> None:
     started = torch.Generator()
-    start_generator(started, "seeded", 5, "augmentation")
+    start_generator(started, 5, "augmentation")
     expected = torch.Generator().manual_seed(derive_seed(5, "augmentation"))
     assert torch.equal(started.get_state(), expected.get_state())
     with torch.random.fork_rng():
-        seed_torch("seeded", 5, "model")
+        seed_torch(5, "model")
         assert torch.equal(torch.get_rng_state(), torch.Generator().manual_seed(derive_seed(5, "model")).get_state())
 
 
@@ -291,13 +293,12 @@ def twister(generator: torch.Generator) -> np.random.MT19937:
     return twin
 
 
-@pytest.mark.parametrize("noise_source", ["os_entropy", "os_entropy_secure"])
-def test_secret_generators_start_from_a_state_that_is_secret_in_all_its_bits(noise_source: str) -> None:
+def test_secret_generators_start_from_a_state_that_is_secret_in_all_its_bits() -> None:
     """From `manual_seed`, every word follows from the first, which has 32 bits."""
     words = []
     for _ in range(2):
         generator = torch.Generator()
-        start_generator(generator, noise_source, 5, "augmentation")
+        start_generator(generator, None, "augmentation")
         twin = twister(generator)
         words.append(twin.state["state"]["key"])
         drawn = torch.empty(2000, dtype=torch.int32).random_(generator=generator).numpy()
@@ -311,7 +312,7 @@ def test_secret_generators_start_from_a_state_that_is_secret_in_all_its_bits(noi
 
 def test_secret_models_draw_from_a_state_that_is_secret_in_all_its_bits() -> None:
     with torch.random.fork_rng():
-        seed_torch("os_entropy", 5, "model")
+        seed_torch(None, "model")
         twin = twister(torch.default_generator)
         np.testing.assert_array_equal(
             torch.empty(700, dtype=torch.int32).random_().numpy(), twin.random_raw(700) & 0x7FFFFFFF

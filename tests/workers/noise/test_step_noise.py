@@ -23,7 +23,7 @@ from dpsweep.accounting.mechanism.noise_strategies import (
 )
 from dpsweep.accounting.mechanism.toeplitz import column_norm
 from dpsweep.accounting.numerics.rounding import release_grid
-from dpsweep.workers.noise import gaussians
+from dpsweep.workers.noise import gaussian_sources
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
 from dpsweep.workers.noise.step_noise import CorrelatedSteps, NoiseShare, make_step_noise
@@ -119,7 +119,7 @@ def test_keyed_draws_do_not_depend_on_the_size_of_pieces(name: str, monkeypatch:
     source = make_noise_source(name, 0, CPU)
     large = source.draws_of_steps()
     whole = large.draw(3, 0, 300)
-    monkeypatch.setattr(gaussians, "BLOCK", 64)
+    monkeypatch.setattr(gaussian_sources, "BLOCK", 64)
     small = source.draws_of_steps()
     small.restore(large.state())
     pieces = [small.draw(3, start, min(small.most, 300 - start)) for start in range(0, 300, small.most)]
@@ -149,7 +149,7 @@ def test_ranks_divide_the_noise_to_the_same_bits(
     name: str, strategy: CorrelatedNoise, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Of 300 weights in pieces of 64, or of 16; every step is resumed from the checkpoint of the one before."""
-    monkeypatch.setattr(gaussians, "BLOCK", 64)
+    monkeypatch.setattr(gaussian_sources, "BLOCK", 64)
     count, source = 300, make_noise_source(name, 5, CPU)
     alone = NoiseShare(strategy.memory(), source.draws_of_steps())
     for _ in range(STEPS):

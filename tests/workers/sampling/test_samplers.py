@@ -29,7 +29,6 @@ from dpsweep.accounting.mechanism.samplings import (
 )
 from dpsweep.accounting.records.keystream import KEY_BYTES, KeyedStream
 from dpsweep.workers.noise.chacha import ChaChaBits
-from dpsweep.workers.noise.noise_sources import NOISE_SOURCES
 from dpsweep.workers.sampling.samplers import (
     SAMPLERS,
     KeyedRows,
@@ -425,17 +424,14 @@ def test_every_keyed_subset_and_order_is_equally_likely(count: int) -> None:
     assert chisquare(list(orders.values())).pvalue > 1e-3 or len(orders) == 1
 
 
-@pytest.mark.parametrize("noise_source", NOISE_SOURCES)
-def test_secret_batches_come_from_the_cryptographic_stream(noise_source: str) -> None:
+def test_secret_batches_come_from_the_cryptographic_stream() -> None:
     """An independent ChaCha20 of key and number of the call says which rows join; no other generator is involved."""
-    draws = make_row_draws(noise_source, seed=3)
-    if noise_source == "seeded":
-        assert isinstance(draws, SeededRows)
-        return
+    assert isinstance(make_row_draws(3), SeededRows)
+    draws = make_row_draws(None)
     state = draws.state()
     assert state.keys() == {"key", "series"}
     assert len(state["key"]) == KEY_BYTES
-    assert state["key"] != make_row_draws(noise_source, seed=3).state()["key"]
+    assert state["key"] != make_row_draws(None).state()["key"]
     for call in (0, 2):  # ties take the calls between
         counter_and_nonce = bytes(4) + call.to_bytes(12, "little")
         cipher = Cipher(ChaCha20(state["key"], counter_and_nonce), mode=None).encryptor()

@@ -22,8 +22,7 @@ from dpsweep.workers.machine.checkpoint import load_checkpoint
 from dpsweep.workers.sampling.samplers import KeyedRows, SeededRows, make_row_draws
 from dpsweep.workers.sampling.users import kept_rows, population_of, slots_of, with_rows_of_users
 from dpsweep.workers.spec import AttackSpec, AuditSpec, Component, DataSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
-from dpsweep.workers.training.batch_gradients import Decision, LocalGradients
-from dpsweep.workers.training.training_parts import parts_of
+from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, parts_of
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.resumption import Killed, kill_at, run_with_deaths, stored_bytes
 from tests.workers.trial_runs import train
@@ -56,12 +55,12 @@ def owners_of(dataset: Dataset) -> Tensor:
     return dataset.train.user_ids
 
 
-@pytest.mark.parametrize("source", ["seeded", "os_entropy"])
-def test_each_user_keeps_a_uniformly_random_subset_of_their_rows(source: str) -> None:
+@pytest.mark.parametrize("seed", [0, None])
+def test_each_user_keeps_a_uniformly_random_subset_of_their_rows(seed: int | None) -> None:
     users = np.array([5, 2, 5, 5, 2, 9, 5])
     found = np.zeros(len(users))
     pairs = set()
-    draws = make_row_draws(source, 0, "rows of users")
+    draws = make_row_draws(seed, "rows of users")
     for _ in range(900):
         kept = kept_rows(users, 2, draws)
         assert (np.diff(kept) > 0).all()

@@ -30,9 +30,9 @@ from dpsweep.workers.data.base import Dataset, make_split
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.sampling.samplers import PoissonSampler, Rows, SeededRows
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.user_modules import code_of

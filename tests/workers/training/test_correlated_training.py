@@ -22,8 +22,7 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.requirements import check_spec
-from dpsweep.workers.training.trial_mechanism import mechanism_of
+from dpsweep.workers.training.trial_mechanism import check_spec, mechanism_of
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.rank_runs import ended, started
 from tests.workers.resumption import assert_same_trial, run_with_deaths

@@ -33,11 +33,11 @@ from dpsweep.workers.spec import (
     TrialSpec,
     UserSpec,
 )
+from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.gradient_canaries import Directions, GradientCanaries, longest
 from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.orchestration.sample_grids import small
 from tests.workers.devices import DEVICE, NAME

@@ -21,9 +21,9 @@ from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import Component, NormSpec
 from dpsweep.workers.tasks.losses import build_loss
+from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE
 from tests.workers.resumption import assert_same_trial, run_with_deaths

@@ -38,10 +38,10 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import build_loss
+from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.one_run_audit import Canaries, audit
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.user_modules import code_of

@@ -24,11 +24,10 @@ from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.batch_gradients import LocalGradients
+from dpsweep.workers.training.batch_gradients import LocalGradients, parts_of
 from dpsweep.workers.training.history import Progress, read_training_result
 from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial

@@ -18,9 +18,9 @@ from dpsweep.workers.data import load_dataset
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, DataSpec, NormSpec, TrialSpec
+from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.training_parts import parts_of
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE
 from tests.workers.trial_runs import train

@@ -20,8 +20,8 @@ from dpsweep.workers.clipping.clipping_method import clip_factor
 from dpsweep.workers.clipping.per_layer import PerLayerClipping
 from dpsweep.workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 from dpsweep.workers.training.counters import read_counters
-from dpsweep.workers.training.group_history import new_courses, note_epoch
 from dpsweep.workers.training.snapshot_intervals import Measurement
+from dpsweep.workers.training.trainer import new_courses, note_epoch
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_trial

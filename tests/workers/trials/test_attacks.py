@@ -31,7 +31,7 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.trials.attacks import attack, attack_losses, best_threshold
+from dpsweep.workers.trials.membership import attack, attack_losses, best_threshold
 from dpsweep.workers.trials.trial import Progress, run_trial
 from tests.workers.resumption import stored_bytes
 from tests.workers.trial_specs import small_trial
