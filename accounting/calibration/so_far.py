@@ -26,7 +26,7 @@ _TOLERANCE: Final = 4e-3
 level is higher by about 0.1 %. With many levels, it is by 0.5 % in the middle of the run and 0.1 % at its end. Below a
 fifth of the last epsilon it may be a few hundredths."""
 _MOST: Final = 60
-_ON_ONE_LATTICE: Final = (30, 1200)
+_ON_ONE_LATTICE: Final = (20, 1200)
 _ON_MANY: Final = (5, 200)
 """An accountant is asked at the second number over that of segments: at least the first number of times, at most
 `_MOST`. Other epochs have the value of the next one. For 200,000 steps up to epsilon 8, all that share a lattice take

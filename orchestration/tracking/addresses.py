@@ -91,6 +91,9 @@ def _explained(reason: str, uri: str) -> str:
         "error code 403": f"the server refuses to be used {who} for this (403); ask its administrator for EDIT on the "
         f"experiment {experiment_name()!r}, name one of your own by MLFLOW_EXPERIMENT_NAME, or set another "
         "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        "Connection refused": "connection refused, as nothing listens there; start the server, or correct the address",
+        "Name or service not known": "its host name is not known on this machine; correct the address",
+        "timed out": "it does not answer in time; see whether the server is busy, or unreachable from here",
     }
     return next((text for sign, text in advice.items() if sign in reason), reason)
 

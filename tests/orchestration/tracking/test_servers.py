@@ -48,6 +48,18 @@ def test_an_unreachable_server_is_one_clear_error_before_anything_starts(uri: st
     assert "\n" not in str(caught.value)
 
 
+def test_a_host_that_is_unknown_or_silent_is_one_clear_error(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_TIMEOUT", "1")
+    with pytest.raises(TrackingUnavailable, match=r"host name is not known on this machine; correct the address$"):
+        MlflowTracker("http://nowhere.invalid:5000")
+    with socket.create_server(("127.0.0.1", 0)) as silent, pytest.raises(TrackingUnavailable) as caught:
+        MlflowTracker(f"http://127.0.0.1:{silent.getsockname()[1]}")
+    assert str(caught.value).endswith(
+        "it does not answer in time; see whether the server is busy, or unreachable from here"
+    )
+
+
 def test_what_is_no_address_is_one_clear_error() -> None:
     with pytest.raises(TrackingUnavailable, match=r"cannot use MLflow at .*Invalid IPv6 URL"):
         MlflowTracker("http://[::1")
