@@ -262,6 +262,26 @@ class StoredSweep:
         data = self._record.data()
         return best(findings(data, stored_evidence(self._files, data)), by, max_epsilon, at_least)
 
+    def differences(self) -> pd.DataFrame:
+        """Return one row for every two private settings and metric of the headline, with a verdict, as in the report.
+
+        Columns ``one`` and ``other`` are ``setting.name`` of trials in `results` with all columns. ``difference`` is
+        the mean of ``metric`` of the first less that of the second, paired over seeds, between ``low`` and ``high``.
+        ``verdict`` judges the first: "better", "worse", "not distinguishable", "unknown (one seed)" or "unknown". All
+        intervals hold together with the probability ``table.attrs["level"]``. Of settings that differ in tuned values
+        alone the best is compared. One that learnt nothing is left out. Raises: DataCorruption for damaged files.
+        """
+        import pandas as pd
+
+        from dpsweep.orchestration.comparison.findings import DIFFERENCE_COLUMNS, findings
+        from dpsweep.orchestration.comparison.stored import stored_evidence
+
+        data = self._record.data()
+        found = findings(data, stored_evidence(self._files, data))
+        table = pd.DataFrame([each.as_row() for each in found.differences], columns=DIFFERENCE_COLUMNS)
+        table.attrs["level"] = found.level
+        return table
+
     def register(
         self, best: Best, name: str, alias: str = "champion", *, tracking_uri: str | None = None
     ) -> Registered:

@@ -63,7 +63,15 @@ class Difference:
         """Return plain values for JSON."""
         return {**asdict(self), "verdict": self.verdict}
 
+    def as_row(self) -> tuple[object, ...]:
+        """Return the values of `DIFFERENCE_COLUMNS`; numbers are missing (NaN) where no interval is known."""
+        known = self.interval
+        ends = (math.nan,) * 3 if known is None else (known.value, known.low, known.high)
+        return self.one, self.other, self.metric, *ends, self.verdict
 
+
+DIFFERENCE_COLUMNS: Final = ("one", "other", "metric", "difference", "low", "high", "verdict")
+"""Names of the values in `Difference.as_row`."""
 POWER: Final = 0.8
 """Share of sweeps in which a difference that is called detectable is found."""
 _ACCURACY: Final = metric("accuracy")
@@ -154,6 +162,12 @@ class Findings:
             if method not in best or _mean(setting, self.main.name) > _mean(best[method], self.main.name):
                 best[method] = setting
         return tuple(best.values())
+
+    @cached_property
+    def differences(self) -> tuple[Difference, ...]:
+        """The difference of every two `methods` in each metric of the headline."""
+        pairs = itertools.combinations(self.methods, 2)
+        return tuple(self.difference(one, other, name) for one, other in pairs for name in self.headline)
 
     @cached_property
     def comparisons(self) -> int:
@@ -291,11 +305,7 @@ def as_dict(found: Findings) -> dict[str, Any]:
             }
             for setting in found.settings
         ],
-        "differences": [
-            found.difference(one, other, name).as_dict()
-            for one, other in itertools.combinations(found.methods, 2)
-            for name in found.headline
-        ],
+        "differences": [each.as_dict() for each in found.differences],
         "comparisons": found.comparisons,
         "level": found.level,
         "worst_group": found.worst_group.name,

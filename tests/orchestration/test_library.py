@@ -74,6 +74,23 @@ def test_results_are_those_of_results_json(folder: Path) -> None:
     assert written == json.loads(json.dumps(stored))
 
 
+def test_differences_are_those_of_the_report(folder: Path) -> None:
+    sweep = dpsweep.open(folder)
+    sweep.report()
+    table = sweep.differences()
+    stored = json.loads((folder / "comparison.json").read_text())
+    assert table.attrs["level"] == stored["level"] == 0.95
+    assert set(table["one"]) | set(table["other"]) == set(sweep.results(all_columns=True)["setting.name"])
+    for (_, found), each in zip(table.iterrows(), stored["differences"], strict=True):
+        assert [found[name] for name in ("one", "other", "metric", "verdict")] == [
+            each[name] for name in ("one", "other", "metric", "verdict")
+        ]
+        assert [found["difference"], found["low"], found["high"]] == [
+            each["interval"][end] for end in ("value", "low", "high")
+        ]
+    assert set(table["verdict"]) == {"unknown (one seed)"}
+
+
 def test_predictions_reproduce_the_evaluation_and_own_code_must_be_allowed(folder: Path) -> None:
     closed = dpsweep.open(folder)
     own, named = closed.trials.values()
