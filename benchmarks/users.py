@@ -20,6 +20,7 @@ import numpy as np
 import torch
 
 from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Dataset, make_split
 from dpsweep.workers.data.base import Tokens
 from dpsweep.workers.noise.noise_sources import make_noise_source
@@ -70,10 +71,11 @@ def trainer_of(model: Component, dataset: Dataset, users: UserSpec | None, folde
         norms=NormSpec("off"),
         users=users,
     )
-    mechanism = mechanism_of(spec, population_of(spec, dataset))
+    method = make_clipping(spec.clipping)
+    mechanism = mechanism_of(spec, method, population_of(spec, dataset))
     noise = make_noise_source("seeded", 0, torch.device("cpu"))
     trainer = Trainer(
-        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(folder)), parts_of(spec, dataset, NO_CODE)
+        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(folder)), parts_of(spec, method, dataset, NO_CODE)
     )
     trainer.begin()
     return trainer

@@ -124,4 +124,4 @@ def _copy(spec: TrialSpec, request: AuditRequest, code: UserCode) -> TrialSpec:
 def _given_releases(files: TrialFiles, copy: TrialSpec, code: UserCode) -> tuple[Release, ...]:
     """Return the releases of the trial besides those that its own settings make."""
     trace = read_trace(files.trace)
-    return trace.releases[len(mechanism_of(copy, trace.dataset_size, (), code).releases) :]
+    return trace.releases[len(mechanism_of(copy, make_clipping(copy.clipping, code), trace.dataset_size).releases) :]

@@ -36,7 +36,7 @@ from dpsweep.orchestration.sweeps.search import require_optuna
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.tune import require_selectable
 from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning
-from dpsweep.workers import clipping
+from dpsweep.workers.clipping import ClippingMethod, PublicFacts, make_clipping, rehearse
 from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.machine.checkpoint import fingerprint
@@ -123,6 +123,7 @@ class _Checked:
     releases: tuple[Release, ...]
     dataset: DatasetDescription
     digest: str
+    method: ClippingMethod
     mechanism: TrialMechanism
     parameters: int | None
 
@@ -171,7 +172,7 @@ class _Planner:
         require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)
         is_tried = self.code is not None or not own_parts(trial)
         parameters = self._check_combination(trial) if is_tried else None
-        _check_components(trial, dataset, self.code or NO_CODE)
+        method = _built(trial, dataset, self.code or NO_CODE)
         if self.sweep.reserved(trial).shard is not None:
             require_divisible(trial)
         before = (*planned_releases(trial.preprocessing), *after_training)
@@ -180,8 +181,8 @@ class _Planner:
         require_strangers(trial, dataset.shared_users)
         require_room(trial.attacks.exposure, rows, dataset.train_size)
         size = population(trial.users, dataset.train_size, dataset.rows_per_user, dataset.rows_kept)
-        mechanism = mechanism_of(trial, size, after_training, self.code or NO_CODE)
-        return _Checked(point, after_training, dataset, digest, mechanism, parameters)
+        mechanism = mechanism_of(trial, method, size, after_training)
+        return _Checked(point, after_training, dataset, digest, method, mechanism, parameters)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
         """Find the noise multiplier of every distinct target of these trials; reuses the ones of an earlier plan."""
@@ -196,14 +197,14 @@ class _Planner:
 
     def planned(self, checked: _Checked) -> PlannedTrial:
         """Return the plan of a trial after `calibrate`. Raises the error for which it is refused."""
-        point, trial, dataset, mechanism = checked.point, checked.point.spec, checked.dataset, checked.mechanism
-        method = clipping.make_clipping(trial.clipping, self.code or NO_CODE)
+        point, trial, dataset = checked.point, checked.point.spec, checked.dataset
+        method, mechanism = checked.method, checked.mechanism
         asked = self._asked(checked)
         if point.target_epsilon is not None and asked is not None:
             sigma = _once(self.multipliers, asked[0], asked[1].solve)
             trial = with_noise(trial, method.example_budget, sigma, point.target_epsilon)
-            size = population(trial.users, dataset.train_size, dataset.rows_per_user, dataset.rows_kept)
-            mechanism = mechanism_of(trial, size, checked.releases, self.code or NO_CODE)
+            method = make_clipping(trial.clipping, self.code or NO_CODE)
+            mechanism = mechanism_of(trial, method, mechanism.dataset_size, checked.releases)
         trial = with_chosen_norms(trial, mechanism, method)
         check_spec(trial, mechanism, method, dataset.public_size)
         _require_own_entries(trial, mechanism, checked.releases)
@@ -287,18 +288,21 @@ def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:
     return table[key]
 
 
-def _check_components(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> None:
-    """Build clipping, optimizer, learning rate schedule and averaging once, to report wrong parameters early."""
+def _built(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> ClippingMethod:
+    """Return the clipping method. Optimizer, learning rate schedule and averaging are built, too, to report wrong
+    parameters early.
+    """
     parameters = {"weight": nn.Parameter(torch.zeros(1))}
-    method = clipping.make_clipping(trial.clipping, code)
+    method = make_clipping(trial.clipping, code)
     if is_import_path(trial.clipping.name):
         layers = ("first layer", "last layer")
         batch_size = trial.sampling.expected_size(dataset.train_size)
-        clipping.rehearse(method, clipping.PublicFacts(dataset.group_names, layers, dataset.train_size, batch_size))
+        rehearse(method, PublicFacts(dataset.group_names, layers, dataset.train_size, batch_size))
     make_optimizer(trial.optimizer, parameters)
     make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
     if trial.averaging is not None:
         make_average(trial.averaging, parameters)
+    return method
 
 
 @contextlib.contextmanager

@@ -50,8 +50,8 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "contributions of close norms are too small",
         ),
         B(
-            "return SideQuery(self.name, self.noise_multiplier)",
-            "return SideQuery(self.name, self.noise_multiplier / self.sensitivity)",
+            "SideQuery(self.query.name, self.query.noise_multiplier)",
+            "SideQuery(self.query.name, self.query.noise_multiplier / self.query.sensitivity)",
             "the query of half a sensitivity is accounted with twice its noise",
             True,
         ),
@@ -132,18 +132,14 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "all rounds of the median cost one",
             True,
         ),
-    ),
-    *bugs_in(
-        "workers/clipping/__init__.py",
-        CLIPPING,
         B(
-            "() if method.query is None else (method.query.as_side_query(),)",
+            "() if self.query is None else (SideQuery(self.query.name, self.query.noise_multiplier),)",
             "()",
             "queries are not accounted for",
             True,
         ),
         B(
-            "return (method.bound.release,) if isinstance(method.bound, PrivateMedian) else ()",
+            "return (self.bound.release,) if isinstance(self.bound, PrivateMedian) else ()",
             "return ()",
             "the initial median is not accounted for",
             True,

@@ -8,8 +8,11 @@ from typing import Any
 
 from torch import nn
 
+from dpsweep.accounting.calibration.planned_runs import TrialMechanism
+from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Source, load_source
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import NAME
 
 TUMOURS = DataSpec("breast_cancer", keep={"malignant": 40, "benign": 60}, public_fraction=0.1)
@@ -43,6 +46,11 @@ def small_trial(**changes: Any) -> TrialSpec:
         execution=ExecutionSpec(device=NAME, checkpoint_every_epochs=0.5),
     )
     return replace(spec, **changes)
+
+
+def planned_mechanism(spec: TrialSpec, size: int) -> TrialMechanism:
+    """The mechanism of a trial without code of a user's own, on a population of this size."""
+    return mechanism_of(spec, make_clipping(spec.clipping), size)
 
 
 def clipping_by(name: str) -> Component:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from dpsweep.accounting.mechanism.trace import Release, SideQuery
 from dpsweep.workers.clipping.automatic import AutomaticClipping
 from dpsweep.workers.clipping.clipping_method import (
     NORM_ERROR,
@@ -48,8 +47,6 @@ __all__ = [
     "own_clipping",
     "rehearse",
     "released_bound",
-    "releases",
-    "side_queries",
 ]
 
 CLIPPING: Final[Mapping[str, Callable[..., ClippingMethod]]] = {
@@ -78,18 +75,6 @@ def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMet
     name, params = component.name, component.params
     method = build_named(CLIPPING, name, params, _WHAT, code)
     return method if name in CLIPPING else own_clipping(name, method)
-
-
-def side_queries(method: ClippingMethod) -> tuple[SideQuery, ...]:
-    """Return the side query that the method makes on every batch, for the accountant; known without data."""
-    return () if method.query is None else (method.query.as_side_query(),)
-
-
-def releases(method: ClippingMethod) -> tuple[Release, ...]:
-    """Return the releases that the method makes once, before training: a private median bound, if any; known without
-    data.
-    """
-    return (method.bound.release,) if isinstance(method.bound, PrivateMedian) else ()
 
 
 def claims(component: Component) -> tuple[str, ...]:

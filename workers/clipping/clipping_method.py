@@ -269,10 +269,6 @@ class BatchQuery:
     def noise_std(self) -> float:
         return self.noise_multiplier * self.sensitivity
 
-    def as_side_query(self) -> SideQuery:
-        """Return the query as the accountant counts it."""
-        return SideQuery(self.name, self.noise_multiplier)
-
 
 @dataclass(frozen=True)
 class ClippingMethod(ABC):
@@ -312,6 +308,16 @@ class ClippingMethod(ABC):
     def query(self) -> BatchQuery | None:
         """The query that the method makes on each batch, or None; must not depend on data."""
         return None
+
+    @property
+    def side_queries(self) -> tuple[SideQuery, ...]:
+        """The query on every batch as the accountant counts it; known without data."""
+        return () if self.query is None else (SideQuery(self.query.name, self.query.noise_multiplier),)
+
+    @property
+    def releases(self) -> tuple[GaussianRelease, ...]:
+        """What the method releases once, before training: a private median bound, if any; known without data."""
+        return (self.bound.release,) if isinstance(self.bound, PrivateMedian) else ()
 
     def start(self, bound: float, facts: PublicFacts) -> ClippingState:
         """Return the state before the first step. bound: a number; for a private median, its released value."""

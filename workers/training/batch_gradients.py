@@ -14,7 +14,7 @@ from typing import Final, Protocol, assert_never
 import torch
 from torch import Tensor, nn
 
-from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts, make_clipping
+from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from dpsweep.workers.data import Dataset, Split, as_targets
 from dpsweep.workers.evaluation.predictions import Predictions, predict
 from dpsweep.workers.gradients import (
@@ -52,10 +52,10 @@ class Parts:
     digest: Callable[[nn.Module], str] = digest_of_frozen
 
 
-def parts_of(spec: TrialSpec, dataset: Dataset, code: UserCode) -> Parts:
-    """Return the parts that ``spec`` names; all but the clipping method are made on demand."""
+def parts_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: UserCode) -> Parts:
+    """Return the parts that ``spec`` names, around its clipping method; the others are made on demand."""
     return Parts(
-        make_clipping(spec.clipping, code),
+        method,
         partial(build_model, spec.model, dataset, spec.seed, code),
         partial(build_loss, spec.loss, code, dataset.task, dataset.num_classes),
         partial(make_optimizer, spec.optimizer),

@@ -48,7 +48,7 @@ from dpsweep.workers.training.norm_recorder import NormStore
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_with, with_noise
+from dpsweep.workers.training.trial_mechanism import mechanism_of, with_noise
 
 _SECURE: Final = "os_entropy_secure"
 _SEEDED: Final = "seeded"
@@ -161,11 +161,11 @@ class PrivateTraining:
         ).checked()
         size = len(self._dataset.train)
         if target_epsilon is not None:
-            uncalibrated = mechanism_with(make(component), self._spec, size)
+            uncalibrated = mechanism_of(self._spec, make(component), size)
             sigma = Calibration(uncalibrated, epochs, target_epsilon, delta, "auto").solve()
             self._spec = with_noise(self._spec, make(component).example_budget, sigma, target_epsilon)
         method = make(self._spec.clipping)
-        mechanism = mechanism_with(method, self._spec, size)
+        mechanism = mechanism_of(self._spec, method, size)
         if component.name not in CLIPPING:
             expected = self._spec.sampling.expected_size(size)
             rehearse(method, PublicFacts(self._dataset.group_names, ("first layer", "last layer"), size, expected))

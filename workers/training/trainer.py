@@ -28,7 +28,7 @@ from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_e
 from dpsweep.workers.evaluation.rates import mean_by_group
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.gradients import RandomState, WeightedSum, modes_of
-from dpsweep.workers.machine.devices import choose_device, sent
+from dpsweep.workers.machine.devices import sent
 from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed, seed_torch
 from dpsweep.workers.noise.step_noise import OtherShares, make_step_noise
 from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
@@ -64,7 +64,6 @@ class Trainer:
         parts: Parts,
     ) -> None:
         """norms: where norms are kept."""
-        device = choose_device(spec.execution.device)
         self._method = parts.clipping
         spec = with_chosen_norms(spec, mechanism, self._method)
         self._spec, self._noise = spec, noise
@@ -79,6 +78,7 @@ class Trainer:
         """What computes norms and clipped sums."""
         self._model, self._data = local.model, local.data
         self._modes = modes_of(self._model)
+        device = self._data.device
         self._dataset = with_evaluated_on(device, dataset)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
         self._optimizer = parts.optimizer(self._parameters)

@@ -17,9 +17,8 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import as_independent, costs_by_step, steps_apart
 from dpsweep.accounting.mechanism.schedules import make_noise
 from dpsweep.accounting.mechanism.trace import Release, Trace
-from dpsweep.workers import clipping
+from dpsweep.workers.clipping import ClippingMethod, ExampleBudget
 from dpsweep.workers.machine.devices import known_device
-from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.sampling.rows_per_user import release_of
 from dpsweep.workers.sampling.samplers import planned_sampling
 from dpsweep.workers.sampling.users import require_per_user
@@ -33,21 +32,12 @@ LEAST_ORDER: Final = 4.0
 
 
 def mechanism_of(
-    spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = (), code: UserCode = NO_CODE
+    spec: TrialSpec, method: ClippingMethod, dataset_size: int, releases: tuple[Release, ...] = ()
 ) -> TrialMechanism:
     """Return the mechanism of ``spec`` on a population of ``dataset_size`` training examples, or users if they are
     sampled.
 
-    releases: made from the same data in addition to training. code: the user's modules that may be imported, for their
-    own clipping method.
-    """
-    return mechanism_with(clipping.make_clipping(spec.clipping, code), spec, dataset_size, releases)
-
-
-def mechanism_with(
-    method: clipping.ClippingMethod, spec: TrialSpec, dataset_size: int, releases: tuple[Release, ...] = ()
-) -> TrialMechanism:
-    """Return `mechanism_of` with a clipping method that was made.
+    method: that of the spec. releases: made from the same data in addition to training.
 
     Contributions are output-specific if norms are computed at every step for exactly the gradients that are summed, or
     if clipping enforces the recorded contributions. With augmentation the summed gradients come from other inputs, and
@@ -65,8 +55,8 @@ def mechanism_with(
         schedule=schedule,
         sampling=sampling,
         dataset_size=dataset_size,
-        side_queries=clipping.side_queries(method),
-        releases=(*planned_releases(spec.preprocessing), *_of_users(spec), *clipping.releases(method), *releases),
+        side_queries=method.side_queries,
+        releases=(*planned_releases(spec.preprocessing), *_of_users(spec), *method.releases, *releases),
         contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         adjacency=spec.adjacency,
         selection=spec.selection,
@@ -87,7 +77,7 @@ def _of_users(spec: TrialSpec) -> tuple[Release, ...]:
 
 
 def with_noise(
-    trial: TrialSpec, budget: clipping.ExampleBudget | None, noise_multiplier: float, target_epsilon: float
+    trial: TrialSpec, budget: ExampleBudget | None, noise_multiplier: float, target_epsilon: float
 ) -> TrialSpec:
     """Return the trial with the calibrated noise multiplier.
 
@@ -148,7 +138,7 @@ def make_budget(spec: BudgetSpec, delta: float) -> Budget:
     return EpsilonBudget(spec.epsilon, delta)
 
 
-def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: clipping.ClippingMethod) -> TrialSpec:
+def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> TrialSpec:
     """Return the trial with a choice in place of ``auto`` norms; any other is kept.
 
     Off where no epsilon of single examples is proven (`costs_by_step`), and in a trial that protects users. Once per
@@ -163,7 +153,7 @@ def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: clippi
     return replace(spec, norms=replace(spec.norms, refreshes_per_epoch=often))
 
 
-def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: clipping.ClippingMethod, public_size: int) -> None:
+def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod, public_size: int) -> None:
     """Refuse a trial that cannot be trained, or not privately, before anything is written.
 
     public_size: number of public examples in the data set.
@@ -210,7 +200,7 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: clipping.Clip
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
 
 
-def _require_no_single_epsilons(spec: TrialSpec, mechanism: TrialMechanism, method: clipping.ClippingMethod) -> None:
+def _require_no_single_epsilons(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMethod) -> None:
     """Raise `InvalidInput` for norms, or a clipping method, that serve epsilons of single examples."""
     words = mechanism.words
     if method.refreshes or method.keeps_to_contributions:

@@ -26,6 +26,7 @@ from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.records import TrialFiles
+from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.attack_results import GroupAttack, MembershipAttack, auc_interval
 from dpsweep.workers.evaluation.membership_scores import MembershipScores, write_membership
@@ -153,7 +154,8 @@ def log_ratio(losses: Floats, references: Floats) -> Floats:
 
 def _gradient_norms(model: nn.Module, pool: Dataset, spec: TrialSpec, code: UserCode) -> Floats:
     """Return the norm of the gradient of each training example of ``pool`` under the attacked model."""
-    local = LocalGradients(replace(spec, users=None), pool, parts_of(spec, pool, code))
+    parts = parts_of(spec, make_clipping(spec.clipping, code), pool, code)
+    local = LocalGradients(replace(spec, users=None), pool, parts)
     local.model.load_state_dict(model.state_dict())
     norms = local.norms(torch.arange(len(pool.train), device=local.data.device)).norms
     return np.asarray(norms.double().cpu().numpy())
@@ -232,10 +234,12 @@ def _reference_models(
             audit=None,
             noise_source="seeded",
         )
-        mechanism = mechanism_of(reference, len(rows), (), code)
+        method = make_clipping(reference.clipping, code)
+        mechanism = mechanism_of(reference, method, len(rows))
         noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
         half = replace(dataset, train=pool.select(rows))
-        trainer = Trainer(reference, mechanism, half, noise, StoredNorms(files), parts_of(reference, half, code))
+        parts = parts_of(reference, method, half, code)
+        trainer = Trainer(reference, mechanism, half, noise, StoredNorms(files), parts)
         yield _train(trainer)
 
 

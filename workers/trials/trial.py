@@ -27,7 +27,7 @@ from dpsweep.accounting.records import (
     write_trace,
     write_users,
 )
-from dpsweep.workers.clipping import claims
+from dpsweep.workers.clipping import claims, make_clipping
 from dpsweep.workers.data import Dataset, are_shared, load_dataset, ownership, shared_users
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
 from dpsweep.workers.evaluation.held_out import write_wrong
@@ -128,21 +128,22 @@ def follow_trial(
     """Compute this rank's share of the gradients of the trial that rank 0 runs; see `run_trial`, also for errors."""
     files, dataset = TrialFiles(root), load_dataset(spec.data, code)
     spec, divided = spec.checked(), None
+    method = make_clipping(spec.clipping, code)
     if group.lending is not None and not exists(files.training):  # rank 0 borrows before it stores a checkpoint
         with reproducible(spec.execution, spec.seed), explained(spec.execution):
-            divided = _divided(parts_of(spec, _of_the_shape(spec, dataset), code), spec, group)
+            divided = _divided(parts_of(spec, method, _of_the_shape(spec, dataset), code), spec, group)
     _meet(group)
     if exists(files.training):
         return
     spec = as_begun(files, spec, code)
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
-        mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
+        mechanism = mechanism_of(spec, method, population_of(spec, dataset), releases)
         owner = fingerprint(spec.to_json(), mechanism, dataset.digest())
         stored = load_checkpoint(files.checkpoint, owner)
         assert stored is not None, "rank 0 has stored it before the ranks meet"
         dataset, _ = with_rows_of_users(spec, dataset, stored.get("users"))
         dataset = _preprocessed(spec, with_secrets(spec, dataset), stored["preprocessing"])
-        local = LocalGradients(spec, dataset, divided or parts_of(spec, dataset, code))
+        local = LocalGradients(spec, dataset, divided or parts_of(spec, method, dataset, code))
         local.values.restore(stored["trainer"]["model"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])
@@ -242,7 +243,8 @@ def begin(
     dataset = source = load_dataset(spec.data, code)
     require_owners(spec, are_shared(dataset.train.user_ids))
     require_strangers(spec, shared_users(dataset))
-    mechanism = mechanism_of(spec, population_of(spec, dataset), releases, code)
+    method = make_clipping(spec.clipping, code)
+    mechanism = mechanism_of(spec, method, population_of(spec, dataset), releases)
     digest = dataset.digest()
     owner = fingerprint(spec.to_json(), mechanism, digest)
     stored = load_checkpoint(files.checkpoint, owner)
@@ -258,7 +260,7 @@ def begin(
     random_states = first_random_states(spec, ranks, device)
     if stored is not None:
         random_states = _of_as_many(stored, ranks)
-    parts = _divided(parts_of(spec, dataset, code), spec, group)
+    parts = _divided(parts_of(spec, method, dataset, code), spec, group)
     trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts)
 
     def save() -> None:
@@ -353,7 +355,7 @@ def _train(
     group: RankGroup | None,
 ) -> TrainingResult:
     begun = begin(spec, files, code, releases, 1 if group is None else group.size, group)
-    trainer, meter = begun.trainer, DeviceMeter(choose_device(spec.execution.device))
+    trainer, meter = begun.trainer, DeviceMeter(begun.trainer.local.data.device)
     with closed_afterwards(trainer.recorders):
         if group is not None:
             group.meet()

@@ -16,8 +16,6 @@ from dpsweep.workers.clipping import (
     PrivateMedian,
     PublicFacts,
     make_clipping,
-    releases,
-    side_queries,
 )
 from dpsweep.workers.spec import Component
 from tests.workers.clipping.test_clipping import noisy
@@ -116,8 +114,8 @@ def test_private_median_is_close_and_accounted() -> None:
     assert precision**-0.5 == pytest.approx(20.0)
     assert PrivateMedian(median_multiple=1e-30).find(_norms, draw) == 1e-8, "no bound is smaller"
     component = Component("flat", {"bound": {"median_multiple": 0.5}})
-    assert releases(make_clipping(component)) == (median.release,)
-    assert releases(make_clipping(Component("flat"))) == ()
+    assert make_clipping(component).releases == (median.release,)
+    assert make_clipping(Component("flat")).releases == ()
 
 
 def surplus(norms: Tensor) -> float:
@@ -149,7 +147,7 @@ def test_median_rounds_of_neighbours_move_by_one_half() -> None:
 def test_queries_get_the_noise_that_is_accounted_for(component: Component, std: float) -> None:
     """Noise std is the multiplier times the sensitivity: 1/2 for the quantile's query, 1 for counts."""
     method = make_clipping(component)
-    (query,) = side_queries(method)
+    (query,) = method.side_queries
     assert method.query is not None
     assert method.query.noise_std == std
     assert query.noise_multiplier == component.params["count_noise_multiplier"]

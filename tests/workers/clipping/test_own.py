@@ -21,8 +21,6 @@ from dpsweep.workers.clipping import (
     PublicFacts,
     make_clipping,
     rehearse,
-    releases,
-    side_queries,
 )
 from dpsweep.workers.clipping.clipping_method import clip_factor
 from dpsweep.workers.clipping.flat import FlatClipping
@@ -143,9 +141,9 @@ def test_right_methods_pass_and_train_as_the_registered_ones(tmp_path: Path, kin
 
 def test_what_it_asks_is_accounted_for() -> None:
     quantile, median = (make_clipping(component(kind), HERE) for kind in ("quantile", "median"))
-    assert side_queries(quantile) == side_queries(make_clipping(Component("quantile")))
-    assert isinstance(side_queries(quantile)[0], SideQuery)
-    assert releases(median) == releases(make_clipping(Component("flat", {"bound": {"median_multiple": 1.0}})))
+    assert quantile.side_queries == make_clipping(Component("quantile")).side_queries
+    assert isinstance(quantile.side_queries[0], SideQuery)
+    assert median.releases == make_clipping(Component("flat", {"bound": {"median_multiple": 1.0}})).releases
 
 
 @pytest.mark.parametrize("kind", ["too long", "by the data"])

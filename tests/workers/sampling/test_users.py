@@ -16,7 +16,7 @@ from dpsweep.accounting import account
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.units import EXAMPLE, User
-from dpsweep.workers.clipping import NORM_ERROR, ClippingState
+from dpsweep.workers.clipping import NORM_ERROR, ClippingState, make_clipping
 from dpsweep.workers.data import Dataset, load_dataset, ownership, rows_per_user
 from dpsweep.workers.machine.checkpoint import load_checkpoint
 from dpsweep.workers.sampling.samplers import KeyedRows, SeededRows, make_row_draws
@@ -134,7 +134,7 @@ NETS = ("deep", *(pytest.param(name, marks=pytest.mark.long) for name in ("share
 
 def gradients(spec: TrialSpec, dataset: Dataset) -> LocalGradients:
     torch.manual_seed(0)
-    return LocalGradients(spec, dataset, parts_of(spec, dataset, code_of(spec)))
+    return LocalGradients(spec, dataset, parts_of(spec, make_clipping(spec.clipping), dataset, code_of(spec)))
 
 
 def summed(local: LocalGradients, rows: Tensor) -> dict[str, Tensor]:

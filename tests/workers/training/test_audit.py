@@ -25,17 +25,14 @@ from torch import Tensor, nn
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.pld import delta_pld
-from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data.base import Dataset, make_split
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.sampling.samplers import PoissonSampler, Rows, SeededRows
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
-from dpsweep.workers.training.batch_gradients import parts_of
-from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE, NAME
-from tests.workers.user_modules import code_of
+from tests.workers.trial_runs import made_trainer
+from tests.workers.trial_specs import planned_mechanism
 
 EPSILON = 0.5
 ROWS, STEPS = 400, 100
@@ -109,7 +106,7 @@ class Audit:
 
     def trace(self) -> Trace:
         """One step, as the trainer states it."""
-        return mechanism_of(self.spec(), ROWS).trace(1).until(1)
+        return planned_mechanism(self.spec(), ROWS).trace(1).until(1)
 
     def delta(self, root: Path, noise: Callable[[int, torch.device], SeededNoise] = SeededNoise) -> float:
         """Lower bound on delta at `EPSILON`: each of its two halves is wrong with probability 1e-3."""
@@ -122,15 +119,7 @@ class Audit:
         """[STEPS, ROWS]: log likelihood ratio of each example in the batch against out of it."""
         spec = self.spec()
         dataset = everyone_apart(20.0 if self.contribution == 1.0 else self.contribution * math.sqrt(2.0))
-        mechanism, device = mechanism_of(spec, ROWS), DEVICE
-        trainer = Trainer(
-            spec,
-            mechanism,
-            dataset,
-            noise(1, device),
-            StoredNorms(TrialFiles(str(root))),
-            parts_of(spec, dataset, code_of(spec)),
-        )
+        trainer = made_trainer(spec, root, dataset, noise(1, DEVICE))
         weight = trainer._parameters["0.weight"]
         weight.data.zero_()
         trainer.begin()

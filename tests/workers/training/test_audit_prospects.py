@@ -14,7 +14,6 @@ from dpsweep.accounting import account
 from dpsweep.workers.spec import AuditSpec, Component, NormSpec
 from dpsweep.workers.training.audit_prospects import SIMULATED, _paid_for, noise_factor, prospect
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores
-from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.training.test_gradient_canaries import (
     AUDIT,
     ROWS,
@@ -24,6 +23,7 @@ from tests.workers.training.test_gradient_canaries import (
     trainer_of,
     trial,
 )
+from tests.workers.trial_specs import planned_mechanism
 
 
 @pytest.mark.parametrize("transcript", ["iterates", pytest.param("last_model", marks=pytest.mark.long)])
@@ -45,7 +45,7 @@ def test_audits_of_the_mechanism_show_as_much_as_was_foreseen(transcript: Any) -
 def test_canaries_move_the_sum_as_far_as_the_larger_noise_would(method: str, tmp_path: Path) -> None:
     """By the contributions of a real run."""
     spec = trial(method=method)
-    trainer, trace = trainer_of(spec, tmp_path), mechanism_of(spec, ROWS).trace(spec.epochs)
+    trainer, trace = trainer_of(spec, tmp_path), planned_mechanism(spec, ROWS).trace(spec.epochs)
     trainer.begin()
     trainer.step()
     canaries = canaries_of(trainer)
@@ -69,7 +69,7 @@ def test_rows_cost_examples_and_too_many_canaries_do_not_fit() -> None:
 
 def test_a_filter_stops_canaries_that_have_shown_the_claim() -> None:
     spec = trial(clipping=Component("filter", {"bound": 2.0, "epsilon": 4.0}), norms=NormSpec(1.0), sigma=1.2)
-    planned = mechanism_of(spec, ROWS).trace(spec.epochs)
+    planned = planned_mechanism(spec, ROWS).trace(spec.epochs)
     assert planned.filter is not None
     paid = _paid_for(replace(planned, filter=None), 4.0, spec.delta)
     assert 1 < paid.steps < planned.steps

@@ -22,13 +22,13 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.trial_mechanism import check_spec, mechanism_of
+from dpsweep.workers.training.trial_mechanism import check_spec
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.rank_runs import ended, started
 from tests.workers.resumption import assert_same_trial, run_with_deaths
 from tests.workers.training.test_trainer import flat_parameters, new_trainer
 from tests.workers.trial_runs import TRAIN_SIZE
-from tests.workers.trial_specs import TUMOURS, TUMOURS_READ_ONCE, small_trial
+from tests.workers.trial_specs import TUMOURS, TUMOURS_READ_ONCE, planned_mechanism, small_trial
 from tests.workers.user_modules import code_of
 
 CYCLIC = SamplingSpec("cyclic_poisson", 15, cycle_length=3)
@@ -101,7 +101,7 @@ def test_a_killed_trial_goes_on_with_the_same_bits_from_every_step(
     run_with_deaths(spec, tmp_path / "resumed", monkeypatch, list(range(1, result.steps + 1)))
     assert_same_trial(spec, tmp_path / "undisturbed", tmp_path / "resumed")
     stored = read_trace(str(tmp_path / "resumed" / "trace.arrow"))
-    assert stored.strategy == mechanism_of(spec, TRAIN_SIZE).strategy
+    assert stored.strategy == planned_mechanism(spec, TRAIN_SIZE).strategy
 
 
 @pytest.mark.long
@@ -148,11 +148,11 @@ def test_killed_ranks_make_the_noise_of_one_process_to_the_bit(size: int, name: 
 def test_the_trace_of_a_trial_is_what_the_command_line_accounts_for(tmp_path: Path) -> None:
     """A shorter run, such as a stopped one, is the beginning of the same noise."""
     spec = trial(CYCLIC, BANDED)
-    mechanism = mechanism_of(spec, 90)
+    mechanism = planned_mechanism(spec, 90)
     assert mechanism.trace(2).strategy == mechanism.trace(1).strategy == BandedNoise(3, 12)
     assert mechanism.sampling == CyclicPoissonSampling(3, 0.5)
     assert account(mechanism.trace(1), 1e-5).epsilon < account(mechanism.trace(2), 1e-5).epsilon
-    ordered = mechanism_of(trial(IN_ORDER, BISR), 90)
+    ordered = planned_mechanism(trial(IN_ORDER, BISR), 90)
     assert (ordered.sampling, ordered.strategy) == (FixedOrderSampling(4), InverseRootNoise(3, 8))
     assert ordered.trace(2).adjacency == "zero_out"
 
@@ -192,7 +192,7 @@ def test_what_has_no_proof_is_refused_by_name_in_plan_and_run(name: str, tmp_pat
     spec, said = REFUSED[name]
 
     def planned() -> None:
-        mechanism = mechanism_of(spec, TRAIN_SIZE)
+        mechanism = planned_mechanism(spec, TRAIN_SIZE)
         check_spec(spec, mechanism, make_clipping(spec.clipping, NO_CODE), 10)
 
     for way in (planned, lambda: run_trial(spec, str(tmp_path), code=code_of(spec))):
@@ -204,4 +204,4 @@ def test_what_has_no_proof_is_refused_by_name_in_plan_and_run(name: str, tmp_pat
 def test_no_filter_limits_correlated_noise(sampling: SamplingSpec) -> None:
     spec = trial(sampling, BANDED, clipping=Component("filter", {"bound": 2.0, "epsilon": 5.0}))
     with pytest.raises(UnsupportedMechanism):
-        mechanism_of(spec, TRAIN_SIZE)
+        planned_mechanism(spec, TRAIN_SIZE)

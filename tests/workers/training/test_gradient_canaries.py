@@ -13,7 +13,6 @@ import torch
 
 from dpsweep.accounting import InvalidInput, PoissonSampling, Segment, Trace, account
 from dpsweep.accounting.audits import StatedRun
-from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.clipping import Examples, PublicFacts, make_clipping
@@ -35,12 +34,12 @@ from dpsweep.workers.spec import (
 )
 from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.gradient_canaries import Directions, GradientCanaries, longest
-from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.orchestration.sample_grids import small
 from tests.workers.devices import DEVICE, NAME
+from tests.workers.trial_runs import made_trainer
+from tests.workers.trial_specs import planned_mechanism
 
 ROWS, CANARIES = 100, 600
 AUDIT = AuditSpec(CANARIES, 0.95, "gradient", "iterates")
@@ -74,10 +73,7 @@ def data() -> Dataset:
 
 
 def trainer_of(spec: TrialSpec, root: Path, noise: type[SeededNoise] = SeededNoise) -> Trainer:
-    dataset = data()
-    mechanism = mechanism_of(spec, population_of(spec, dataset))
-    parts = parts_of(spec, dataset, NO_CODE)
-    return Trainer(spec, mechanism, dataset, noise(spec.seed, DEVICE), StoredNorms(TrialFiles(str(root))), parts)
+    return made_trainer(spec, root, data(), noise(spec.seed, DEVICE))
 
 
 def canaries_of(trainer: Trainer) -> GradientCanaries:
@@ -87,7 +83,7 @@ def canaries_of(trainer: Trainer) -> GradientCanaries:
 
 def audited(spec: TrialSpec, trainer: Trainer) -> AuditResult:
     assert spec.audit is not None
-    start = parts_of(spec, data(), NO_CODE).model().to(DEVICE)
+    start = parts_of(spec, make_clipping(spec.clipping), data(), NO_CODE).model().to(DEVICE)
     trainer.begin()
     while trainer.may_continue():
         trainer.step()
@@ -97,7 +93,7 @@ def audited(spec: TrialSpec, trainer: Trainer) -> AuditResult:
 
 
 def claimed(spec: TrialSpec) -> float:
-    return account(mechanism_of(spec, population_of(spec, data())).trace(spec.epochs), spec.delta).epsilon
+    return account(planned_mechanism(spec, population_of(spec, data())).trace(spec.epochs), spec.delta).epsilon
 
 
 def test_directions_are_orthonormal_and_one_each() -> None:

@@ -18,18 +18,12 @@ from dpsweep.workers.evaluation.predictions import evaluate
 from dpsweep.workers.gradients import GradientEngine
 from dpsweep.workers.gradients.modes import modes_of
 from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
-from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import Component, NormSpec
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.training.batch_gradients import parts_of
-from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_of
-from tests.workers.devices import DEVICE
 from tests.workers.resumption import assert_same_trial, run_with_deaths
-from tests.workers.trial_runs import norms_of, train
+from tests.workers.trial_runs import made_trainer, norms_of, train
 from tests.workers.trial_specs import small_trial
-from tests.workers.user_modules import code_of
 
 
 def resting_trunk(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:
@@ -47,13 +41,7 @@ EVERY_STEP = small_trial(model=TRUNK, norms=NormSpec("every_step"), epochs=3)
 
 
 def trainer_of(model: Component, folder: Path) -> Trainer:
-    spec = replace(EVERY_STEP, model=model)
-    dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
-    mechanism = mechanism_of(spec, len(dataset.train))
-    trainer = Trainer(
-        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(str(folder))), parts_of(spec, dataset, code_of(spec))
-    )
+    trainer = made_trainer(replace(EVERY_STEP, model=model), folder)
     trainer.begin()
     return trainer
 

@@ -19,7 +19,6 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting import InvalidInput, PoissonSampling, Segment, Trace, UnsupportedMechanism, account
-from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import ClipRule
 from dpsweep.workers.clipping.flat import FlatClipping
 from dpsweep.workers.data.base import Dataset, make_split
@@ -38,12 +37,11 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.training.batch_gradients import parts_of
-from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.one_run_audit import Canaries, audit
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.devices import DEVICE, NAME
+from tests.workers.trial_runs import made_trainer
+from tests.workers.trial_specs import planned_mechanism
 from tests.workers.user_modules import code_of
 
 ROWS = 400
@@ -82,10 +80,7 @@ def spec(seed: int = 0, batch_size: int = ROWS, sigma: float = 4.0, method: str 
 def trainer_of(
     trial: TrialSpec, root: Path, noise: Callable[[int, torch.device], SeededNoise] = SeededNoise
 ) -> Trainer:
-    device = DEVICE
-    mechanism, dataset = mechanism_of(trial, ROWS), everyone_apart()
-    norms, parts = StoredNorms(TrialFiles(str(root))), parts_of(trial, dataset, code_of(trial))
-    return Trainer(trial, mechanism, dataset, noise(trial.seed, device), norms, parts)
+    return made_trainer(trial, root, everyone_apart(), noise(trial.seed, DEVICE))
 
 
 def audited(trial: TrialSpec, trainer: Trainer) -> AuditResult:
@@ -100,7 +95,7 @@ def audited(trial: TrialSpec, trainer: Trainer) -> AuditResult:
 
 
 def claimed(trial: TrialSpec) -> float:
-    return account(mechanism_of(trial, ROWS).trace(trial.epochs), trial.delta).epsilon
+    return account(planned_mechanism(trial, ROWS).trace(trial.epochs), trial.delta).epsilon
 
 
 def contradicts(result: AuditResult, claim: float) -> bool:

@@ -16,20 +16,13 @@ from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.snapshots import SnapshotWriter
-from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.workers.data import load_dataset
 from dpsweep.workers.gradients.compared_passes import LaterBatches
 from dpsweep.workers.gradients.layers import Axes
 from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
-from dpsweep.workers.noise.noise_sources import make_noise_source
-from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
-from dpsweep.workers.training.batch_gradients import parts_of
-from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.run_state import ModelValues, RunState, digest_of_frozen
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_of
-from tests.workers.devices import DEVICE
+from tests.workers.trial_runs import made_trainer
 from tests.workers.trial_specs import small_trial
 
 SPECS = {
@@ -49,19 +42,6 @@ SPECS = {
     ),
     "thresholds": small_trial(clipping=Component("individual"), noise_source="os_entropy"),
 }
-
-
-def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
-    dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
-    return Trainer(
-        spec,
-        mechanism_of(spec, len(dataset.train)),
-        dataset,
-        noise,
-        StoredNorms(TrialFiles(str(folder))),
-        parts_of(spec, dataset, NO_CODE),
-    )
 
 
 def work_out(value: Any) -> None:
@@ -139,14 +119,14 @@ def steps(trainer: Trainer, count: int) -> None:
 @pytest.mark.parametrize("spec", SPECS.values(), ids=SPECS.keys())
 def test_whatever_a_step_changes_is_in_the_checkpoint(spec: TrialSpec, taken: int, tmp_path: Path) -> None:
     """After one more step, a restored trainer and one that never stopped agree in all that can be reached from them."""
-    undisturbed = trainer_of(spec, tmp_path)
+    undisturbed = made_trainer(spec, tmp_path)
     undisturbed.begin()
     steps(undisturbed, taken)
     save_checkpoint(str(tmp_path / "checkpoint"), "trial", undisturbed.state())
     steps(undisturbed, 1)
     expected = attributes(undisturbed)
 
-    restored = trainer_of(spec, tmp_path)
+    restored = made_trainer(spec, tmp_path)
     before = attributes(restored)
     stored = load_checkpoint(str(tmp_path / "checkpoint"), "trial")
     assert stored is not None
@@ -159,7 +139,7 @@ def test_whatever_a_step_changes_is_in_the_checkpoint(spec: TrialSpec, taken: in
 def test_every_attribute_with_a_state_is_a_component(tmp_path: Path) -> None:
     """Of a component that the mapping lacks, the checkpoint would keep nothing."""
     for spec in SPECS.values():
-        trainer = trainer_of(spec, tmp_path)
+        trainer = made_trainer(spec, tmp_path)
         kept = [trainer._run, *trainer._components.values()]
         stateful = [value for value in vars(trainer).values() if hasattr(value, "restore") and hasattr(value, "state")]
         assert stateful
@@ -168,7 +148,7 @@ def test_every_attribute_with_a_state_is_a_component(tmp_path: Path) -> None:
 
 
 def test_the_state_of_a_run_has_every_field(tmp_path: Path) -> None:
-    trainer = trainer_of(SPECS["everything"], tmp_path)
+    trainer = made_trainer(SPECS["everything"], tmp_path)
     trainer.begin()
     steps(trainer, 5)
     state = trainer._run.state()

@@ -21,29 +21,21 @@ from dpsweep.workers.data import Dataset, Split, load_dataset
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 from dpsweep.workers.evaluation.predictions import Predictions
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
-from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.batch_gradients import LocalGradients, parts_of
+from dpsweep.workers.training.batch_gradients import LocalGradients
 from dpsweep.workers.training.history import Progress, read_training_result
-from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial
-from tests.workers.devices import DEVICE, NAME
-from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
+from tests.workers.devices import NAME
+from tests.workers.trial_runs import TRAIN_SIZE, made_trainer, norms_of, train
 from tests.workers.trial_specs import TUMOURS, small_trial
 from tests.workers.user_modules import code_of
 
 
 def new_trainer(spec: TrialSpec, root: Path) -> Trainer:
-    dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
-    mechanism = mechanism_of(spec, len(dataset.train))
-    trainer = Trainer(
-        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(str(root))), parts_of(spec, dataset, code_of(spec))
-    )
+    trainer = made_trainer(spec, root)
     trainer.begin()
     return trainer
 

@@ -13,19 +13,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torchvision.ops import StochasticDepth
 
-from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.workers.data import load_dataset
-from dpsweep.workers.noise.noise_sources import make_noise_source
-from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, DataSpec, NormSpec, TrialSpec
-from dpsweep.workers.training.batch_gradients import parts_of
-from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.training.trial_mechanism import mechanism_of
-from tests.workers.devices import DEVICE
-from tests.workers.trial_runs import train
-from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, small_trial
-from tests.workers.user_modules import code_of
+from tests.workers.trial_runs import made_trainer, train
+from tests.workers.trial_specs import DROPOUT_NET, small_trial
 
 AUGMENTED = small_trial(
     data=DataSpec("digits", keep={str(digit): 4 for digit in range(10)}),
@@ -36,12 +27,7 @@ AUGMENTED = small_trial(
 def trainer_of(spec: TrialSpec, folder: Path) -> Trainer:
     """As `run_trial` makes it."""
     torch.manual_seed(spec.seed)
-    dataset = load_dataset(spec.data)
-    noise = make_noise_source(spec.noise_source, spec.seed, DEVICE)
-    mechanism = mechanism_of(spec, len(dataset.train))
-    return Trainer(
-        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(str(folder))), parts_of(spec, dataset, code_of(spec))
-    )
+    return made_trainer(spec, folder)
 
 
 def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
@@ -87,21 +73,7 @@ def test_batches_come_from_a_cryptographic_stream(noise_source: str, tmp_path: P
 def test_the_first_weights_come_from_the_seed_alone(noise_source: str, tmp_path: Path) -> None:
     """They are no secret, and what is drawn later does not depend on how many of them there are."""
     spec = small_trial(noise_source=noise_source, model=Component("mlp", {"hidden": [8]}))
-    dataset = load_dataset(TUMOURS)
-    models = []
-    for _ in range(2):
-        noise = make_noise_source(noise_source, spec.seed, DEVICE)
-        mechanism = mechanism_of(spec, len(dataset.train))
-        models.append(
-            Trainer(
-                spec,
-                mechanism,
-                dataset,
-                noise,
-                StoredNorms(TrialFiles(str(tmp_path))),
-                parts_of(spec, dataset, NO_CODE),
-            ).released_model()
-        )
+    models = [made_trainer(spec, tmp_path).released_model() for _ in range(2)]
     for first, second in zip(models[0].parameters(), models[1].parameters(), strict=True):
         assert torch.equal(first, second)
 

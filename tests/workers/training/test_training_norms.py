@@ -22,9 +22,8 @@ from dpsweep.workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, 
 from dpsweep.workers.training.counters import read_counters
 from dpsweep.workers.training.snapshot_intervals import Measurement
 from dpsweep.workers.training.trainer import new_courses, note_epoch
-from dpsweep.workers.training.trial_mechanism import mechanism_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
-from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_trial
+from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, planned_mechanism, small_trial
 
 
 @pytest.mark.parametrize(
@@ -39,7 +38,7 @@ from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, small_t
     ],
 )
 def test_contributions_claim_no_more_than_they_hold(changes: dict[str, Any], kind: str) -> None:
-    assert mechanism_of(small_trial(**changes), TRAIN_SIZE).contributions == kind
+    assert planned_mechanism(small_trial(**changes), TRAIN_SIZE).contributions == kind
 
 
 def test_norms_under_dropout_are_estimates(tmp_path: Path) -> None:
@@ -209,7 +208,7 @@ def test_who_has_left_under_a_filter_is_counted_in_private_and_contributes_nothi
     assert 0 < left < TRAIN_SIZE
     contributions = norms_of(files).contributions
     assert (contributions[:, -1] == 0.0).sum() >= sum(group.left[-2] for group in departures)
-    prices = mechanism_of(spec, TRAIN_SIZE).prices(1.0)
+    prices = planned_mechanism(spec, TRAIN_SIZE).prices(1.0)
     assert prices is not None
     assert trace.filter is not None
     costs = prices.cost(contributions * (1.0 - 2e-5)).sum(axis=1)  # recorded contributions are rounded up by 1e-5

@@ -19,10 +19,10 @@ from dpsweep.accounting.records import read_bytes
 from dpsweep.workers import clipping
 from dpsweep.workers.sampling.samplers import planned_sampling
 from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
-from dpsweep.workers.training.trial_mechanism import affordable_epochs, mechanism_of
+from dpsweep.workers.training.trial_mechanism import affordable_epochs
 from tests.workers.devices import NAME
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
-from tests.workers.trial_specs import TUMOURS, small_trial
+from tests.workers.trial_specs import TUMOURS, planned_mechanism, small_trial
 
 
 @pytest.mark.thinned(3)
@@ -45,8 +45,8 @@ def test_the_trace_is_the_planned_one(method: str, clip: str, tmp_path: Path) ->
         spec.epochs,
         sampling.steps_per_epoch,
         TRAIN_SIZE,
-        clipping.side_queries(clipping.make_clipping(component)),
-        (*clipping.releases(clipping.make_clipping(component)), *releases),
+        clipping.make_clipping(component).side_queries,
+        (*clipping.make_clipping(component).releases, *releases),
     )
 
 
@@ -99,7 +99,7 @@ def test_schedules_of_table_2_end_where_the_paper_says(
     result, trace, _ = train(spec, tmp_path)
     assert (result.epochs, result.stopped) == (epochs, "budget")
     assert total_rho(trace) <= 0.78125
-    one_more = mechanism_of(spec, result.train_size).trace(epochs + 1)
+    one_more = planned_mechanism(spec, result.train_size).trace(epochs + 1)
     assert total_rho(one_more) > 0.78125
 
 
@@ -108,7 +108,7 @@ def test_a_validation_schedule_uses_up_what_it_did_not_have_to_spend(tmp_path: P
     schedule = Component("validation", {"factor": 0.5, "period": 2, "threshold": 0.0})
     budget = BudgetSpec(rho=0.5)
     spec = small_trial(epochs=40, sampling=SamplingSpec("shuffle", 25), noise=NoiseSpec(8.0, schedule), budget=budget)
-    planned = affordable_epochs(spec, mechanism_of(spec, TRAIN_SIZE), ())
+    planned = affordable_epochs(spec, planned_mechanism(spec, TRAIN_SIZE), ())
     result, trace, _ = train(spec, tmp_path)
     assert result.stopped == "budget"
     assert result.epochs > planned > 0
@@ -120,7 +120,7 @@ def test_an_epsilon_budget_ends_training_before_it_is_passed(tmp_path: Path) -> 
     result, trace, _ = train(spec, tmp_path)
     assert result.stopped == "budget"
     assert account(trace, spec.delta).epsilon <= 3.0
-    assert account(mechanism_of(spec, TRAIN_SIZE).trace(result.epochs + 1), spec.delta).epsilon > 3.0
+    assert account(planned_mechanism(spec, TRAIN_SIZE).trace(result.epochs + 1), spec.delta).epsilon > 3.0
 
 
 @pytest.mark.parametrize(("covers", "epochs"), [("everything", 3), ("training", 4)])
@@ -165,7 +165,7 @@ def test_non_private_training_says_so(tmp_path: Path) -> None:
 
 def test_contributions_under_noise_that_reacted_are_estimates() -> None:
     reacting = NoiseSpec(2.0, Component("validation", {"factor": 0.5, "period": 1}))
-    mechanism = mechanism_of(small_trial(noise=reacting, norms=NormSpec("every_step")), 90)
+    mechanism = planned_mechanism(small_trial(noise=reacting, norms=NormSpec("every_step")), 90)
     assert mechanism.trace(3).contributions == "output_specific"
     reacted = mechanism.trace(3, (0.5, 0.9, 0.95))
     assert (reacted.contributions, reacted.noise_follows_results) == ("estimate", True)
