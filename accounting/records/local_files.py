@@ -20,7 +20,7 @@ import pwd
 import secrets
 import shutil
 import stat
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
 from dpsweep.accounting.errors import DataCorruption
@@ -279,26 +279,29 @@ def list_folders(path: str) -> list[str]:
         return [entry.name for entry in entries if entry.is_dir(follow_symlinks=False)]
 
 
-def require_library_file(path: str) -> None:
-    """Check a file before a library opens it by its path and changes it in place: own and regular, or not there yet.
+def require_library_files(paths: Iterable[str]) -> None:
+    """Check files before a library opens them by path and changes them in place: own and regular, or not there yet.
 
     Raises: OSError, UnsafeFile.
     """
-    found = info(path)
-    if found is not None:
-        _require_in_place(path, found)
+    for path in paths:
+        found = info(path)
+        if found is not None:
+            _require_in_place(path, found)
 
 
-def require_plain_file(path: str) -> None:
-    """Check that a regular file or nothing is at a path. Raises: OSError, UnsafeFile."""
-    _require_regular(path, info(path))
+def require_plain(files: Iterable[str], folders: Iterable[str]) -> None:
+    """Check that a regular file or nothing is at each path of ``files``, and that only files and folders lie directly
+    in ``folders``, as far as they are there.
 
-
-def require_plain_entries(path: str) -> None:
-    """Call `require_plain_folder`, of the folder's direct content."""
-    with contextlib.suppress(FileNotFoundError), _entered(path, _LISTED) as folder, os.scandir(folder) as entries:
-        for entry in entries:
-            _require_plain(f"{path}/{entry.name}", entry)
+    Raises: OSError, UnsafeFile.
+    """
+    for path in files:
+        _require_regular(path, info(path))
+    for path in folders:
+        with contextlib.suppress(FileNotFoundError), _entered(path, _LISTED) as folder, os.scandir(folder) as entries:
+            for entry in entries:
+                _require_plain(f"{path}/{entry.name}", entry)
 
 
 def require_plain_folder(path: str) -> None:

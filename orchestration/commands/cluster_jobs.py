@@ -319,14 +319,15 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
     from dpsweep.orchestration.execution.removal import named_trials
     from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
     from dpsweep.orchestration.records.layout import SweepFiles
-    from dpsweep.orchestration.records.manifest import open_manifest
-    from dpsweep.orchestration.sweeps.growth import grown
+    from dpsweep.orchestration.records.manifest import read_manifest
+    from dpsweep.orchestration.sweeps.growth import opened
 
     files = SweepFiles(output)
     try:
         is_seen = exists(output if "://" in output else str(Path(output).parent))
-        grown(open_manifest(files, spec.plain(), text), spec, text, files.root)
-        if exists(files.manifest):
+        stored = read_manifest(files)
+        opened(stored, spec, text, files.root)
+        if stored is not None:
             anew = named_trials(files, retry) if retry else ()
             refuse(begun_with_other_code(files, stored_record(files).points, code, anew), files, ANEW)
     except StorageError as error:

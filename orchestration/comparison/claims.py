@@ -28,7 +28,6 @@ from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedAccount
-from dpsweep.orchestration.records.release_modes import release_spec
 from dpsweep.orchestration.records.remembered import remembered
 from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
 from dpsweep.workers.training.history import reasons_of_trial
@@ -80,7 +79,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
     A check is remembered by the digest of all that was compared. Equal traces, as of several seeds, are accounted
     once. Raises: DataCorruption for a missing or damaged trace.
     """
-    release = release_spec(record.sweep.release.name, record.sweep.release.params)
+    release = record.sweep.released
     for point in record.points:
         result = record.statuses[point.key].result if point.key in record.statuses else None
         if result is None:

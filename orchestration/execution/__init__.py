@@ -17,6 +17,7 @@ __all__ = [
     "publication",
     "reaccounting",
     "removal",
+    "reuse",
     "same_code",
     "session",
     "shared_connection",

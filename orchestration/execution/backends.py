@@ -1,8 +1,9 @@
-"""The choice, by ``--address``, of a backend, and of where calibrations are solved and the sweep is planned."""
+"""The choice, by ``--address``, of a backend, and of where the sweep is planned."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from pathlib import Path
 
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Solver
 from dpsweep.accounting.records import exists
@@ -29,15 +30,6 @@ def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
 def opening(address: str) -> Opening:
     """As `backend`, for work that needs a cluster even if all trials have results, such as accounting them again."""
     return _OPENINGS.get(address, _on_cluster)()
-
-
-def solver(address: str, files: SweepFiles) -> Solver:
-    """Return the solver of many noise calibrations: nodes of a running cluster, otherwise processes on this machine."""
-    if address in _OPENINGS:
-        return PROCESSES
-    from dpsweep.orchestration.execution.calibrations import OnCluster
-
-    return OnCluster(address, files.log)
 
 
 def _nothing_left() -> Opening:
@@ -67,17 +59,20 @@ def _on_cluster() -> Opening:
 _OPENINGS: Mapping[str, Callable[[], Opening]] = {IN_PROCESS: _in_process, EMBEDDED: _embedded}
 
 
-def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:
+def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, log: Path) -> Plan:
     """Return the plan of a sweep that runs at ``address``; for a running cluster, it is made in another process.
 
     Most of a driver's memory is torch's, which that process takes with it. Drivers share the head of a running cluster,
-    and need torch for the plan alone, as their trials train on the nodes.
+    and need torch for the plan alone, as their trials train on the nodes. Many noise calibrations are solved by the
+    nodes, too, and elsewhere by processes on this machine. log: of the sweep.
 
     Raises: as `dpsweep.orchestration.sweeps.plan.plan_sweep`, and DpsweepError if that process is killed.
     """
     if address in (IN_PROCESS, EMBEDDED):
-        return _plan(sweep, code, past, solver)
-    return run_apart("planned the sweep", _plan, sweep, code, past, solver)
+        return _plan(sweep, code, past, PROCESSES)
+    from dpsweep.orchestration.execution.calibrations import OnCluster  # late: it imports ray
+
+    return run_apart("planned the sweep", _plan, sweep, code, past, OnCluster(address, log))
 
 
 def _plan(sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:

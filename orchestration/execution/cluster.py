@@ -30,7 +30,7 @@ from ray.job_config import JobConfig
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.parallel import fitting
-from dpsweep.accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_file
+from dpsweep.accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_files
 from dpsweep.orchestration.execution.asking import Question, answers, named
 from dpsweep.orchestration.execution.environment import EMBEDDED, require_address, reread_environment
 from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, has_autoscaler, is_beyond_autoscaler, room
@@ -274,7 +274,7 @@ def logged_to(path: Path) -> Iterator[None]:
     """
     try:
         make_folders(str(path.parent), 0o755)
-        require_library_file(str(path))
+        require_library_files((str(path),))
         handler = _LogFile(path)
     except OSError as error:
         raise InvalidInput(f"cannot write to {path.parent}: {error.strerror}; choose another --output") from error

@@ -36,7 +36,7 @@ from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
 from dpsweep.orchestration.records.integrity import note_digests
 from dpsweep.orchestration.records.published import EstimateQuality, IndividualStatistics, PublishedEpoch
-from dpsweep.orchestration.records.release_modes import release_mode, release_spec
+from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.results import (
     StoppedTrial,
     TrialResult,
@@ -136,7 +136,7 @@ def _accounted(
     planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
 ) -> EpsilonSummary:
     """Store the epsilons of all examples; return the summary that their statistics are computed from."""
-    release = release_spec(sweep.release.name, sweep.release.params)
+    release = sweep.released
     counting = Counting(worst.epsilon) if release is None else Counting(worst.epsilon, released_bins=release.bins)
     delta, method = planned.spec.delta, sweep.accounting.individual
     return store_epsilons(AccountingJob(files.root, delta, method, counting=counting, folder=files.epsilons), scatter)
@@ -297,7 +297,7 @@ def _individuals(
 ) -> IndividualStatistics | None:
     """Store the exact statistics of the epsilons privately; return those that the release mode shows, or None."""
     counted = CountedEpsilons(summary, StoredEpsilons(files.epsilons))
-    names, release = planned.dataset.group_names, release_spec(sweep.release.name, sweep.release.params)
+    names, release = planned.dataset.group_names, sweep.released
     trace = read_trace(files.trace)
     exact = exact_statistics(counted, names, worst, individual_reasons(trace))
     if planned.spec.norms.exact_examples > 0:

@@ -3,49 +3,40 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import (
-    TrialFiles,
     closed_to_strangers,
     exists,
-    list_files,
     make_private_file,
     make_private_folder,
-    read_bytes,
-    write_bytes_atomically,
-    write_in_private_folder,
 )
-from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.formats import masked
-from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.comparison.stored import kept_trials, owned_record
+from dpsweep.orchestration.comparison.stored import kept_trials
 from dpsweep.orchestration.execution.backend import Backend
-from dpsweep.orchestration.execution.backends import backend, opening, plan_at, solver
+from dpsweep.orchestration.execution.backends import backend, opening, plan_at
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.environment import open_cluster
 from dpsweep.orchestration.execution.given_data import delete_left_copies
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.execution.publication import publisher
 from dpsweep.orchestration.execution.removal import named_trials, start_anew
+from dpsweep.orchestration.execution.reuse import take_finished
 from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
 from dpsweep.orchestration.execution.status_file import StatusFile, earlier_driver
 from dpsweep.orchestration.execution.storage_checks import require_answer, require_client, require_space
 from dpsweep.orchestration.pipeline.request import Display, Outcome, RunRequest
-from dpsweep.orchestration.records.attempts import adopt_attempts
-from dpsweep.orchestration.records.integrity import damages, met_other_data
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
-from dpsweep.orchestration.records.manifest import Manifest, open_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import Manifest, read_manifest, write_manifest
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.results import TrialResult
 from dpsweep.orchestration.records.status import Recording, SweepStatus
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
-from dpsweep.orchestration.sweeps.growth import grown, past_of
-from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, accept
+from dpsweep.orchestration.sweeps.growth import opened, past_of
+from dpsweep.orchestration.sweeps.planned import Plan, accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
@@ -53,8 +44,7 @@ from dpsweep.orchestration.tracking.given_stores import note_given
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.orchestration.tracking.opening import open_tracker
 from dpsweep.orchestration.tracking.tracker import Tracker
-from dpsweep.workers.own_code.imports import NO_CODE, UserCode
-from dpsweep.workers.own_code.own_record import has_changed, require_same_code
+from dpsweep.workers.own_code.own_record import has_changed
 from dpsweep.workers.own_code.own_weights import names_weights
 
 
@@ -63,8 +53,8 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
     sweep, files = request.sweep, request.files
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     _require_services(request, tracking_uri)
-    is_continued = exists(files.manifest)
-    plan, manifest = _planned(request)
+    stored = read_manifest(files)
+    plan, manifest = _planned(request, stored)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
     earlier = earlier_driver(files.status)
@@ -104,7 +94,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
             ) as coordinator,
             display.watching(status),
         ):
-            if is_continued:
+            if stored is not None:
                 display.warn(_continuation_warning(status, files, coordinator.no_longer_asked))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record, shown = coordinator.finish()
@@ -121,16 +111,15 @@ def _require_services(request: RunRequest, tracking_uri: str) -> None:
         require_client(request.files.artifacts)
 
 
-def _planned(request: RunRequest) -> tuple[Plan, Manifest]:
-    """Return the plan of the sweep, and its manifest, not yet stored; a stored one is extended by the trials that the
-    file asks for now.
+def _planned(request: RunRequest, stored: Manifest | None) -> tuple[Plan, Manifest]:
+    """Return the plan of the sweep, and its manifest, not yet stored; the one that is ``stored`` is extended by the
+    trials that the file asks for now.
 
     Raises: InvalidInput for a trial that cannot run, a folder of another sweep, and a lack of disk space.
     """
     sweep, files = request.sweep, request.files
-    manifest = grown(open_manifest(files, sweep.plain(), request.text), sweep, request.text, files.root)
-    solving = solver(request.address, files)
-    plan = accept(plan_at(request.address, sweep, request.code, past_of(manifest), solving), files)
+    manifest = opened(stored, sweep, request.text, files.root)
+    plan = accept(plan_at(request.address, sweep, request.code, past_of(manifest), files.log), files)
     require_space(files, plan)
     calibrations = {**manifest.calibrations, **plan.calibrations}
     places = {**manifest.code, **request.places}
@@ -243,67 +232,3 @@ def recording_in(
     begun = Recording(store=known, page=page, experiment=experiment or experiment_name(), command=command)
     note_given(begun, sweep_id, files)
     return begun
-
-
-def take_finished(
-    files: SweepFiles,
-    planned: Iterable[PlannedTrial],
-    sweep: SweepSpec,
-    manifest: Manifest,
-    folder: str,
-    code: UserCode = NO_CODE,
-) -> tuple[str, ...]:
-    """Copy the finished trials in ``folder`` that ``sweep`` asks for and has not begun; return their keys.
-
-    Their releases count as releases of this sweep. Trials of old versions that stored no fingerprint of the data, or
-    have other keys, are not copied. `code`: the user's own, as further trials run it. Raises, before anything is
-    copied: InvalidInput for a sweep with another release mode or encryption, and for trials of other data or code.
-    DataCorruption for damaged files, and for claims below the cost of their traces.
-    """
-    other = SweepFiles(absolute(folder))
-    record = owned_record(other)
-    if record.sweep.release != sweep.release or (record.manifest.key_check is None) != (manifest.key_check is None):
-        raise InvalidInput(
-            f"--from {folder}: its release or encryption is not that of this sweep; run both alike, or train anew"
-        )
-    other_points = {point.content: point for point in record.points}
-    found: list[tuple[TrialFiles, TrialFiles, TrialResult]] = []
-    for each in planned:
-        target, point = files.trial(each.key), other_points.get(each.point.content)
-        result = record.finished(point.key) if point is not None and point.key == each.key else None
-        if point is None or result is None or exists(target.spec) or exists(target.result):
-            continue
-        source = other.trial(each.key)
-        if not exists(source.data_fingerprint):
-            continue
-        wrong = [*damages(source, result), *unfounded(other, replace(record, points=(point,)))]
-        if wrong:
-            raise DataCorruption("\n".join(wrong))
-        if met_other_data(source, each.data_digest):
-            raise InvalidInput(
-                f"--from {folder}: trial {each.key} was trained on other data than those that are there now; restore "
-                "the data, or train anew"
-            )
-        require_same_code(source, each.spec, code, "train anew, without --from")
-        found.append((source, target, result))
-    for source, target, result in found:
-        _take(files, source, target, result, record)
-    return tuple(result.key for _, _, result in found)
-
-
-def _take(files: SweepFiles, source: TrialFiles, target: TrialFiles, result: TrialResult, record: SweepRecord) -> None:
-    """Copy a trial: its releases first, its result last.
-
-    After an interruption it is copied again, and its releases are counted twice rather than not at all.
-    """
-    adopt_attempts(files, result.key, record.attempts.get(result.key, ()))
-    exact = release_mode(record.disclosure).is_sensitive
-    unprotected = () if result.spec.is_private else (source.model, source.inputs)
-    last = (source.spec.removeprefix(f"{source.root}/"), source.result.removeprefix(f"{source.root}/"))
-    names = [name for name in list_files(source.root) if name not in last]
-    for name in (*names, *last):
-        stored, copy = f"{source.root}/{name}", f"{target.root}/{name}"
-        if name.startswith("private/"):
-            write_in_private_folder(copy, read_bytes(stored))
-        else:
-            write_bytes_atomically(copy, read_bytes(stored), private=exact or stored in unprotected)

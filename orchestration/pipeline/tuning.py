@@ -24,7 +24,7 @@ from dpsweep.accounting.records import (
 )
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.execution.backends import plan_at, solver
+from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
 from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
 from dpsweep.orchestration.execution.shared_connection import kept_open
@@ -177,7 +177,7 @@ def _drawn_stage(request: RunRequest) -> str:
                 "file, or choose another folder with --output"
             )
         return before.text
-    accept(plan_at(request.address, sweep, request.code, NO_PAST, solver(request.address, files)), files)
+    accept(plan_at(request.address, sweep, request.code, NO_PAST, files.log), files)
     make_private_folder(files.private)
     return selection_stage(
         sweep, request.text, draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -14,11 +14,10 @@ from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records import (
     TrialFiles,
     UnsafeFile,
-    require_library_file,
+    require_library_files,
     require_own_folder,
     require_own_folders,
-    require_plain_entries,
-    require_plain_file,
+    require_plain,
     require_plain_folder,
 )
 
@@ -285,8 +284,7 @@ def require_safe(files: SweepFiles) -> None:
         for folder in _local(files.folders):
             require_plain_folder(folder)
             require_own_folders(folder)
-        for path in files.in_place:
-            require_library_file(path)
+        require_library_files(files.in_place)
     except (UnsafeFile, StorageError, OSError) as error:
         raise InvalidInput(f"{error}; another --output is a new folder, which only you can change") from error
 
@@ -296,12 +294,10 @@ def require_no_links(files: SweepFiles) -> None:
 
     Raises: UnsafeFile naming the first; StorageError for a folder that may not be read.
     """
+    sweeps = (files, SweepFiles(files.tuning), SweepFiles(files.selection))
+    own = [path for each in sweeps for path in (*each.top_files, each.manifest, each.lock)]
     try:
-        for sweep in (files, SweepFiles(files.tuning), SweepFiles(files.selection)):
-            for path in _local((*sweep.top_files, sweep.manifest, sweep.lock)):
-                require_plain_file(path)
-            for folder in _local(sweep.folders):
-                require_plain_entries(folder)
+        require_plain(_local(own), _local(folder for each in sweeps for folder in each.folders))
     except OSError as error:
         raise StorageError(f"cannot read {error.filename or files.root}: {error.strerror}; check who may") from error
 
@@ -312,13 +308,12 @@ def require_safe_tracking(files: SweepFiles) -> None:
     Raises: InvalidInput with what was found.
     """
     try:
-        for path in files.in_place:
-            require_library_file(path)
+        require_library_files(files.in_place)
         for folder in _local((files.artifacts,)):
             require_plain_folder(folder)
     except (UnsafeFile, OSError) as error:
         raise InvalidInput(f"{error}; --tracking-uri names another store, or `none`") from error
 
 
-def _local(uris: Iterable[str]) -> Iterator[str]:
-    return (uri for uri in uris if "://" not in uri)
+def _local(uris: Iterable[str]) -> list[str]:
+    return [uri for uri in uris if "://" not in uri]

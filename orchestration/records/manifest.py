@@ -17,7 +17,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import KeyCheck, new_key_check, read_sealed, require_key, write_sealed
+from dpsweep.accounting.records import KeyCheck, new_key_check, read_sealed, write_sealed
 from dpsweep.orchestration.records.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
@@ -60,22 +60,6 @@ class Manifest:
         return {"sweep_id": self.sweep_id, "created": self.created, **flat}
 
 
-def open_manifest(files: SweepFiles, sweep: Mapping[str, Any], text: str) -> Manifest:
-    """Return the stored manifest, even if it is of another sweep, or a new one if the folder holds none; writes
-    nothing.
-
-    `sweep`: the specification as plain values, every default written out. `text`: its sweep file.
-
-    Raises: InvalidInput if the private files of the stored sweep have another encryption key than this process, or only
-    one of the two has a key. DataCorruption if the stored manifest is damaged.
-    """
-    stored = read_manifest(files)
-    if stored is None:
-        return _new_manifest(sweep, text)
-    require_key(stored.key_check, f"the sweep in {files.root}")
-    return stored
-
-
 def read_manifest(files: SweepFiles) -> Manifest | None:
     """Return the stored manifest, if any. Raises: DataCorruption if it is damaged, or of another version."""
     next_step = "restore it, or run in another folder"
@@ -100,7 +84,8 @@ def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
     write_sealed(files.manifest, json.dumps(asdict(manifest)).encode())
 
 
-def _new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
+def new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
+    """Return the manifest of a new sweep. sweep: its specification, every default written out. text: its sweep file."""
     return Manifest(
         sweep_id=uuid.uuid4().hex,
         text=text,

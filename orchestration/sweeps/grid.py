@@ -19,7 +19,6 @@ from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.units import of_records
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label
-from dpsweep.orchestration.records.release_modes import release_spec
 from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import OWN_NOISE, RowsPerUserSettings
@@ -74,21 +73,15 @@ def comparable_places(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
     return tuple(place for axis, (place, _) in chosen.items() if axis not in paired)
 
 
-_COMPONENTS = (
-    "model",
-    "preprocessing",
-    "loss",
-    "optimizer",
-    "learning_rate_schedule",
-    "augmentation",
-    "averaging",
+_SHARED: Final = (
+    *("data", "model", "preprocessing", "loss", "optimizer", "learning_rate_schedule", "augmentation", "averaging"),
+    *("sampling", "epochs", "norms"),
 )
 
 
 def shared_axes(sweep: SweepSpec) -> Axes:
     """Return the axes that private trials and baselines share."""
-    fields = ("data", *_COMPONENTS, "sampling", "epochs", "norms")
-    return {**{axis: _placed(getattr(sweep, axis)) for axis in fields}, "seed": _placed(sweep.seeds)}
+    return {**{axis: _placed(getattr(sweep, axis)) for axis in _SHARED}, "seed": _placed(sweep.seeds)}
 
 
 def private_axes(sweep: SweepSpec) -> Axes:
@@ -149,7 +142,9 @@ class GridPoint:
     """
 
     spec: TrialSpec
-    labels: dict[str, Label]
+    choice: Choice = field(repr=False)
+    """Its value on each axis."""
+    labels: dict[str, Label] = field(default_factory=dict)
     """The values that distinguish the trials of the sweep; always clipping, schedule and seed. For display only."""
     target_epsilon: float | None = None
     baseline: str | None = None
@@ -172,14 +167,6 @@ class GridPoint:
     def is_private(self) -> bool:
         """Return whether the trial clips and adds noise; False for a baseline."""
         return self.spec.is_private
-
-
-@dataclass(frozen=True)
-class Draft:
-    """A trial before it is labelled: its value on each axis, and its grid point without labels."""
-
-    choice: Choice
-    point: GridPoint
 
 
 def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
@@ -205,24 +192,21 @@ def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
     """
     _require_countable(sweep)
     asked = drafts(sweep)
-    former = [
-        replace(draft, point=replace(draft.point, is_asked=False))
-        for earlier in past.earlier
-        for draft in drafts(earlier)
-    ]
-    distinct: dict[str, Draft] = {}
-    for draft in (*asked, *former):
-        same = distinct.setdefault(draft.point.key, draft)
-        if same.point.content != draft.point.content:
-            raise InvalidInput(f"two different trials are both called {draft.point.key}; run them in two sweeps")
+    former = [replace(point, is_asked=False) for earlier in past.earlier for point in drafts(earlier)]
+    distinct: dict[str, GridPoint] = {}
+    for point in (*asked, *former):
+        if distinct.setdefault(point.key, point).content != point.content:
+            raise InvalidInput(f"two different trials are both called {point.key}; run them in two sweeps")
     return _labelled(sweep, tuple(distinct.values()))
 
 
-def drafts(sweep: SweepSpec) -> tuple[Draft, ...]:
-    """Return all trials of the product of the sweep's lists; a trial that the lists give twice appears twice."""
+def drafts(sweep: SweepSpec) -> tuple[GridPoint, ...]:
+    """Return all trials of the product of the sweep's lists, without labels; what the lists give twice appears
+    twice.
+    """
     if sweep.tune is not None and sweep.adapted is not None and _runs(sweep.adapted):
         return _selected(sweep, sweep.tune, _runs(sweep.adapted))
-    release = release_spec(sweep.release.name, sweep.release.params)
+    release = sweep.released
     shared = [chosen for chosen in combinations(shared_axes(sweep)) if is_paired(sweep, chosen)]
     unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
     baselines = {
@@ -264,20 +248,19 @@ def _runs(adapted: Adapted) -> Runs:
 
 def settings_of(sweep: SweepSpec, tune: TuneSettings) -> tuple[str, ...]:
     """Return the names of all settings of a sweep, given by `setting_of` to its trials before any value is tuned."""
-    points = [draft.point for draft in drafts(sweep.model_copy(update={"adapted": None}))]
+    points = drafts(sweep.model_copy(update={"adapted": None}))
     accountant = sweep.privacy.accountant
     return tuple(dict.fromkeys(setting_of(point.spec, point.target_epsilon, accountant, tune) for point in points))
 
 
-def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs) -> tuple[Draft, ...]:
+def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs) -> tuple[GridPoint, ...]:
     """Replace each trial of the sweep by its runs in ``runs``, which keep its labels.
 
     Selected runs are compared with the selected run of their baseline; drawn runs have no baseline.
     """
-    found: list[Draft] = []
+    found: list[GridPoint] = []
     selected: dict[str, str] = {}
-    for draft in drafts(sweep.model_copy(update={"adapted": None})):
-        point = draft.point
+    for point in drafts(sweep.model_copy(update={"adapted": None})):
         setting = setting_of(point.spec, point.target_epsilon, sweep.privacy.accountant, tune)
         if setting not in runs:
             raise InvalidInput("the sweep asks for a trial that was not selected with the others; use another folder")
@@ -290,25 +273,22 @@ def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs) -> tuple[Draft, 
             run = replace(
                 point,
                 spec=replace(spec, key=key),
+                choice=_tried(point.choice, place if drawn else None),
                 baseline=None if drawn else selected.get(point.baseline or ""),
                 content=canonical,
                 setting=setting,
                 candidate=place if drawn else None,
             )
-            found.append(Draft(_tried(draft.choice, run.candidate), run))
+            found.append(run)
     return tuple(found)
 
 
-def _proposed(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[Draft, ...]:
+def _proposed(sweep: SweepSpec, found: tuple[GridPoint, ...]) -> tuple[GridPoint, ...]:
     """Keep the trials whose setting tries their candidate; drop references to baselines that are not kept."""
     if sweep.adapted is None or not sweep.adapted.proposed:
         return found
-    kept = {
-        draft.point.key: draft for draft in found if sweep.adapted.tries(draft.point.setting, draft.point.candidate)
-    }
-    points = (draft.point for draft in kept.values())
-    alone = [replace(point, baseline=point.baseline if point.baseline in kept else None) for point in points]
-    return tuple(replace(draft, point=point) for draft, point in zip(kept.values(), alone, strict=True))
+    kept = {point.key: point for point in found if sweep.adapted.tries(point.setting, point.candidate)}
+    return tuple(replace(point, baseline=point.baseline if point.baseline in kept else None) for point in kept.values())
 
 
 def _candidates(sweep: SweepSpec) -> Sequence[int | None]:
@@ -360,32 +340,36 @@ def _with_own_noise(choice: Choice) -> Choice:
     return {**rest, "schedule": Component(schedule.name, params), "sigma": sigma}
 
 
-def _trial(sweep: SweepSpec, choice: Choice) -> TrialSpec:
-    """Return the non-private trial of one combination, without a key."""
-    return TrialSpec(
-        key="",
-        **{axis: choice[axis] for axis in shared_axes(sweep)},
-        delta=sweep.privacy.delta,
+def _trial(sweep: SweepSpec, choice: Choice, **own: Any) -> TrialSpec:
+    """Return the trial of one combination, without a key. own: fields of private trials, or of baselines, alone."""
+    shared = {axis: choice[axis] for axis in (*_SHARED, "seed")}
+    common = {
+        "delta": sweep.privacy.delta,
+        "attacks": sweep.attacks or AttackSpec(),
+        "min_group_size": sweep.min_group_size or MIN_GROUP_SIZE,
+        "noise_source": sweep.noise_source,
+        "execution": sweep.execution,
+    }
+    return TrialSpec(key="", **{**shared, **common, **own})
+
+
+def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None) -> GridPoint:
+    adjacency, audit = sweep.privacy.adjacency, sweep.audit
+    trial = _trial(
+        sweep,
+        choice,
+        optimizer=sweep.baseline.optimizer or choice["optimizer"],
         clipping=Component(BASELINE),
         noise=NoiseSpec(0.0),
-        attacks=sweep.attacks or AttackSpec(),
-        min_group_size=sweep.min_group_size or MIN_GROUP_SIZE,
-        audit=sweep.audit if sweep.audit is not None and sweep.audit.kind == "rows" else None,
-        noise_source=sweep.noise_source,
-        execution=sweep.execution,
-        adjacency=sweep.privacy.adjacency,
+        audit=audit if audit is not None and audit.kind == "rows" else None,
+        adjacency=None if adjacency is None else of_records(adjacency),
+        reference=sweep.reference,
     )
-
-
-def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None) -> Draft:
-    trial, own = _trial(sweep, choice), sweep.baseline.optimizer
-    adjacency = None if trial.adjacency is None else of_records(trial.adjacency)
-    trial = replace(trial, optimizer=own or trial.optimizer, reference=sweep.reference, adjacency=adjacency)
     trial, setting = _adapted(sweep, trial, None, candidate)
     canonical = content(trial)
     key = trial_key((NON_PRIVATE, f"seed{trial.seed}"), canonical)
-    point = GridPoint(replace(trial, key=key), {}, content=canonical, setting=setting, candidate=candidate)
-    return Draft(_tried(choice, candidate), point)
+    named, tried = replace(trial, key=key), _tried(choice, candidate)
+    return GridPoint(named, tried, content=canonical, setting=setting, candidate=candidate)
 
 
 def _tried(choice: Choice, candidate: int | None) -> Choice:
@@ -396,16 +380,18 @@ def _private(
     sweep: SweepSpec,
     chosen: Choice,
     candidate: int | None,
-    baseline: Draft | None,
+    baseline: GridPoint | None,
     release: ReleaseSpec | None,
-) -> Draft:
+) -> GridPoint:
     choice = _with_own_noise(chosen)
     clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
-    trial = replace(
-        _trial(sweep, choice),
+    trial = _trial(
+        sweep,
+        choice,
         clipping=clipping,
         noise=NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
         audit=sweep.audit,
+        adjacency=sweep.privacy.adjacency,
         budget=sweep.privacy.budget,
         selection=sweep.tune.selection if sweep.tune else None,
         users=_users(choice, sweep.privacy.rows_per_user),
@@ -416,10 +402,15 @@ def _private(
     users = () if trial.users is None else (f"{trial.users.sampling}{trial.users.max_records}",)
     words = (short_name(clipping.name), short_name(schedule.name), level, *users, f"seed{trial.seed}")
     key = trial_key(words, canonical)
-    compared = baseline.point.key if baseline else None
-    named = replace(trial, key=key)
-    point = GridPoint(named, {}, target, compared, canonical, setting=setting, candidate=candidate)
-    return Draft(_tried(choice, candidate), point)
+    return GridPoint(
+        replace(trial, key=key),
+        _tried(choice, candidate),
+        target_epsilon=target,
+        baseline=baseline.key if baseline else None,
+        content=canonical,
+        setting=setting,
+        candidate=candidate,
+    )
 
 
 def _users(choice: Choice, declared: RowsPerUserSettings | None) -> UserSpec | None:
@@ -427,8 +418,8 @@ def _users(choice: Choice, declared: RowsPerUserSettings | None) -> UserSpec | N
     return None if sampling is None else UserSpec(sampling, choice["max_records_per_user"], counted_with)
 
 
-def _labelled(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[GridPoint, ...]:
-    choices = [shown_choice(draft.choice) for draft in found]
+def _labelled(sweep: SweepSpec, found: tuple[GridPoint, ...]) -> tuple[GridPoint, ...]:
+    choices = [shown_choice(point.choice) for point in found]
     by_axis = labels_by_axis(choices)
 
     def labels(choice: Choice) -> dict[str, Label]:
@@ -442,7 +433,7 @@ def _labelled(sweep: SweepSpec, found: tuple[Draft, ...]) -> tuple[GridPoint, ..
         own = {axis: value for axis, value in choice.items() if axis != "optimizer" or not sweep.baseline.optimizer}
         return {"clipping": NON_PRIVATE, "schedule": "none", **labels_of(own, by_axis)}
 
-    return tuple(replace(draft.point, labels=labels(choice)) for draft, choice in zip(found, choices, strict=True))
+    return tuple(replace(point, labels=labels(choice)) for point, choice in zip(found, choices, strict=True))
 
 
 Choice = Mapping[str, Any]

@@ -9,7 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.manifest import Manifest
+from dpsweep.accounting.records import require_key
+from dpsweep.orchestration.records.manifest import Manifest, new_manifest
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.sweeps.grid import Past, drafts
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
@@ -20,6 +21,18 @@ def past_of(manifest: Manifest) -> Past:
     file.
     """
     return Past(tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
+
+
+def opened(stored: Manifest | None, sweep: SweepSpec, text: str, root: str) -> Manifest:
+    """Return the manifest of ``sweep``: a new one, or the stored one as it has `grown`; writes nothing.
+
+    Raises: InvalidInput as `grown`, and if the private files of the stored sweep have another encryption key than this
+    process, or only one of the two has a key.
+    """
+    if stored is None:
+        return new_manifest(sweep.plain(), text)
+    require_key(stored.key_check, f"the sweep in {root}")
+    return grown(stored, sweep, text, root)
 
 
 def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifest:
@@ -42,7 +55,7 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
             f"{root} holds results with release: {stored.disclosure}, which show statistics of training examples, so "
             "its release cannot change; restore it, or choose another folder with --output"
         )
-    left = {draft.point.key for draft in drafts(stored)} - {draft.point.key for draft in drafts(sweep)}
+    left = {point.key for point in drafts(stored)} - {point.key for point in drafts(sweep)}
     earlier = [each for each in manifest.earlier if each != text]
     return replace(
         manifest,

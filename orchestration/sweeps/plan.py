@@ -26,7 +26,7 @@ from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.records.failures import shown
-from dpsweep.orchestration.records.release_modes import RELEASED, release_spec
+from dpsweep.orchestration.records.release_modes import RELEASED
 from dpsweep.orchestration.sweeps.compare import require_defined
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
@@ -87,7 +87,7 @@ def plan_sweep(
         tuning = plan_sweep(while_tuning(sweep), code, past, solver)
         of_candidates = (_candidates_warning(sweep, tuning.trials),) if tuning.trials else ()
         return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, *of_candidates))
-    planner, release = _Planner(sweep, code, past.calibrations), release_spec(sweep.release.name, sweep.release.params)
+    planner, release = _Planner(sweep, code, past.calibrations), sweep.released
     after_training = release.releases() if release else ()
 
     def attempted(point: GridPoint, step: Callable[[], V]) -> V | Refusal:

@@ -9,11 +9,12 @@ from typing import Annotated, Any, Final, Self, get_type_hints
 from pydantic import Field, ValidationError, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest
-from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure, release_mode
+from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure, release_mode, release_spec
 from dpsweep.orchestration.sweeps.axes import has_lists, kinds_of, spread
 from dpsweep.orchestration.sweeps.compare import CompareSettings
 from dpsweep.orchestration.sweeps.fields import (
@@ -215,6 +216,11 @@ class SweepSpec(SweepSection):
     def disclosure(self) -> Disclosure:
         """The release mode, which decides what may leave ``private/``."""
         return self.release.name
+
+    @property
+    def released(self) -> ReleaseSpec | None:
+        """The release of statistics after training; None if the mode makes none. Raises: InvalidInput."""
+        return release_spec(self.release.name, self.release.params)
 
     @property
     def own_components(self) -> tuple[tuple[str, str], ...]:

@@ -45,8 +45,8 @@ EXPORTED = {
         has_norms is_closed
         is_encrypting is_local list_files list_folders locked make_folders make_private_file make_private_folder
         modified new_key_check others_can_write parsed_json
-        replace_file require_library_file require_own_folder require_own_folders
-        require_plain_entries require_plain_file require_plain_folder require_shallow_schema with_partials
+        replace_file require_library_files require_own_folder require_own_folders
+        require_plain require_plain_folder require_shallow_schema with_partials
         with_parts
         noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_encrypted read_epsilons read_groups
         read_private read_private_sealed read_sealed read_table read_trace require_key shares_of

@@ -50,7 +50,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("score=None,", "score=float(wrong[runs[setting][place].key]),", "a count of errors leaves the choice", True),
     ),
     *bugs_in(
-        "workers/data/cuts.py",
+        "workers/data/base.py",
         ("tests/orchestration/test_exponential_mechanism.py",),
         B("order[(part.of - 1) * size :]", "order[part.place * size :]", "a candidate is judged on its own part", True),
         B("(seed, _PART)", "(seed, _PART, part.place)", "parts of candidates overlap", privacy=True),

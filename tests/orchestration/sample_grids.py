@@ -44,13 +44,13 @@ def in_process(text: str, folder: str | Path, tracking_uri: str | None = NO_TRAC
 def keys_of(text: str) -> dict[str, str]:
     """The keys of a sweep's trials by their labels, such as ``flat-seed0``."""
     found = drafts(parse_sweep(text))
-    by_axis = labels_by_axis(draft.choice for draft in found)
+    by_axis = labels_by_axis(point.choice for point in found)
     keys: dict[str, str] = {}
-    for draft in found:
-        texts = {axis: by_axis[axis][value] for axis, value in draft.choice.items() if axis in by_axis}
-        clipping = draft.choice.get("clipping")
+    for point in found:
+        texts = {axis: by_axis[axis][value] for axis, value in point.choice.items() if axis in by_axis}
+        clipping = point.choice.get("clipping")
         first = texts.pop("clipping", short_name(clipping.name)) if clipping else NON_PRIVATE
-        keys.setdefault("-".join([first, *texts.values()]), draft.point.key)
+        keys.setdefault("-".join([first, *texts.values()]), point.key)
     return keys
 
 

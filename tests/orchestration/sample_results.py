@@ -14,7 +14,7 @@ from dpsweep.accounting.records import write_trace
 from dpsweep.orchestration.comparison.record import SweepRecord, rows
 from dpsweep.orchestration.comparison.told_reasons import claimed
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, write_exact_statistics, write_result
 from dpsweep.orchestration.records.states import TrialState
@@ -102,7 +102,7 @@ def sample_record(folder: Path, finished: Collection[int] = (0,), **changes: obj
                 write_exact_statistics(files.trial(point.key).private_summary, EXACT)
         else:
             statuses[point.key] = TrialStatus(point.key, 20, TrialState.FAILED, error="lost")
-    return SweepRecord(open_manifest(files, sweep.plain(), text), sweep, points, statuses, {}), files
+    return SweepRecord(new_manifest(sweep.plain(), text), sweep, points, statuses, {}), files
 
 
 def stored_sample(

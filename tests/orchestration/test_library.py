@@ -14,7 +14,7 @@ from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import allowed_again, permitted
@@ -47,7 +47,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         accounting={"group_sizes": [1, 4]},
     )
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, open_manifest(files, sweep.plain(), text))
+    write_manifest(files, new_manifest(sweep.plain(), text))
     code = permitted(sweep, beside)
     for planned in plan_sweep(sweep, code).trials:
         trial = files.trial(planned.key)

@@ -20,12 +20,12 @@ from dpsweep.workers.data.base import (
     Split,
     Tokens,
     as_targets,
+    cut,
     make_split,
     pixels,
 )
 from dpsweep.workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
 from dpsweep.workers.data.cifar import cifar10
-from dpsweep.workers.data.cuts import cut
 from dpsweep.workers.data.digits import digits
 from dpsweep.workers.data.dutch import dutch
 from dpsweep.workers.data.given import (

@@ -28,7 +28,7 @@ OPERATIONS: dict[str, Callable[[str], object]] = {
     "append": lambda path: storage.append_in_private_folder(path, b"new"),
     "make private": local_files.make_private_file,
     "lock": lambda path: local_files.locked(path).__enter__(),
-    "for a library": local_files.require_library_file,
+    "for a library": lambda path: local_files.require_library_files((path,)),
 }
 """What is done to files."""
 
@@ -140,7 +140,7 @@ def test_what_another_user_owns_is_neither_appended_to_nor_filled(tmp_path: Path
 def test_a_file_with_two_names_is_not_changed_in_place(tmp_path: Path, outside: Path) -> None:
     (tmp_path / "mlflow.db").hardlink_to(outside / "file.json")
     with pytest.raises(UnsafeFile, match="has 2 names"):
-        local_files.require_library_file(str(tmp_path / "mlflow.db"))
+        local_files.require_library_files((str(tmp_path / "mlflow.db"),))
 
 
 @pytest.mark.parametrize(("mode", "others"), [(0o755, False), (0o777, True), (0o1777, True), (0o757, True)])

@@ -13,7 +13,7 @@ from dpsweep.orchestration.commands.main import main
 from dpsweep.orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import Limits
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.access import opened, own_access, sealed
 from dpsweep.workers.own_code.imports import NO_CODE
@@ -123,12 +123,12 @@ def test_an_output_with_another_sweep_is_refused_before_anything_is_sent(
 ) -> None:
     text = sweep_file.read_text()
     files, other = SweepFiles(str(tmp_path / "out")), parse_sweep(text.replace("name: small", "name: other"))
-    write_manifest(files, open_manifest(files, other.plain(), text.replace("name: small", "name: other")))
+    write_manifest(files, new_manifest(other.plain(), text.replace("name: small", "name: other")))
     code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", files.root)
     (line,) = warned.splitlines()
     assert (code, said) == (2, "")
     assert line.startswith(f"error: {files.root} holds the sweep 'other', not 'small'; restore the name, or choose")
-    write_manifest(files, open_manifest(SweepFiles(str(tmp_path / "none")), parse_sweep(text).plain(), text))
+    write_manifest(files, new_manifest(parse_sweep(text).plain(), text))
     assert submit(monkeypatch, capsys, sweep_file, "--output", files.root)[0] == 0, "the same sweep is continued"
 
 

@@ -28,7 +28,7 @@ from dpsweep.orchestration.execution.coordinator import Coordinator, initial_sta
 from dpsweep.orchestration.execution.in_process import InProcess
 from dpsweep.orchestration.execution.publication import empty_pages, published, publisher
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
 from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result
 from dpsweep.orchestration.records.states import TrialState
@@ -91,7 +91,7 @@ class Bench:
 
     def __init__(self, folder: Path, plan: Plan) -> None:
         self.files, self.plan, self.tracker = SweepFiles(str(folder)), plan, KeptTracker()
-        self.manifest = open_manifest(self.files, SWEEP.plain(), TEXT)
+        self.manifest = new_manifest(SWEEP.plain(), TEXT)
         self.execution = InProcess(TrialContext(self.files, SWEEP.disclosure, NO_CODE))
         self.ended: list[str] = []
         self.warned: list[str] = []

@@ -17,7 +17,7 @@ from dpsweep.accounting.records.sealed import write_private
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.trials.trial import run_trial
@@ -50,7 +50,7 @@ def files(trained: SweepFiles, tmp_path: Path) -> SweepFiles:
 def trained_sweep(folder: Path, text: str) -> SweepFiles:
     """A sweep of two accounted trials in the folder, as `files`."""
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, open_manifest(files, sweep.plain(), text))
+    write_manifest(files, new_manifest(sweep.plain(), text))
     for planned, days in zip(plan_sweep(sweep).trials, (10.0, 0.0), strict=True):
         run_trial(planned.spec, files.trial(planned.key).root, releases=planned.releases)
         ended = time.time() - days * 86_400.0

@@ -19,7 +19,7 @@ from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.records.integrity import met_other_data
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import open_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.records.report_digests import write_public_reports
 from dpsweep.orchestration.records.results import TrialResult, read_result
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -64,7 +64,7 @@ def trained(tmp_path: Path) -> Trained:
         release="private",
     )
     sweep, files = parse_sweep(text), SweepFiles(str(tmp_path))
-    write_manifest(files, open_manifest(files, sweep.plain(), text))
+    write_manifest(files, new_manifest(sweep.plain(), text))
     code = permitted(sweep, tmp_path, [own_people.__file__])
     (planned,) = plan_sweep(sweep, code).trials
     found = files.trial(planned.spec.key)

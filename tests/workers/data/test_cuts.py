@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import Dataset, Source, make_split
-from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.data.base import cut
 from dpsweep.workers.spec import DataSpec
 from tests.workers.private_details import assert_private
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import Source, describe, load_dataset, make_split, source_of_arrays
-from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.data.base import cut
 from dpsweep.workers.data.owners import NOBODY, Ids, dependent_rows, greedily_kept, ownership
 from dpsweep.workers.spec import DataSpec
 

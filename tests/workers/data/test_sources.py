@@ -15,7 +15,7 @@ from sklearn.datasets import load_breast_cancer, load_digits
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import SOURCES, Dataset, Source, Split, describe, load_dataset, load_source
-from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.data.base import cut
 from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import (
     make_cifar_jpegs,

@@ -11,7 +11,7 @@ from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import Dataset, Source, Tokens, load_dataset, make_split
-from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.data.base import cut
 from dpsweep.workers.evaluation.predictions import batches_of, evaluate, predict, slices
 from dpsweep.workers.evaluation.rates import GAPS
 from dpsweep.workers.evaluation.scores import Evaluation, GroupEvaluation, cost_of_privacy, fairness, shown_groups

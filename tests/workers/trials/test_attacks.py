@@ -16,7 +16,7 @@ from torch import nn
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Source, load_dataset, make_split
-from dpsweep.workers.data.cuts import cut
+from dpsweep.workers.data.base import cut
 from dpsweep.workers.evaluation.attack_results import AttackResults, GroupAttack, read_attacks, write_attacks
 from dpsweep.workers.evaluation.predictions import evaluate, predict
 from dpsweep.workers.machine.stored_tensors import noted_when_written
