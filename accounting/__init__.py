@@ -70,7 +70,7 @@ from dpsweep.accounting.mechanism.schedules import (
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, SideQuery, Trace
 from dpsweep.accounting.mechanism.units import Example, User
 from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples, group_epsilons
-from dpsweep.accounting.records import read_trace, write_trace
+from dpsweep.accounting.records.traces import read_trace, write_trace
 
 __all__ = [
     "ACCOUNTANTS",

@@ -27,8 +27,11 @@ sys.path[0] = str(Path(__file__).resolve().parents[1])  # so that `benchmarks` i
 
 from benchmarks.cases import DELTA, DIGITS, KINDS, Case
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.jobs import AccountingJob, CountedEpsilons, Counting, store_epsilons
-from dpsweep.accounting.records import StoredEpsilons, TrialFiles, read_trace
+from dpsweep.accounting.jobs.examples import AccountingJob, store_epsilons
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting
+from dpsweep.accounting.records.epsilon_files import StoredEpsilons
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.completion import quality_of_estimates
 from dpsweep.workers.spec import Component, DataSpec, Refreshes
 from dpsweep.workers.training.norm_recorder import NormRecorder

@@ -14,7 +14,8 @@ import numpy as np
 
 import dpsweep
 from dpsweep.accounting import account, individual_epsilons
-from dpsweep.accounting.records import NormShards, TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics
 from dpsweep.workers.tasks.losses import build_loss

@@ -34,7 +34,7 @@ from benchmarks import pretrained
 from benchmarks.architectures import FTTransformer
 from benchmarks.pretrained import VOCABULARY, Logits, Make
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.models import MODELS as REGISTERED
 

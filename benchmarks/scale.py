@@ -43,34 +43,27 @@ import numpy as np
 ROOT = str(Path(__file__).resolve().parents[1])
 sys.path[0] = ROOT  # so that `benchmarks` is found wherever it starts
 
-from dpsweep.accounting.jobs import (
+from dpsweep.accounting.jobs import parallel
+from dpsweep.accounting.jobs.examples import (
     AccountingJob,
-    CountedEpsilons,
-    Counting,
-    EpsilonSummary,
     Part,
     PartResult,
     PartwiseJob,
     Scatter,
     account_part,
-    account_users,
-    parallel,
     store_epsilons,
 )
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary
+from dpsweep.accounting.jobs.user_accounting import account_users
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.records import (
-    NormShards,
-    NormShardWriter,
-    NormSnapshot,
-    PartFiles,
-    StoredEpsilons,
-    TrialFiles,
-    list_files,
-    read_bytes,
-    write_trace,
-    write_users,
-)
+from dpsweep.accounting.records.epsilon_files import StoredEpsilons
+from dpsweep.accounting.records.files import list_files, read_bytes
+from dpsweep.accounting.records.part_files import PartFiles
+from dpsweep.accounting.records.shards import NormShards, NormShardWriter, NormSnapshot
+from dpsweep.accounting.records.traces import write_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import write_users
 from dpsweep.workers.machine.memory import peak_bytes
 
 DELTA, STEPS_EACH, BOUND = 1e-8, 20, 50.0

@@ -19,7 +19,7 @@ from typing import Final
 import numpy as np
 import torch
 
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Dataset, make_split
 from dpsweep.workers.data.base import Tokens

@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
 from dpsweep.orchestration.records.later_results import audit_schema

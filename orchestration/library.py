@@ -28,7 +28,8 @@ if TYPE_CHECKING:
     from torch import nn
 
     from dpsweep.accounting.mechanism.trace import Trace
-    from dpsweep.accounting.records import Epsilons, TrialFiles
+    from dpsweep.accounting.records.epsilon_files import Epsilons
+    from dpsweep.accounting.records.trial_files import TrialFiles
     from dpsweep.orchestration.comparison.across_sweeps import Comparison
     from dpsweep.orchestration.comparison.best import Best
     from dpsweep.orchestration.comparison.record import SweepRecord
@@ -80,7 +81,7 @@ class Trial:
     @property
     def trace(self) -> Trace:
         """The mechanisms that were run, as input to accountants. Raises: InvalidInput if the trial has no result."""
-        from dpsweep.accounting.records import read_trace
+        from dpsweep.accounting.records.traces import read_trace
         from dpsweep.orchestration.records.results import StoppedTrial
 
         result = self.result
@@ -131,7 +132,9 @@ class Trial:
         """
         from dpsweep.accounting.individual import individual_reasons
         from dpsweep.accounting.mechanism.reasons import union, weakened
-        from dpsweep.accounting.records import MANIFEST, exists, read_epsilons
+        from dpsweep.accounting.records.arrow_parts import MANIFEST
+        from dpsweep.accounting.records.epsilon_files import read_epsilons
+        from dpsweep.accounting.records.files import exists
 
         if not exists(f"{self._files.epsilons}/{MANIFEST}"):
             raise InvalidInput(

@@ -16,20 +16,19 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.jobs.summaries import Counting, EpsilonSummary, summarise
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import (
+from dpsweep.accounting.records.arrow_parts import PartRecord
+from dpsweep.accounting.records.epsilon_files import (
     Epsilons,
-    NormShards,
-    PartFiles,
-    PartRecord,
-    TrialFiles,
     commit_epsilons,
     forget_notes,
     noted_epsilons,
-    read_contributions,
-    read_groups,
-    read_trace,
     write_epsilons,
 )
+from dpsweep.accounting.records.group_files import read_groups
+from dpsweep.accounting.records.part_files import PartFiles
+from dpsweep.accounting.records.shards import NormShards, read_contributions
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 
 
 class Numbered(Protocol):

@@ -20,13 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
 from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
-from dpsweep.accounting.jobs import CountedEpsilons, Counting, summarise
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, summarise
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.accounting.numerics.rounding import release_grid
-from dpsweep.accounting.records import Epsilons
+from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.keystream import KeyedStream
 
 Array = NDArray[np.float64]

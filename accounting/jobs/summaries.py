@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite
 from dpsweep.accounting.mechanism.estimates import Claim
-from dpsweep.accounting.records import Epsilons
+from dpsweep.accounting.records.epsilon_files import Epsilons
 
 Array = NDArray[np.float64]
 Counts = NDArray[np.int64]

@@ -35,21 +35,13 @@ from dpsweep.accounting.jobs.examples import (
 from dpsweep.accounting.jobs.summaries import EpsilonSummary
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import epsilon_of_examples
-from dpsweep.accounting.records import (
-    Epsilons,
-    NormShards,
-    OwnedPart,
-    ShareOfRows,
-    SortedRows,
-    StoredUsers,
-    TrialFiles,
-    delete_folder,
-    list_files,
-    noted_rows,
-    read_trace,
-    shares_of,
-    write_rows,
-)
+from dpsweep.accounting.records.epsilon_files import Epsilons
+from dpsweep.accounting.records.files import delete_folder, list_files
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import OwnedPart, StoredUsers
+from dpsweep.accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
 
 
 def epsilons_of_users(

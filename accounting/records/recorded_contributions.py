@@ -12,7 +12,7 @@ from numpy.typing import ArrayLike, NDArray
 from dpsweep.accounting.errors import InvalidInput, require_numbers, require_whole
 from dpsweep.accounting.mechanism.correlated import require_step_by_step
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import check_contributions
+from dpsweep.accounting.records.shards import check_contributions
 
 
 def checked_snapshots(

@@ -26,7 +26,7 @@ from benchmarks.gpu.record import Record
 from benchmarks.steps import dpsweep_with_noise, plain
 from benchmarks.training import built, synchronize
 from benchmarks.workloads import Workload
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.reproducible import reproducible
 from dpsweep.workers.trials.trial import begin

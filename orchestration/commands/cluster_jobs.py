@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, StorageError
-from dpsweep.accounting.records import KEY_VARIABLE, exists, require_key
+from dpsweep.accounting.records.encryption import KEY_VARIABLE, require_key
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import (
     MaxGpuHours,

@@ -54,7 +54,7 @@ def dashboard(
     """
     import uvicorn
 
-    from dpsweep.accounting.records import exists
+    from dpsweep.accounting.records.files import exists
     from dpsweep.orchestration.report.board import Board
 
     roots = tuple(dict.fromkeys(absolute(folder) for folder in folders))
@@ -104,7 +104,7 @@ def application(board: Board, token: str) -> Starlette:
     from starlette.responses import JSONResponse, PlainTextResponse, RedirectResponse
     from starlette.routing import Route
 
-    from dpsweep.accounting.records import read_bytes
+    from dpsweep.accounting.records.files import read_bytes
     from dpsweep.orchestration.report.board import board_page
 
     def refused(request: Request) -> Response | None:

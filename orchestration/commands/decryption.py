@@ -8,7 +8,7 @@ from typing import Annotated
 import typer
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import read_encrypted
+from dpsweep.accounting.records.sealed import read_encrypted
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.comparison.formats import for_terminal

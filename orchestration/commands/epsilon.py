@@ -34,7 +34,7 @@ from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
 from dpsweep.accounting.mechanism.schedules import parse_schedule
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import whole_numbers, write_file
 from dpsweep.orchestration.commands.run_flags import (

@@ -143,7 +143,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Verify the stored files of a sweep and write its report again; with --watch, show the report growing first."""
-    from dpsweep.accounting.records import read_bytes
+    from dpsweep.accounting.records.files import read_bytes
     from dpsweep.orchestration.commands.options import write_file
     from dpsweep.orchestration.pipeline import render_again
     from dpsweep.orchestration.records.release_modes import release_mode

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import UnsafeFile, others_can_write, replace_file
+from dpsweep.accounting.records.local_files import UnsafeFile, others_can_write, replace_file
 from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting
 
 RUN: Final = "Run"

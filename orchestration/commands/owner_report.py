@@ -18,7 +18,12 @@ from dpsweep.accounting.jobs.release import OwnerReport, owner_report
 from dpsweep.accounting.mechanism.reasons import union, weakened
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import protects_users
-from dpsweep.accounting.records import MANIFEST, TrialFiles, exists, has_norms, read_epsilons, read_trace
+from dpsweep.accounting.records.arrow_parts import MANIFEST
+from dpsweep.accounting.records.epsilon_files import read_epsilons
+from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.shards import has_norms
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.reasons import in_words, union
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at

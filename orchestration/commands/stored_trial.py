@@ -27,7 +27,10 @@ from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import epsilon_of_examples
-from dpsweep.accounting.records import NormShards, PartNorms, TrialFiles, has_norms, read_bytes, read_trace
+from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.shards import NormShards, PartNorms, has_norms
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.registry import lookup
 
 QUANTILES = (0.0, 0.1, 0.25, 0.5, 0.75, 0.9, 1.0)

@@ -14,7 +14,9 @@ from dpsweep.accounting.accountants.joint_cost import epsilon_of_examples_togeth
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, require_finite
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import in_words, union, weakened
-from dpsweep.accounting.records import TrialFiles, exists, has_norms, list_files
+from dpsweep.accounting.records.files import exists, list_files
+from dpsweep.accounting.records.shards import has_norms
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AsJson, Folder, whole_numbers

@@ -22,7 +22,9 @@ from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import TrialFiles, parsed_json, read_trace
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.attempts import Attempt

@@ -7,8 +7,8 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsweep.accounting.jobs import CountedEpsilons, Members, Moments
 from dpsweep.accounting.jobs.release import ReleasedStatistics
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Members, Moments
 from dpsweep.accounting.mechanism.estimates import Claim, Kind, PrivacyEstimate, weakest
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.orchestration.records.published import Density, EpsilonHistogram, GroupEpsilon, IndividualStatistics

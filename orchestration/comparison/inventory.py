@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError
-from dpsweep.accounting.records import exists, list_folders
+from dpsweep.accounting.records.files import exists, list_folders
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.states import TrialState

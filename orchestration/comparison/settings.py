@@ -9,7 +9,7 @@ from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.accounting.records import parsed_json
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, number
 from dpsweep.orchestration.comparison.ledger import Composition, composed

@@ -7,15 +7,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records import (
-    exists,
-    is_closed,
-    is_encrypting,
-    parsed_json,
-    read_bytes,
-    read_trace,
-    require_key,
-)
+from dpsweep.accounting.records.encryption import is_encrypting, require_key
+from dpsweep.accounting.records.files import exists, is_closed, read_bytes
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import of_trials
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures

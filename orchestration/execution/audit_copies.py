@@ -8,7 +8,9 @@ from dataclasses import dataclass, replace
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import Release
-from dpsweep.accounting.records import TrialFiles, closed_to_strangers, read_trace
+from dpsweep.accounting.records.files import closed_to_strangers
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch

@@ -6,7 +6,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from dpsweep.accounting.mechanism.trace import Release
-from dpsweep.accounting.records import TrialFiles, closed_to_strangers, delete_folder
+from dpsweep.accounting.records.files import closed_to_strangers, delete_folder
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.workers.evaluation.attack_results import AuditResult, read_attacks
 from dpsweep.workers.own_code.imports import UserCode

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from dpsweep.accounting.errors import DpsweepError, StorageError
-from dpsweep.accounting.jobs import Part, PartwiseJob, Result
-from dpsweep.accounting.records import KeyCheck, new_key_check, require_key
+from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
+from dpsweep.accounting.records.encryption import KeyCheck, new_key_check, require_key
 from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch
 from dpsweep.orchestration.execution.storage_checks import Probe
 from dpsweep.orchestration.records.failures import record_failure

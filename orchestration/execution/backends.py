@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Solver
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.backend import Opening
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS

@@ -30,7 +30,8 @@ from ray.job_config import JobConfig
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.parallel import fitting
-from dpsweep.accounting.records import KEY_VARIABLE, KeyCheck, make_folders, require_key, require_library_files
+from dpsweep.accounting.records.encryption import KEY_VARIABLE, KeyCheck, require_key
+from dpsweep.accounting.records.local_files import make_folders, require_library_files
 from dpsweep.orchestration.execution.asking import Question, answers, named
 from dpsweep.orchestration.execution.environment import EMBEDDED, require_address, reread_environment
 from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, has_autoscaler, is_beyond_autoscaler, room

@@ -17,19 +17,16 @@ import numpy as np
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.so_far import cost_of_steps, cost_so_far
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
-from dpsweep.accounting.jobs import (
-    AccountingJob,
-    CountedEpsilons,
-    Counting,
-    EpsilonSummary,
-    Scatter,
-    account_in_process,
-    store_epsilons,
-)
+from dpsweep.accounting.jobs.examples import AccountingJob, Scatter, account_in_process, store_epsilons
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.records import Epsilons, NormShards, StoredEpsilons, TrialFiles, exists, read_trace
+from dpsweep.accounting.records.epsilon_files import Epsilons, StoredEpsilons
+from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.individuals import density, exact_statistics, released_statistics
 from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.execution.backend import TrialContext

@@ -13,9 +13,10 @@ from types import TracebackType
 from typing import Self
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
-from dpsweep.accounting.jobs import Part, PartwiseJob, Result, Scatter
+from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, Scatter
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import delete_folder, exists, modified, read_trace
+from dpsweep.accounting.records.files import delete_folder, exists, modified
+from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.record import SweepRecord, exact

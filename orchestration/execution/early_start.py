@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterator
 
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.execution.shared_connection import opened_ahead
 from dpsweep.orchestration.records.layout import output_files

@@ -7,7 +7,9 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 
-from dpsweep.accounting.records import delete, delete_folder, is_local, list_files, make_folders, write_private
+from dpsweep.accounting.records.files import delete, delete_folder, is_local, list_files
+from dpsweep.accounting.records.local_files import make_folders
+from dpsweep.accounting.records.sealed import write_private
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.records.layout import SweepFiles, require_safe
 from dpsweep.workers.own_code.imports import GivenData, UserCode

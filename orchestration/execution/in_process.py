@@ -8,7 +8,7 @@ from functools import partial
 from typing import final
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.jobs import Part, PartwiseJob, Result, account_in_process
+from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, account_in_process
 from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, audit_here
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
 from dpsweep.orchestration.execution.completion import close_here

@@ -16,7 +16,8 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import KeyCheck, new_key_check, read_bytes
+from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
+from dpsweep.accounting.records.files import read_bytes
 from dpsweep.orchestration.execution.cluster import own_package
 from dpsweep.orchestration.records.limits import FIRST_COME, NO_LIMITS, Limits, Turn
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked

@@ -14,7 +14,7 @@ from ray.core.generated.autoscaler_pb2 import GetClusterStatusReply  # type: ign
 from ray.exceptions import RayError
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import parsed_json
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot
 from dpsweep.orchestration.sweeps.resources import LABEL
 

@@ -15,7 +15,7 @@ import ray
 from ray.util.metrics import Gauge
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.jobs import Part, PartwiseJob, Result
+from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.jobs.parallel import AccountingQueue
 from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, audit_here
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn

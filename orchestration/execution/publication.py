@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from dpsweep.accounting.records import delete_folder, exists, make_private_folder, read_bytes
+from dpsweep.accounting.records.files import delete_folder, exists, read_bytes
+from dpsweep.accounting.records.local_files import make_private_folder
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_evidence

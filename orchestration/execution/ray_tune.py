@@ -25,7 +25,7 @@ from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from dpsweep.accounting.errors import DpsweepError, StorageError
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from dpsweep.orchestration.execution.gpus import off_gpu_nodes, require_gpu
 from dpsweep.orchestration.execution.nodes import has_autoscaler

@@ -12,28 +12,18 @@ from typing import Any
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import individual_reasons
-from dpsweep.accounting.jobs import (
-    AccountingJob,
-    CountedEpsilons,
-    Counting,
-    Part,
-    PartwiseJob,
-    Result,
-    Scatter,
-    account_all,
-    account_users,
-)
+from dpsweep.accounting.jobs.examples import AccountingJob, Part, PartwiseJob, Result, Scatter, account_all
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting
+from dpsweep.accounting.jobs.user_accounting import account_users
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
-from dpsweep.accounting.records import (
-    StoredEpsilons,
-    StoredUsers,
-    TrialFiles,
-    closed_to_strangers,
-    has_norms,
-    read_groups,
-    read_trace,
-)
+from dpsweep.accounting.records.epsilon_files import StoredEpsilons
+from dpsweep.accounting.records.files import closed_to_strangers
+from dpsweep.accounting.records.group_files import read_groups
+from dpsweep.accounting.records.shards import has_norms
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import StoredUsers
 from dpsweep.orchestration.comparison.claims import recomputed, require_founded
 from dpsweep.orchestration.comparison.individuals import exact_statistics
 from dpsweep.orchestration.comparison.record import SweepRecord

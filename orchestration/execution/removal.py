@@ -6,7 +6,7 @@ import contextlib
 from collections.abc import Sequence
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import (
+from dpsweep.accounting.records.files import (
     delete,
     delete_folder,
     delete_if_empty,

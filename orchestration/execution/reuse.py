@@ -6,14 +6,14 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records import (
-    TrialFiles,
+from dpsweep.accounting.records.files import (
     exists,
     list_files,
     read_bytes,
     write_bytes_atomically,
     write_in_private_folder,
 )
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.records.attempts import AttemptLog
 from dpsweep.orchestration.records.layout import SweepFiles

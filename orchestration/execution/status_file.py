@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Final
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, StorageError
-from dpsweep.accounting.records import UnsafeFile
+from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.release_modes import Disclosure, release_mode

@@ -27,7 +27,7 @@ from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import parsed_json
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.execution.cluster import refused_token
 from dpsweep.orchestration.execution.job_package import Package
 from dpsweep.orchestration.records.limits import Turn

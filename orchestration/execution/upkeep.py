@@ -7,15 +7,12 @@ from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import (
-    MANIFEST,
-    TrialFiles,
-    delete_folder,
-    delete_norms,
-    exists,
-    read_trace,
-    verify_epsilons,
-)
+from dpsweep.accounting.records.arrow_parts import MANIFEST
+from dpsweep.accounting.records.epsilon_files import verify_epsilons
+from dpsweep.accounting.records.files import delete_folder, exists
+from dpsweep.accounting.records.shards import delete_norms
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record

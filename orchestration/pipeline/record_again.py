@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.record import SweepRecord

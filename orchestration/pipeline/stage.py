@@ -7,12 +7,8 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import (
-    closed_to_strangers,
-    exists,
-    make_private_file,
-    make_private_folder,
-)
+from dpsweep.accounting.records.files import closed_to_strangers, exists
+from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.stored import kept_trials
 from dpsweep.orchestration.execution.backend import Backend

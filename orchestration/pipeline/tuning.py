@@ -14,14 +14,9 @@ from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.records import (
-    KEY_VARIABLE,
-    closed_to_strangers,
-    delete_folder,
-    exists,
-    is_encrypting,
-    make_private_folder,
-)
+from dpsweep.accounting.records.encryption import KEY_VARIABLE, is_encrypting
+from dpsweep.accounting.records.files import closed_to_strangers, delete_folder, exists
+from dpsweep.accounting.records.local_files import make_private_folder
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.backends import plan_at

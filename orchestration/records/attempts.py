@@ -18,7 +18,8 @@ from dpsweep.accounting.mechanism.estimates import without_guarantee
 from dpsweep.accounting.mechanism.plain import of_plain, to_plain
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import list_files, read_sealed, write_sealed
+from dpsweep.accounting.records.files import list_files
+from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.records.layout import SweepFiles
 
 

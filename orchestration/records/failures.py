@@ -7,7 +7,10 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from dpsweep.accounting.errors import StorageError, private_text
-from dpsweep.accounting.records import TrialFiles, delete, make_folders, write_private
+from dpsweep.accounting.records.files import delete
+from dpsweep.accounting.records.local_files import make_folders
+from dpsweep.accounting.records.sealed import write_private
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.release_modes import Disclosure, release_mode
 

@@ -11,21 +11,15 @@ import json
 from collections.abc import Iterator, Mapping
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
-from dpsweep.accounting.records import (
-    MANIFEST,
-    NormShards,
-    TrialFiles,
-    UnsafeFile,
-    digest_of,
-    exists,
-    has_norms,
-    list_files,
-    parsed_json,
-    read_private_sealed,
-    verify_epsilons,
-    verify_users,
-    write_private_sealed,
-)
+from dpsweep.accounting.records.arrow_parts import MANIFEST
+from dpsweep.accounting.records.epsilon_files import verify_epsilons
+from dpsweep.accounting.records.files import digest_of, exists, list_files
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.local_files import UnsafeFile
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.shards import NormShards, has_norms
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import verify_users
 from dpsweep.orchestration.records.later_results import ACCOUNT_AGAIN
 from dpsweep.orchestration.records.results import StoredResult
 from dpsweep.workers.machine.stored_tensors import noted_when_written

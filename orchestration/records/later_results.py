@@ -9,14 +9,10 @@ from typing import Any, Final, Literal
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import (
-    TrialFiles,
-    list_files,
-    list_folders,
-    parsed_json,
-    read_private_sealed,
-    write_private_sealed,
-)
+from dpsweep.accounting.records.files import list_files, list_folders
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit
 from dpsweep.workers.evaluation.attack_results import AuditResult

@@ -11,8 +11,7 @@ from typing import Final
 from urllib.parse import quote, unquote, urlsplit
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
-from dpsweep.accounting.records import (
-    TrialFiles,
+from dpsweep.accounting.records.local_files import (
     UnsafeFile,
     require_library_files,
     require_own_folder,
@@ -20,6 +19,7 @@ from dpsweep.accounting.records import (
     require_plain,
     require_plain_folder,
 )
+from dpsweep.accounting.records.trial_files import TrialFiles
 
 _DIGITS: Final = 8
 """Digits of the digest in the name of a local folder."""

@@ -21,14 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
-from dpsweep.accounting.records import (
-    delete_with_only,
-    locked,
-    make_folders,
-    parsed_json,
-    read_bytes,
-    write_bytes_atomically,
-)
+from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.local_files import delete_with_only, locked, make_folders
 from dpsweep.orchestration.records.layout import LOCK
 
 PERIOD = 20.0

@@ -17,7 +17,7 @@ from typing import Final
 
 from dpsweep import accounting
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.records import make_private_file, make_private_folder
+from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
 from dpsweep.workers.machine.folders import CACHE
 
 _PACKAGES: Final = ("dpsweep", "dp-accounting", "numpy", "scipy")

@@ -8,13 +8,11 @@ import json
 from collections.abc import Iterator, Mapping
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import (
-    digest_of,
-    exists,
-    parsed_json,
+from dpsweep.accounting.records.files import digest_of, exists, write_bytes_atomically
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import (
     read_private_sealed,
     read_sealed,
-    write_bytes_atomically,
     write_private,
     write_private_sealed,
     write_sealed,

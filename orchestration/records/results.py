@@ -12,7 +12,7 @@ from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.individual import FILTERED
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.accounting.records import read_private_sealed, read_sealed, write_private_sealed, write_sealed
+from dpsweep.accounting.records.sealed import read_private_sealed, read_sealed, write_private_sealed, write_sealed
 from dpsweep.orchestration.records.attempts import StoredTrace
 from dpsweep.orchestration.records.published import IndividualStatistics, PublishedEpoch
 from dpsweep.orchestration.records.release_modes import release_mode

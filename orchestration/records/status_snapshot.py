@@ -20,7 +20,7 @@ from pydantic import TypeAdapter
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
-from dpsweep.accounting.records import read_sealed, write_sealed
+from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import Recording

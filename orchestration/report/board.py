@@ -16,7 +16,8 @@ from string import Template
 from typing import Any, Final
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.records import exists, parsed_json, read_bytes
+from dpsweep.accounting.records.files import exists, read_bytes
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings

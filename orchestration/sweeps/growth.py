@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import require_key
+from dpsweep.accounting.records.encryption import require_key
 from dpsweep.orchestration.records.manifest import Manifest, new_manifest
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.sweeps.grid import Past, drafts

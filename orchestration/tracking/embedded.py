@@ -26,7 +26,8 @@ from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
 
 from dpsweep.accounting.errors import StorageError
-from dpsweep.accounting.records import UnsafeFile, write_bytes_atomically
+from dpsweep.accounting.records.files import write_bytes_atomically
+from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.records.layout import DATABASE
 from dpsweep.orchestration.tracking.addresses import is_server
 from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING

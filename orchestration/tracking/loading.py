@@ -12,7 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.accounting.records import TrialFiles, read_bytes
+from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.own_code.own_record import stored_code
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.trials.trained_model import TrainedModel, load_trained

@@ -18,7 +18,8 @@ from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
 from dpsweep.accounting.mechanism.units import EXAMPLE
-from dpsweep.accounting.records import TrialFiles, exists, list_files, read_bytes
+from dpsweep.accounting.records.files import exists, list_files, read_bytes
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.records.layout import SweepFiles

@@ -12,7 +12,7 @@ import sqlite3
 from pathlib import Path
 from typing import Final
 
-from dpsweep.accounting.records import read_range
+from dpsweep.accounting.records.files import read_range
 from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 
 _SCHEME: Final = "sqlite:///"

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from dpsweep.accounting.jobs import AccountingJob, Counting, Scatter, account_in_process, store_epsilons
+from dpsweep.accounting.jobs.examples import AccountingJob, Scatter, account_in_process, store_epsilons
+from dpsweep.accounting.jobs.summaries import Counting
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.records.epsilon_files import Epsilons, read_epsilons

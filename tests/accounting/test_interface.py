@@ -38,21 +38,6 @@ EXPORTED = {
         epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law
         grows_at_least_linearly linear_growth profile_of_chain profile_of_rounds require_pld_delta
         rounds_of_examples rounds_of_group rounds_or_chain upper_of_prefixes vadhan_epsilon""",
-    "dpsweep.accounting.records": """Epsilons KEY_VARIABLE KeyCheck MANIFEST NormShards NormShardWriter NormSnapshot
-        OwnedPart PartFiles PartNorms PartRecord ShareOfRows SortedRows StoredEpsilons StoredUsers TrialFiles UnsafeFile
-        check_contributions closed_to_strangers commit_epsilons delete delete_folder delete_if_empty delete_norms
-        delete_with_only digest_of exists forget_notes
-        has_norms is_closed
-        is_encrypting is_local list_files list_folders locked make_folders make_private_file make_private_folder
-        modified new_key_check others_can_write parsed_json
-        replace_file require_library_files require_own_folder require_own_folders
-        require_plain require_plain_folder require_shallow_schema with_partials
-        with_parts
-        noted_epsilons noted_rows open_filesystem read_bytes read_contributions read_encrypted read_epsilons read_groups
-        read_private read_private_sealed read_sealed read_table read_trace require_key shares_of
-        verify_epsilons verify_users read_range write_in_private_folder
-        write_bytes_atomically write_epsilons write_private write_private_sealed write_rows write_sealed write_trace
-        write_users""",
 }
 
 

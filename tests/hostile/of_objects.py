@@ -16,7 +16,7 @@ import numpy as np
 import pyarrow as pa
 from hypothesis import strategies as st
 
-from dpsweep.accounting.jobs import epsilons_of_part
+from dpsweep.accounting.jobs.examples import epsilons_of_part
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.part_files import NORM_SCHEMA

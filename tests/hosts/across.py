@@ -10,7 +10,8 @@ from typing import Any, Final
 
 import torch
 
-from dpsweep.accounting.records import TrialFiles, read_trace
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from tests.hosts.cluster import Cluster, cluster, wait_for
 from tests.hosts.network import Network
 from tests.orchestration.sample_grids import small

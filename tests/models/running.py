@@ -9,7 +9,7 @@ from pathlib import Path
 import yaml
 
 from dpsweep.accounting.errors import public_text
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep

@@ -359,7 +359,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B(
             "    write_in_private_folder(_uri(directory, part), *pieces)",
             "    uri, data = _uri(directory, part), b''.join(pieces)\n"
-            "    __import__('dpsweep.accounting.records').records.write_bytes_atomically(uri, data)",
+            "    from dpsweep.accounting.records.files import write_bytes_atomically\n"
+            "    write_bytes_atomically(uri, data)",
             "sorted rows are public",
             True,
         ),

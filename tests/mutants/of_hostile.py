@@ -81,7 +81,8 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
         ENCRYPTION,
         B(
             "    write_in_private_folder(uri, stored)",
-            '    __import__("dpsweep.accounting.records").records.write_bytes_atomically(uri, stored)',
+            "    from dpsweep.accounting.records.files import write_bytes_atomically\n"
+            "    write_bytes_atomically(uri, stored)",
             "private files are public",
             True,
         ),

@@ -166,7 +166,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
         B(
             "write_in_private_folder(uri, data)",
-            '__import__("dpsweep.accounting.records").records.write_bytes_atomically(uri, data)',
+            '__import__("dpsweep.accounting.records.files").accounting.records.files.write_bytes_atomically(uri, data)',
             "norms are public",
             True,
         ),

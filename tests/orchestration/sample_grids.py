@@ -7,7 +7,7 @@ from typing import Any
 
 import yaml
 
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest
 from dpsweep.orchestration.records.layout import SweepFiles

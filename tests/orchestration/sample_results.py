@@ -10,7 +10,7 @@ from pathlib import Path
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.records import write_trace
+from dpsweep.accounting.records.traces import write_trace
 from dpsweep.orchestration.comparison.record import SweepRecord, rows
 from dpsweep.orchestration.comparison.told_reasons import claimed
 from dpsweep.orchestration.records.layout import SweepFiles

@@ -13,7 +13,7 @@ import pytest
 
 from dpsweep.accounting import ExponentialChoice, account
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records import read_trace
+from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep, tuning

@@ -15,7 +15,8 @@ import pytest
 from dpsweep.accounting.calibration.parameter_search import calibrate_noise_multiplier
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import TrialFiles, read_sealed, write_sealed
+from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.removal import forget_keys
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep

@@ -15,8 +15,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.accounting.records import UnsafeFile
 from dpsweep.accounting.records.files import write_in_private_folder
+from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.commands import cluster_jobs, listing
 from dpsweep.orchestration.commands.main import app, report
 from dpsweep.orchestration.commands.printed_tables import outcome_object, print_outcome

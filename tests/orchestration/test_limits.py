@@ -15,7 +15,7 @@ from mlflow import MlflowClient
 from rich.console import Console
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.status_command import headline, picture
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.library import open_sweep
 from dpsweep.orchestration.pipeline import run_sweep

@@ -13,7 +13,8 @@ from urllib.parse import urlsplit
 import numpy as np
 import pytest
 
-from dpsweep.accounting.records import delete_folder, exists, list_files, read_epsilons
+from dpsweep.accounting.records.epsilon_files import read_epsilons
+from dpsweep.accounting.records.files import delete_folder, exists, list_files
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted

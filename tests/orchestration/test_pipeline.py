@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import read_sealed, write_sealed
+from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.execution.backends import backend
 from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.execution.in_process import nothing_left

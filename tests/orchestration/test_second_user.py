@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption, StorageError
-from dpsweep.accounting.records import read_private
+from dpsweep.accounting.records.sealed import read_private
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.records.later_results import write_account

@@ -14,7 +14,7 @@ import pytest
 
 from dpsweep.accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
-from dpsweep.accounting.records import read_trace
+from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.status_command import status
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.stored import stored_record

@@ -13,8 +13,8 @@ import pytest
 from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import TrialFiles
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.pipeline import render_again, run_sweep
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes

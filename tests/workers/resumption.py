@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.records import read_private_sealed
+from dpsweep.accounting.records.sealed import read_private_sealed
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.spec import TrialSpec

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import read_private
+from dpsweep.accounting.records.sealed import read_private
 from dpsweep.workers.data.adult import adult
 from dpsweep.workers.data.base import (
     Dataset,

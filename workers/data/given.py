@@ -23,7 +23,7 @@ from torch.utils import data as torch_data
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.accounting.records import parsed_json
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split
 from dpsweep.workers.data.owner_columns import owners_in, people_in
 from dpsweep.workers.data.table import table

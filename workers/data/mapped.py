@@ -23,7 +23,8 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import UnsafeFile, is_encrypting, make_private_file, make_private_folder
+from dpsweep.accounting.records.encryption import is_encrypting
+from dpsweep.accounting.records.local_files import UnsafeFile, make_private_file, make_private_folder
 from dpsweep.workers.machine.folders import node_folder
 
 _MAX_ROWS_IN_MEMORY: Final = 1024

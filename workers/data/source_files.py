@@ -20,7 +20,7 @@ import pyarrow.csv as csv
 from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records import require_shallow_schema
+from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 from dpsweep.accounting.registry import lookup
 from dpsweep.workers.machine.folders import CACHE
 

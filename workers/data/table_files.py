@@ -22,7 +22,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import parsed_json
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values, names

@@ -12,7 +12,7 @@ from typing import Final
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.workers.evaluation.scores import Evaluation
 
 _QUANTILE: Final = 1.959963984540054

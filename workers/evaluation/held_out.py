@@ -8,7 +8,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import parsed_json, read_private, write_private
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import read_private, write_private
 
 if TYPE_CHECKING:  # these modules load torch
     from dpsweep.workers.data import Split

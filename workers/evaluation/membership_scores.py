@@ -13,7 +13,9 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import exists, read_private, read_table, write_private
+from dpsweep.accounting.records.arrow_tables import read_table
+from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.sealed import read_private, write_private
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]

@@ -17,7 +17,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import exists, parsed_json, read_private, read_table, write_private
+from dpsweep.accounting.records.arrow_tables import read_table
+from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import read_private, write_private
 from dpsweep.workers.tasks import TASKS, task_called
 
 if TYPE_CHECKING:  # these modules load torch

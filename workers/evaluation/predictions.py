@@ -25,7 +25,8 @@ from dpsweep.workers.evaluation.rates import (
     shares_of_users,
 )
 from dpsweep.workers.evaluation.scores import MIN_GROUP_SIZE, Evaluation, GroupEvaluation, fairness, shown_groups
-from dpsweep.workers.gradients import in_its_precision, modes_kept
+from dpsweep.workers.gradients.checks import in_its_precision
+from dpsweep.workers.gradients.modes import modes_kept
 from dpsweep.workers.gradients.rows_at_once import rows_at_once
 from dpsweep.workers.machine.devices import room_for_data
 from dpsweep.workers.tasks import known, task_called

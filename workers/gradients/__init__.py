@@ -1,30 +1,16 @@
-"""Per-example gradient norms and weighted sums of per-example gradients, at about the cost of a plain step."""
+"""Per-example gradient norms and weighted sums of per-example gradients, at about the cost of a plain step.
 
-from dpsweep.workers.gradients.checks import check_model, in_its_precision, require_autocast
-from dpsweep.workers.gradients.engine import GradientEngine
-from dpsweep.workers.gradients.hidden_state import HiddenState
-from dpsweep.workers.gradients.layers import OUTERMOST
-from dpsweep.workers.gradients.modes import RandomState, modes_kept, modes_of, set_modes
-from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
-from dpsweep.workers.gradients.planners import Planner, ShapePlanner, TimingPlanner
+Other rooms import only the modules in `__all__`.
+"""
 
 __all__ = [
-    "OUTERMOST",
-    "BatchNorms",
-    "GradientEngine",
-    "HiddenState",
-    "Planner",
-    "RandomState",
-    "ShapePlanner",
-    "TimingPlanner",
-    "WeightedSum",
-    "check_model",
+    "checks",
     "divided",
-    "in_its_precision",
-    "modes_kept",
-    "modes_of",
+    "engine",
+    "layers",
+    "modes",
+    "pass_results",
+    "planners",
     "reached",
-    "require_autocast",
     "rows_at_once",
-    "set_modes",
 ]

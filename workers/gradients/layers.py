@@ -10,15 +10,7 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpsweep.workers.gradients import (
-    attention,
-    convolution,
-    embedding,
-    linear,
-    normalization,
-    recurrent,
-    standardized,
-)
+from dpsweep.workers.gradients import attention, convolution, embedding, linear, normalization, recurrent, standardized
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, widen
 from dpsweep.workers.gradients.rules import Differentiate, Rewrite, Rule
 from dpsweep.workers.models import WeightStandardizedConv2d

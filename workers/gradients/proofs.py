@@ -26,13 +26,9 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import StorageError
-from dpsweep.accounting.records import (
-    UnsafeFile,
-    is_encrypting,
-    make_private_folder,
-    read_bytes,
-    write_in_private_folder,
-)
+from dpsweep.accounting.records.encryption import is_encrypting
+from dpsweep.accounting.records.files import read_bytes, write_in_private_folder
+from dpsweep.accounting.records.local_files import UnsafeFile, make_private_folder
 from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_of_a_package
 from dpsweep.workers.gradients.modes import modes_of
 from dpsweep.workers.machine.folders import node_folder

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import in_its_precision
+from dpsweep.workers.gradients.checks import in_its_precision
 
 Losses = Callable[[slice], Tensor]
 """The losses of the examples at a place, by the model as it is."""

@@ -9,7 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 
-from dpsweep.workers.gradients import HiddenState, RandomState, in_its_precision, modes_kept
+from dpsweep.workers.gradients.checks import in_its_precision
+from dpsweep.workers.gradients.hidden_state import HiddenState
+from dpsweep.workers.gradients.modes import RandomState, modes_kept
 
 _MIN_EXAMPLES, _MAX_EXAMPLES, _TARGET_VALUES = 512, 4096, 2**18
 """Smallest and largest pass in examples; between them, examples x max(features, parameters) is the third."""

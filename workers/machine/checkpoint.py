@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from dpsweep.accounting.records import delete, read_private, with_parts, write_private
+from dpsweep.accounting.records.files import delete, with_parts
+from dpsweep.accounting.records.sealed import read_private, write_private
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 
 _KIND: Final = b"dpsweep-checkpoint-"

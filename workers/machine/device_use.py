@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import exists, read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.files import exists, read_bytes, write_bytes_atomically
 
 
 @dataclass(frozen=True)

@@ -14,14 +14,10 @@ import zipfile
 from typing import Any
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import (
-    TrialFiles,
-    digest_of,
-    list_files,
-    parsed_json,
-    read_private_sealed,
-    write_private_sealed,
-)
+from dpsweep.accounting.records.files import digest_of, list_files
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 
 
 class NoTensors(Exception):

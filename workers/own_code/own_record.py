@@ -13,7 +13,8 @@ from pathlib import PurePath
 from typing import Final
 
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
-from dpsweep.accounting.records import TrialFiles, delete_folder, exists, list_files, read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.files import delete_folder, exists, list_files, read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.own_code.imports import UserCode, UserModule, is_import_path
 from dpsweep.workers.own_code.own_modules import SourceFile
 from dpsweep.workers.own_code.own_sources import digests_of, folder_of

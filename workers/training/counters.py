@@ -11,7 +11,7 @@ from typing import Final
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import read_private
+from dpsweep.accounting.records.sealed import read_private
 
 
 @dataclass

@@ -15,7 +15,7 @@ from pydantic import ConfigDict, TypeAdapter, ValidationError
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import read_bytes
+from dpsweep.accounting.records.files import read_bytes
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.device_use import DeviceUse
 from dpsweep.workers.own_code.imports import is_import_path

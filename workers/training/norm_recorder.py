@@ -12,9 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsweep.accounting.records import NormShardWriter, NormSnapshot, TrialFiles
+from dpsweep.accounting.records.shards import NormShardWriter, NormSnapshot
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import ClipRule, Examples
-from dpsweep.workers.gradients import BatchNorms
+from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.training.batch_gradients import BatchGradients, TrainingData
 from dpsweep.workers.training.snapshot_intervals import EndedInterval, Measurement, SnapshotInterval
 

@@ -25,10 +25,11 @@ from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.schedules import split_schedule
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples
-from dpsweep.accounting.records import Epsilons, NormSnapshot
+from dpsweep.accounting.records.epsilon_files import Epsilons
+from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
 from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
-from dpsweep.workers.gradients import modes_of, set_modes
+from dpsweep.workers.gradients.modes import modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import (

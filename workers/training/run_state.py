@@ -14,7 +14,7 @@ from torch import nn
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.workers.clipping import ClippingState
-from dpsweep.workers.gradients import modes_of, set_modes
+from dpsweep.workers.gradients.modes import modes_of, set_modes
 from dpsweep.workers.training.counters import COUNTERS, Counters
 from dpsweep.workers.training.history import EpochRecord
 

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.workers.clipping import ClipRule, Examples
-from dpsweep.workers.gradients import BatchNorms
+from dpsweep.workers.gradients.pass_results import BatchNorms
 
 _LARGEST_RATE: Final = 600.0
 """Largest `generator_rate`, so that exponentials stay finite in double precision."""

@@ -20,14 +20,15 @@ from dpsweep.accounting.audits import StatedRun
 from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records import NormSnapshot
+from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, released_bound
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_evaluated_on
 from dpsweep.workers.evaluation.rates import mean_by_group
 from dpsweep.workers.evaluation.scores import Evaluation
-from dpsweep.workers.gradients import RandomState, WeightedSum, modes_of
+from dpsweep.workers.gradients.modes import RandomState, modes_of
+from dpsweep.workers.gradients.pass_results import WeightedSum
 from dpsweep.workers.machine.devices import sent
 from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed, seed_torch
 from dpsweep.workers.noise.step_noise import OtherShares, make_step_noise

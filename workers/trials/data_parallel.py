@@ -33,7 +33,8 @@ from torch import Tensor, nn
 from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.predictions import Predictions, batches_of, predict
-from dpsweep.workers.gradients import BatchNorms, RandomState, WeightedSum, modes_of, set_modes
+from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
+from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.machine.checkpoint import DIGEST_BYTES
 from dpsweep.workers.noise.gaussian_sources import one_thread, start_generator, start_of
 from dpsweep.workers.noise.step_noise import NoiseShare

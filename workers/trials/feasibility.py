@@ -17,7 +17,10 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
 from dpsweep.workers.data import Dataset, as_targets
-from dpsweep.workers.gradients import OUTERMOST, GradientEngine, in_its_precision, modes_kept, require_autocast
+from dpsweep.workers.gradients.checks import in_its_precision, require_autocast
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.layers import OUTERMOST
+from dpsweep.workers.gradients.modes import modes_kept
 from dpsweep.workers.gradients.reached import listed, require_reached
 from dpsweep.workers.models import build_model
 from dpsweep.workers.own_code.imports import UserCode, blamed_on, is_import_path

@@ -25,7 +25,7 @@ from scipy.special import logsumexp
 from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.attack_results import GroupAttack, MembershipAttack, auc_interval

@@ -17,7 +17,8 @@ from typing import Final
 import torch
 
 from dpsweep.accounting.mechanism.trace import Release
-from dpsweep.accounting.records import TrialFiles, closed_to_strangers
+from dpsweep.accounting.records.files import closed_to_strangers
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.machine.memory import peak_bytes
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode

@@ -7,7 +7,10 @@ from dataclasses import asdict, replace
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import Release
-from dpsweep.accounting.records import TrialFiles, exists, write_private, write_trace
+from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.sealed import write_private
+from dpsweep.accounting.records.traces import write_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.norm_recorder import closed_afterwards

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
-from dpsweep.accounting.records import TrialFiles, read_bytes
+from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
 from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors

@@ -15,18 +15,11 @@ from torch import Tensor, nn
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Release
-from dpsweep.accounting.records import (
-    TrialFiles,
-    delete,
-    exists,
-    read_bytes,
-    read_trace,
-    write_bytes_atomically,
-    write_private,
-    write_private_sealed,
-    write_trace,
-    write_users,
-)
+from dpsweep.accounting.records.files import delete, exists, read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.sealed import write_private, write_private_sealed
+from dpsweep.accounting.records.traces import read_trace, write_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import write_users
 from dpsweep.workers.clipping import claims, make_clipping
 from dpsweep.workers.data import Dataset, are_shared, load_dataset, ownership, shared_users
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks

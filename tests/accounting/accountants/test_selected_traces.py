@@ -21,7 +21,7 @@ from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.numerics.renyi import epsilon_improved
-from dpsweep.accounting.records import read_trace, write_trace
+from dpsweep.accounting.records.traces import read_trace, write_trace
 
 DELTA = 1e-5
 

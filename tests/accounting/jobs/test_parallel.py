@@ -21,17 +21,17 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, public_text
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from dpsweep.accounting.jobs import (
+from dpsweep.accounting.jobs.examples import (
     AccountingJob,
-    Counting,
     Part,
     PartwiseJob,
     Result,
+    account_all,
     account_in_process,
     epsilons_of_part,
 )
-from dpsweep.accounting.jobs.examples import account_all
 from dpsweep.accounting.jobs.parallel import AccountingFailed, AccountingQueue, _Room
+from dpsweep.accounting.jobs.summaries import Counting
 from dpsweep.accounting.jobs.user_accounting import account_users
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import list_files

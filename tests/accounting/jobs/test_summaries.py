@@ -19,18 +19,17 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.jobs import (
-    AccountingJob,
+from dpsweep.accounting.jobs.examples import AccountingJob, PartResult, gathered
+from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
+from dpsweep.accounting.jobs.summaries import (
+    BitHistogram,
     CountedEpsilons,
     Counting,
     EpsilonSummary,
     Moments,
-    PartResult,
+    order_statistics,
     summarise,
 )
-from dpsweep.accounting.jobs.examples import gathered
-from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
-from dpsweep.accounting.jobs.summaries import BitHistogram, order_statistics
 from dpsweep.accounting.records.epsilon_files import Epsilons, StoredEpsilons, write_epsilons
 
 LEVELS = (0.1, 0.3, 0.5, 0.7, 0.9)

@@ -16,9 +16,9 @@ from numpy.typing import NDArray
 from dpsweep.accounting.calibration.parameter_search import calibrate_filter
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual import individual_epsilons
-from dpsweep.accounting.jobs import (
+from dpsweep.accounting.jobs import user_accounting as users_module
+from dpsweep.accounting.jobs.examples import (
     AccountingJob,
-    Counting,
     Part,
     PartwiseJob,
     Result,
@@ -26,7 +26,7 @@ from dpsweep.accounting.jobs import (
     inputs_of,
     store_epsilons,
 )
-from dpsweep.accounting.jobs import user_accounting as users_module
+from dpsweep.accounting.jobs.summaries import Counting
 from dpsweep.accounting.jobs.user_accounting import (
     AccountShares,
     ReuseShares,
@@ -37,22 +37,16 @@ from dpsweep.accounting.jobs.user_accounting import (
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.pld import epsilon_of_examples
-from dpsweep.accounting.records import (
-    KEY_VARIABLE,
-    MANIFEST,
-    StoredUsers,
-    TrialFiles,
-    exists,
-    list_files,
-    read_bytes,
-    read_epsilons,
-    read_private,
-    read_trace,
-    write_private_sealed,
-    write_users,
-)
+from dpsweep.accounting.records.arrow_parts import MANIFEST
+from dpsweep.accounting.records.encryption import KEY_VARIABLE
+from dpsweep.accounting.records.epsilon_files import read_epsilons
+from dpsweep.accounting.records.files import exists, list_files, read_bytes
 from dpsweep.accounting.records.part_files import PartFiles
+from dpsweep.accounting.records.sealed import read_private, write_private_sealed
 from dpsweep.accounting.records.snapshot_objects import Piece, read_piece
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import StoredUsers, write_users
 from tests.accounting.known import known
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
 

@@ -14,7 +14,7 @@ from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.records import read_trace, write_trace
+from dpsweep.accounting.records.traces import read_trace, write_trace
 
 Array = NDArray[np.float64]
 

@@ -34,7 +34,7 @@ from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.accounting.mechanism.units import EXAMPLE, User
-from dpsweep.accounting.records import read_trace, write_trace
+from dpsweep.accounting.records.traces import read_trace, write_trace
 
 DELTA = 1e-5
 

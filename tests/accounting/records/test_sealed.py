@@ -9,7 +9,9 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import epsilon_files, parsed_json, read_sealed, user_rows, write_private_sealed
+from dpsweep.accounting.records import epsilon_files, user_rows
+from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import read_sealed, write_private_sealed
 from dpsweep.accounting.records.snapshots import Snapshot
 
 

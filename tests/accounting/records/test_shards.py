@@ -19,7 +19,6 @@ from dpsweep.accounting.mechanism.samplings import (
     ShuffledSampling,
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.records import UnsafeFile
 from dpsweep.accounting.records import files as storage
 from dpsweep.accounting.records.epsilon_files import (
     Epsilons,
@@ -30,6 +29,7 @@ from dpsweep.accounting.records.epsilon_files import (
     write_epsilons,
 )
 from dpsweep.accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.accounting.records.shards import NormShards, NormSnapshot, read_contributions
 from dpsweep.accounting.records.traces import read_trace, write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles

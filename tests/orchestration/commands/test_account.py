@@ -23,10 +23,10 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.pld import epsilon_of_examples
-from dpsweep.accounting.records import StoredUsers
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.user_files import StoredUsers
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison import claims
 from dpsweep.orchestration.records import remembered

@@ -10,7 +10,7 @@ from typer.testing import CliRunner, Result
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
-from dpsweep.accounting.records import UnsafeFile
+from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.attempts import Attempt, AttemptLog, read_attempts

@@ -18,8 +18,8 @@ from dpsweep import orchestration
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason, weakened
-from dpsweep.accounting.records import TrialFiles
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison import claims
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep

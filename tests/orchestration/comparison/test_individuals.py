@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpsweep.accounting.jobs import CountedEpsilons, Counting, Members, summarise
 from dpsweep.accounting.jobs.release import GroupStatistics, ReleasedStatistics
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, Members, summarise
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.orchestration.comparison.individuals import (

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsweep.accounting.records import read_epsilons
+from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.autoscaled import autoscaled_cluster

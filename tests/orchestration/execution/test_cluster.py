@@ -19,9 +19,9 @@ import pytest
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import NormShards
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.cluster import connected

@@ -13,7 +13,7 @@ import pytest
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
-from dpsweep.accounting.jobs import Scatter, account_in_process
+from dpsweep.accounting.jobs.examples import Scatter, account_in_process
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.epsilon_files import read_epsilons

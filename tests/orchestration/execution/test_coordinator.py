@@ -15,10 +15,10 @@ import pytest
 from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import StorageError
-from dpsweep.accounting.jobs import Part, PartwiseJob, Result, Scatter, account_in_process
+from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, Scatter, account_in_process
 from dpsweep.accounting.jobs.parallel import AccountingFailed
-from dpsweep.accounting.records import exists
 from dpsweep.accounting.records.epsilon_files import read_epsilons
+from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.record import SweepRecord, exact

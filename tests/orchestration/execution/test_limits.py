@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.records import exists
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus

@@ -26,7 +26,8 @@ BLIND = """
 import sys
 from pathlib import Path
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import NormShards, TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.on_ray import on_cluster
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -74,7 +75,8 @@ sys.stdin.read()
 '''
 import os, signal, subprocess, sys, time
 import ray
-from dpsweep.accounting.records import NormShards, TrialFiles
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.on_ray import on_cluster
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep

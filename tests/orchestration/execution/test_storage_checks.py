@@ -18,9 +18,11 @@ import torch
 from pyarrow import fs
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
-from dpsweep.accounting.jobs import account_part
+from dpsweep.accounting.jobs.examples import account_part
 from dpsweep.accounting.records import files as storage
-from dpsweep.accounting.records import local_files, read_bytes, read_epsilons
+from dpsweep.accounting.records import local_files
+from dpsweep.accounting.records.epsilon_files import read_epsilons
+from dpsweep.accounting.records.files import read_bytes
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution import storage_checks
 from dpsweep.orchestration.execution.backend import TrialContext

@@ -12,7 +12,8 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import UnsafeFile, write_bytes_atomically
+from dpsweep.accounting.records.files import write_bytes_atomically
+from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 

@@ -24,7 +24,8 @@ from dpsweep.workers.clipping import (
     make_clipping,
 )
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.gradients import BatchNorms, GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.spec import Component, DataSpec
 
 GROUPS = tuple("0123456789")

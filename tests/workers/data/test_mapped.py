@@ -13,7 +13,8 @@ import pytest
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import KEY_VARIABLE, TrialFiles
+from dpsweep.accounting.records.encryption import KEY_VARIABLE
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import cifar, load_dataset, mapped, texts
 from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.spec import Component, DataSpec

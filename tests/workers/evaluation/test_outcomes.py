@@ -11,7 +11,8 @@ import pytest
 from sklearn.metrics import confusion_matrix, log_loss
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records import TrialFiles, read_bytes
+from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes, write_outcomes
 from dpsweep.workers.evaluation.rates import confusion_counts

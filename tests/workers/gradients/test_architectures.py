@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from benchmarks.architectures import FTTransformer
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import MODELS as REGISTERED
 
 FAST = {"rule", "rewrite", "parameters per row"}

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
 

@@ -10,10 +10,11 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpsweep.workers.gradients import GradientEngine, ShapePlanner
 from dpsweep.workers.gradients.capture import capturing
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.factors import ExampleGradients, Planned
 from dpsweep.workers.gradients.layers import find_layers
+from dpsweep.workers.gradients.planners import ShapePlanner
 from tests.workers.brute_force import per_example_loss
 from tests.workers.gradients.test_engine import CASES
 

@@ -14,7 +14,9 @@ from torch.nn.utils import parametrizations
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.clipping.clipping_method import NORM_ERROR
-from dpsweep.workers.gradients import BatchNorms, GradientEngine, check_model
+from dpsweep.workers.gradients.checks import check_model
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from tests.workers.devices import DEVICE

@@ -12,7 +12,7 @@ from torch.utils.checkpoint import checkpoint
 from torchvision.models import VisionTransformer
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE
 

@@ -7,9 +7,10 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.workers.clipping.clipping_method import NORM_ERROR
-from dpsweep.workers.gradients import BatchNorms, GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.factors import sum_of_squares
 from dpsweep.workers.gradients.linear import OuterProducts
+from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from tests.workers.brute_force import per_example_loss
 from tests.workers.gradients.test_engine import CASES

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import pytest
 import torch
 
-from dpsweep.workers.gradients import GradientEngine, TimingPlanner
 from dpsweep.workers.gradients.convolution import Correlations, Geometry
-from dpsweep.workers.gradients.planners import Alternative, ShapePlanner, T, default_planner
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.planners import Alternative, ShapePlanner, T, TimingPlanner, default_planner
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
 from tests.workers.gradients.test_engine import CASES, TOLERANCE
 

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine, proofs
+from dpsweep.workers.gradients import proofs
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.proofs import digest_of
 from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function

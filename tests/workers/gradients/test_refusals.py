@@ -11,8 +11,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
-from dpsweep.workers.gradients.engine import PerExampleLoss
+from dpsweep.workers.gradients.engine import GradientEngine, PerExampleLoss
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
 from tests.workers.gradients import adversarial

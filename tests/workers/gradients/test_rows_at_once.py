@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from dpsweep.workers.gradients import modes_of
+from dpsweep.workers.gradients.modes import modes_of
 from dpsweep.workers.gradients.rows_at_once import rows_of_size, widest_layer
 
 

@@ -11,7 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import BatchNorms, GradientEngine, WeightedSum
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.spec import ExecutionSpec
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import NAME

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from dpsweep.workers.gradients import BatchNorms, GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.spec import Component

@@ -16,7 +16,7 @@ from torch.nn import functional
 from torchvision.ops import StochasticDepth
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
 

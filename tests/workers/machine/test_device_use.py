@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine import devices
 from dpsweep.workers.machine.device_use import DeviceUse, read_device_use
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device, missing_gpu

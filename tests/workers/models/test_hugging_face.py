@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn.functional import cross_entropy
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.spec import Component, DataSpec
 from tests.workers.data_folders import make_texts, make_tokenizer

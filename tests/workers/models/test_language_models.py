@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.spec import Component
 from dpsweep.workers.tasks import IGNORED

@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import pixels
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_for_shape, offered
 from dpsweep.workers.spec import Component, DataSpec
 from tests.workers.trial_runs import train

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.own_code.imports import UserCode, UserModule
 from dpsweep.workers.own_code.own_record import changed_code, own_code, require_same_code, store_code, stored_code
 from dpsweep.workers.spec import Component, DataSpec, TrialSpec

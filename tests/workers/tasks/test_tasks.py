@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Source, as_targets, load_dataset, load_source, make_split
 from dpsweep.workers.evaluation.outcomes import ScoredOutcomes, read_outcomes
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.spec import Component, DataSpec, TrialSpec
 from dpsweep.workers.tasks import IGNORED, MAIN_SCORES, TASKS, main_score
 from dpsweep.workers.tasks.losses import LOSSES, TASK_OF, build_loss

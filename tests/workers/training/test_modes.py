@@ -15,7 +15,7 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.predictions import evaluate
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.modes import modes_of
 from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
 from dpsweep.workers.spec import Component, NormSpec

@@ -12,7 +12,7 @@ import torch
 
 from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp_at
 from dpsweep.workers.clipping import ClipRule, Examples
-from dpsweep.workers.gradients import BatchNorms
+from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.machine.checkpoint import save_checkpoint
 from dpsweep.workers.training.norm_recorder import choose_rows, is_due
 from dpsweep.workers.training.snapshot_intervals import EndedInterval, Measurement, SnapshotInterval, generator_rate

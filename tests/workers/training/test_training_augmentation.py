@@ -9,7 +9,7 @@ import torch
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.gradients import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_model
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
 from dpsweep.workers.tasks.losses import build_loss

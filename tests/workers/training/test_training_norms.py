@@ -12,8 +12,8 @@ import pytest
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records import TrialFiles
 from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers import clipping
 from dpsweep.workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
 from dpsweep.workers.clipping.clipping_method import clip_factor

@@ -15,7 +15,7 @@ from dpsweep.accounting.accountants.one_run import total_rho
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule, planned_trace
 from dpsweep.accounting.mechanism.trace import GaussianRelease
-from dpsweep.accounting.records import read_bytes
+from dpsweep.accounting.records.files import read_bytes
 from dpsweep.workers import clipping
 from dpsweep.workers.sampling.samplers import planned_sampling
 from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec

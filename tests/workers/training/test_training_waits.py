@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.accounting.records import TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, NormSpec
 from dpsweep.workers.training.norm_recorder import closed_afterwards

@@ -20,8 +20,8 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.workers.gradients import GradientEngine
 from dpsweep.workers.gradients.divided import own_part
+from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.spec import AttackSpec, Component, DataSpec, ExecutionSpec, TrialSpec
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_divisible

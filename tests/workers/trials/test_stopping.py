@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records import NormShards, TrialFiles, read_trace
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.spec import ExecutionSpec, NormSpec, TrialSpec
 from dpsweep.workers.trials.stopping import close_trial
 from dpsweep.workers.trials.trial import Progress, run_trial
