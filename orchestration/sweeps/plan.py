@@ -41,8 +41,8 @@ from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
-from dpsweep.workers.sampling.users import population, require_owners, require_per_user, require_strangers
-from dpsweep.workers.spec import DataSpec, NormSpec, TrialSpec
+from dpsweep.workers.sampling.users import planned_population, require_per_user
+from dpsweep.workers.spec import DataSpec, NormSpec, Shard, TrialSpec
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from dpsweep.workers.training.preprocessing import planned_releases
 from dpsweep.workers.training.trial_mechanism import (
@@ -171,16 +171,15 @@ class _Planner:
             dataset, rows, digest = self._loaded(trial.data)
         require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)
         is_tried = self.code is not None or not own_parts(trial)
-        parameters = self._check_combination(trial) if is_tried else None
+        shard = self.sweep.reserved(trial).shard
+        parameters = self._check_combination(trial, shard) if is_tried else None
         method = _built(trial, dataset, self.code or NO_CODE)
-        if self.sweep.reserved(trial).shard is not None:
+        if shard is not None:
             require_divisible(trial)
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
-        require_owners(trial, dataset.rows_kept is not None)
-        require_strangers(trial, dataset.shared_users)
+        size = planned_population(trial, dataset)
         require_room(trial.attacks.exposure, rows, dataset.train_size)
-        size = population(trial.users, dataset.train_size, dataset.rows_per_user, dataset.rows_kept)
         mechanism = mechanism_of(trial, method, size, after_training)
         return _Checked(point, after_training, dataset, digest, method, mechanism, parameters)
 
@@ -237,7 +236,7 @@ class _Planner:
 
         return _once(self.datasets, data, load)
 
-    def _check_combination(self, trial: TrialSpec) -> int:
+    def _check_combination(self, trial: TrialSpec, shard: Shard | None) -> int:
         """Try data, preprocessing, model, loss and augmentation together. Return the number of trainable parameters."""
         combination = StepSpec(
             trial.model,
@@ -246,7 +245,7 @@ class _Planner:
             trial.augmentation,
             trial.execution.autocast,
             self.sweep.without_gradient,
-            self.sweep.reserved(trial).shard,
+            shard,
         )
 
         def attempt() -> DpsweepError | TriedModel:

@@ -31,8 +31,8 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.mechanism.samplings import RANDOM_ALLOCATION
-from dpsweep.workers.data import Dataset, Split, are_shared, rows_of_owners, rows_per_user
-from dpsweep.workers.dataset_description import RowsKept, RowsPerUser
+from dpsweep.workers.data import Dataset, Split, are_shared, rows_of_owners, rows_per_user, shared_users
+from dpsweep.workers.dataset_description import DatasetDescription, RowsKept, RowsPerUser
 from dpsweep.workers.sampling.rows_per_user import RELEASE
 from dpsweep.workers.sampling.samplers import RowDraws, Rows, make_row_draws
 from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSampling, UserSpec
@@ -80,7 +80,7 @@ def sampled(sampling: UserSampling) -> str:
             assert_never(sampling)
 
 
-def require_strangers(spec: TrialSpec, shared: int) -> None:
+def _require_strangers(spec: TrialSpec, shared: int) -> None:
     """Raise `InvalidInput` if the trial protects users and people who train own test examples, too.
 
     shared: of `shared_users`. Measures of test data would show these people, and no epsilon covers that.
@@ -93,7 +93,7 @@ def require_strangers(spec: TrialSpec, shared: int) -> None:
         ) from PrivateDetail(f"{shared} people own rows of both")
 
 
-def require_owners(spec: TrialSpec, is_shared: bool) -> None:
+def _require_owners(spec: TrialSpec, is_shared: bool) -> None:
     """Raise `InvalidInput` if the trial protects users, rows may have several (``is_shared``), and no epsilon of theirs
     is proven here.
     """
@@ -117,11 +117,24 @@ def require_owners(spec: TrialSpec, is_shared: bool) -> None:
         )
 
 
+def planned_population(spec: TrialSpec, data: DatasetDescription) -> int:
+    """Return `population` of a trial on the described data.
+
+    Raises: InvalidInput if the data name no users, people who train own test examples, too, or rows have several owners
+    and no epsilon of theirs is proven here.
+    """
+    _require_owners(spec, data.rows_kept is not None)
+    _require_strangers(spec, data.shared_users)
+    return population(spec.users, data.train_size, data.rows_per_user, data.rows_kept)
+
+
 def population_of(spec: TrialSpec, dataset: Dataset) -> int:
-    """Return `population` of a trial on a data set whose users still have all of their rows."""
+    """Return `planned_population` of a trial on a data set whose users still have all of their rows."""
     if spec.users is None:
         return len(dataset.train)
     owners, most, kept = dataset.train.user_ids, spec.users.max_records, None
+    _require_owners(spec, are_shared(owners))
+    _require_strangers(spec, shared_users(dataset))
     if owners is not None and are_shared(owners):
         kept = ((most, len(rows_of_owners(owners, most))),)
     return population(spec.users, len(dataset.train), rows_per_user(dataset.train), kept)

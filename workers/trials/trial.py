@@ -21,7 +21,7 @@ from dpsweep.accounting.records.traces import read_trace, write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import write_users
 from dpsweep.workers.clipping import claims, make_clipping
-from dpsweep.workers.data import Dataset, are_shared, load_dataset, ownership, shared_users
+from dpsweep.workers.data import Dataset, load_dataset, ownership
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
 from dpsweep.workers.evaluation.held_out import write_wrong
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes
@@ -43,7 +43,7 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.noise.step_noise import EARLIER, NoiseShare, share_of_rank
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.own_code.own_record import require_same_code, store_code
-from dpsweep.workers.sampling.users import population_of, require_owners, require_strangers, with_rows_of_users
+from dpsweep.workers.sampling.users import population_of, with_rows_of_users
 from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
@@ -234,8 +234,6 @@ def begin(
     they divide the model. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
-    require_owners(spec, are_shared(dataset.train.user_ids))
-    require_strangers(spec, shared_users(dataset))
     method = make_clipping(spec.clipping, code)
     mechanism = mechanism_of(spec, method, population_of(spec, dataset), releases)
     digest = dataset.digest()

@@ -69,7 +69,7 @@ def data() -> Dataset:
     features = generator.normal(size=(ROWS, 20)).astype(np.float32)
     users = np.arange(ROWS) // 2
     split = make_split(features, (features[:, 0] > 0).astype(np.int64), np.arange(ROWS) % 2, user_ids=users)
-    return Dataset("audit", split, split, None, ("even", "odd"), ("a", "b"))
+    return Dataset("audit", split, replace(split, user_ids=None), None, ("even", "odd"), ("a", "b"))
 
 
 def trainer_of(spec: TrialSpec, root: Path, noise: type[SeededNoise] = SeededNoise) -> Trainer:
