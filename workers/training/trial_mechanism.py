@@ -34,8 +34,7 @@ LEAST_ORDER: Final = 4.0
 def mechanism_of(
     spec: TrialSpec, method: ClippingMethod, dataset_size: int, releases: tuple[Release, ...] = ()
 ) -> TrialMechanism:
-    """Return the mechanism of ``spec`` on a population of ``dataset_size`` training examples, or users if they are
-    sampled.
+    """Return the mechanism of ``spec`` on a population of this size: training examples, or users if they are sampled.
 
     method: that of the spec. releases: made from the same data in addition to training.
 

@@ -1,6 +1,6 @@
 """Membership inference per group: by a loss threshold, and by a likelihood ratio with few reference models.
 
-In the second (RMIA; Zarifzadeh et al. 2024), the score of an example x is r(x) = Pr(x | attacked model) / Pr(x), where
+The second is RMIA (Zarifzadeh et al. 2024). The score of an example x is r(x) = Pr(x | attacked model) / Pr(x), where
 Pr(x) is the mean of Pr(x | model) over reference models. Half of them were trained with x and half without.
 Pr(x | model) is exp(-loss), the probability of the label under cross-entropy. RMIA itself scores x by the number of
 population examples z for which r(x) / r(z) exceeds a factor. All x are compared with the same z, so this number orders
@@ -49,9 +49,9 @@ def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[G
     """Attack every group by a loss threshold (paper A, App. D): members are training examples, others test examples.
 
     The success rate bounds epsilon neither from above nor from below. A low rate proves nothing, because a better
-    attack may succeed. A high rate is no lower bound on epsilon: an audit that counts correct guesses (Steinke et al.
-    2023) must decide by an independent fair coin whether an example is in the training set, whereas here the test set
-    may differ from the training set by more than membership. `dpsweep.workers.training.one_run_audit` uses such coins.
+    attack may succeed. A high rate is no lower bound on epsilon: the test set may differ from the training set by more
+    than membership. An audit that counts correct guesses must decide by an independent fair coin whether an example is
+    in the training set (Steinke et al. 2023); `dpsweep.workers.training.one_run_audit` uses such coins.
 
     Per group, equally many members and non-members are drawn at random by ``seed``; half of each choose the threshold,
     the other half measure the attack. Groups with fewer than two members or non-members are left out. The result is
