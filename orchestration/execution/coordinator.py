@@ -128,7 +128,9 @@ class Coordinator:
         if kind is not None:
             self._interrupted.set()
             self._give_up()  # parts may wait for resources that trials hold, and nothing else would end the wait
-            self._recorder.abandon()  # first, as a part that is accounted in this process may take long
+            # first, as a part that is accounted in this process may take long
+            have_ended = all(trial.state.has_ended for trial in self._status.trials)
+            self._recorder.abandon([trial.key for trial in self._status.trials] if have_ended else ())
         self._accountant.shutdown(wait=True, cancel_futures=kind is not None)
 
     def _is_left_to_account(self, key: str) -> bool:

@@ -92,8 +92,13 @@ class TrackingRecorder:
         self._is_over = self._is_complete = self._is_closed = True
         self._tell()
 
-    def abandon(self) -> None:
-        """Record what can be in `LAST_MOMENTS`, and close the sweep's runs as killed; nothing is raised."""
+    def abandon(self, keys: Iterable[str] = ()) -> None:
+        """Record what can be in `LAST_MOMENTS`, and close the sweep's runs as killed; nothing is raised.
+
+        keys: those that `finish` would be given, where all trials have ended and it was not called yet; so `recording`
+        tells what is missing then, too.
+        """
+        self._keys = self._keys or frozenset(keys)
         self._until = time.monotonic() + LAST_MOMENTS / 2.0
         self._ending.set()
 

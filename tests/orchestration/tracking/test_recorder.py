@@ -233,8 +233,9 @@ def test_a_silent_tracker_does_not_hold_up_the_end(folder: Path, monkeypatch: py
     following.start()
     following.changed(trial.key)
     wait_until(lambda: tracker.updates > 0, "a request that is never answered")
-    following.abandon()
+    following.abandon([trial.key])
     assert not following.recording.is_closed
+    assert following.recording.missing().startswith("0 of 1 trials are recorded in MLflow (interrupted)")
     tracker.released.set()
 
 
