@@ -264,7 +264,7 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
 
     def solved(budget: Budget, guess: float, stride: float) -> float | None:
         def excess(sigma: float) -> float:
-            return _excess(budget.cost(_in_few_segments(_sampled(trace_of(sigma)))), budget.limit)
+            return _excess(budget.cost(_in_few_segments(sampled_alike(trace_of(sigma)))), budget.limit)
 
         return _smallest(excess, guess, stride, SEARCHED_NOISE_MULTIPLIERS, waste=1e-3)
 
@@ -280,7 +280,7 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
     return solved(budget, 0.95 * found, 0.02) or found, 0.002
 
 
-def _sampled(trace: Trace) -> Trace:
+def sampled_alike(trace: Trace) -> Trace:
     """Return a run of nearly the same cost: random allocation as Poisson batches, which Renyi DP covers."""
     segments = tuple(
         replace(segment, sampling=PoissonSampling(1.0 / segment.sampling.block))

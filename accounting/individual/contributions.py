@@ -16,6 +16,8 @@ that query's sensitivity:
   one Gaussian, at worst the one with the largest u of its steps (paper C, Theorem 2).
 - Full batches and shuffled epochs under ``replace_one``: moved is 1 + c and side is 2, because nothing is known about
   the record that takes the example's place (docs/group-proof.md, Theorem 5).
+- Random allocation: the example is in one step of each block. A block is one round of its largest u, and has a law of
+  its own (`BlockLaw`, `dpsweep.accounting.individual.blocks`).
 
 Renyi and privacy-loss accounting need only the sum of log E_Q[(P/Q)^z] over the steps. It is smooth in u, so each step
 is split linearly between the two nodes (grid points of u) beside its u. For real z = alpha > 1 this can only increase
@@ -30,22 +32,31 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate, groupby
 from typing import Any, NamedTuple, assert_never
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
+from scipy import special
 
 from dpsweep.accounting.errors import UnsupportedMechanism
-from dpsweep.accounting.mechanism.reductions import as_accounted, cases_of
-from dpsweep.accounting.mechanism.samplings import Draws, Sampling
+from dpsweep.accounting.mechanism.reductions import ALLOCATED_SHIFTS, MOST_ALLOCATED, as_accounted, cases_of
+from dpsweep.accounting.mechanism.samplings import Draws, RandomAllocationSampling, Sampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Trace
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 Array = NDArray[np.float64]
 
+_LEVEL = math.sqrt(6.0)
+_PLACE_UP = 1.0 + 1e-9
+"""Factor on places, far above their error from rounding."""
+_FEW_BLOCKS = 64
+_SPENT = 1e-6
+"""Share of delta for blocks of random allocation that lose mass to infinity."""
+LARGEST_LOSS = 1e3
+"""Largest mass that a block may lose, over `BlockLaw.tail`."""
 _MOSTLY = 0.75
 """Probability of batches that are cut above which all are accounted for as cut."""
 
@@ -87,12 +98,48 @@ class StepLaw(NamedTuple):
     chance: float
 
 
+class BlockLaw(NamedTuple):
+    """A block of ``steps`` steps of random allocation; in the one that an example joins it moves the sum by at most
+    ``top`` noise standard deviations. tail: about the mass that each block may lose to an infinite loss. blocks: about
+    their number in the run, for choices on which no bound rests.
+
+    The place of a block in which it moves the sum by x is tau(x) / tau(top), tau(x) = erf(x / sqrt(6)). The expectation
+    of a convex function of the likelihood ratio is convex in it (docs/accounting-proofs.md, "Many noise levels").
+    """
+
+    steps: int
+    top: float
+    tail: float
+    blocks: int
+
+    def shifts(self, places: Array) -> Array:
+        """Return how far the sum is moved at each place."""
+        moved = _LEVEL * special.erfinv(places * special.erf(self.top / _LEVEL))
+        return np.asarray(np.where(places < 1.0, np.minimum(moved, self.top), self.top))
+
+    def roots(self, shifts: Array) -> Array:
+        """Return the square root of the place of each shift, rounded up."""
+        places = special.erf(shifts / _LEVEL) / special.erf(self.top / _LEVEL)
+        return np.minimum(np.sqrt(places) * _PLACE_UP, 1.0)
+
+
+Law = StepLaw | BlockLaw
+
+
 @dataclass(frozen=True)
 class SampledNodes:
-    """The nodes (values of u) for all steps with one law: precisions [nodes] increase; the first may be 0."""
+    """The nodes for all steps with one law: precisions [nodes] increase; the first may be 0.
 
-    law: StepLaw
+    They are values of u, or of a block's place.
+    """
+
+    law: Law
     precisions: Array
+
+    @property
+    def largest(self) -> Array:
+        """Return u of the one unsampled Gaussian that dominates a step at each node; shape [nodes]."""
+        return self.precisions if isinstance(self.law, StepLaw) else np.square(self.law.shifts(self.precisions))
 
 
 @dataclass(frozen=True)
@@ -153,7 +200,7 @@ class StepWeights:
         return replace(self, sampled=sampled, steps=replace(self.steps, nodes=places[self.steps.nodes]))
 
 
-Spread = Callable[[Mapping[StepLaw, tuple[Stretch, ...]], Array], tuple[tuple[SampledNodes, ...], SparseRows]]
+Spread = Callable[[Mapping[Law, tuple[Stretch, ...]], Array], tuple[tuple[SampledNodes, ...], SparseRows]]
 """Reduces the stretches with each law, given contributions [snapshots, rows]."""
 
 
@@ -175,6 +222,11 @@ class RecordedContributions:
         """Return the contributions, validated. Raises: InvalidInput as `checked_snapshots` does."""
         return RecordedContributions(*checked_snapshots(steps, values, trace), as_accounted(trace))
 
+    @property
+    def has_blocks(self) -> bool:
+        """Return whether batches are randomly allocated, so that laws above the true ones are composed."""
+        return any(segment.sampling.draws is Draws.ALLOCATED for segment in self.trace.segments)
+
     def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
         """Return the contributions of some rows."""
         columns = self.values.T
@@ -189,28 +241,42 @@ class RecordedContributions:
                     found |= part.offset + self.values[:, part.column] > 0.0
         return found
 
-    def costs(self, spread: Spread) -> StepWeights:
-        """Return the step weights of each example; ``spread`` reduces the sampled steps."""
+    def costs(self, spread: Spread, tail: float = 0.0) -> StepWeights:
+        """Return the step weights of each example; ``spread`` reduces the sampled steps. tail: of `BlockLaw`."""
         values = np.ascontiguousarray(self.values.T, np.float64)
         trace = self.trace
         releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
         precision = np.full(len(self.values), float(sum(releases)))
-        sampled: dict[StepLaw, tuple[Stretch, ...]] = {}
+        sampled: dict[Law, tuple[Stretch, ...]] = {}
+        places: list[Array] = []
+        top = min(_largest_shift(trace), ALLOCATED_SHIFTS[1])
         for sampling, chance, stretches in _stretches(tuple(self.steps), trace):
             match sampling.draws:
                 case Draws.EPOCH:
-                    precision += _shuffled_precision(stretches, values, sampling.steps_per_epoch)
+                    for worst, epochs in _worst_by_epoch(stretches, values, sampling.steps_per_epoch):
+                        precision += epochs * worst
+                case Draws.ALLOCATED:
+                    assert isinstance(sampling, RandomAllocationSampling), "the only one that draws so"
+                    block = BlockLaw(min(sampling.block, MOST_ALLOCATED), top, tail, _blocks(trace))
+                    for worst, blocks in _worst_by_epoch(stretches, values, sampling.block):
+                        alone = worst > top**2 if block.steps > 1 else np.ones_like(worst, np.bool_)
+                        precision += np.where(alone, blocks * worst, 0.0)
+                        if block.steps > 1 and top > 0.0:
+                            alike = Stretch(len(values) + len(places), 0, blocks, 1.0, 0.0, 0.0)
+                            sampled[block] = (*sampled.get(block, ()), alike)
+                            places.append(np.where(alone, 0.0, block.roots(np.sqrt(worst))))
                 case Draws.INDEPENDENT | Draws.SUBSET if sampling.sample_rate == 1.0:
                     precision += sum(part.steps * part.precisions(values[part.column]) for part in stretches)
                 case Draws.INDEPENDENT | Draws.SUBSET:
                     law = StepLaw(sampling.sample_rate, chance)
                     sampled[law] = sampled.get(law, ()) + stretches
-                case Draws.IN_TURN | Draws.ALLOCATED:
+                case Draws.IN_TURN:
                     raise UnsupportedMechanism(f"no epsilon of single examples is known for {sampling.words}")
                 case unknown:
                     assert_never(unknown)
         pure = tuple(release.epsilon for release in trace.releases if isinstance(release, PureRelease))
-        return StepWeights(*spread(sampled, values), precision, pure, trace.dataset_size)
+        recorded_and_places = np.array([*values, *places]) if places else values
+        return StepWeights(*spread(sampled, recorded_and_places), precision, pure, trace.dataset_size)
 
 
 @functools.lru_cache(maxsize=16)
@@ -255,16 +321,53 @@ def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
     return tuple(steps)
 
 
-def _shuffled_precision(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Array:
-    """Return the sum over epochs, an unfinished last one included, of the largest u within the epoch; shape [rows]."""
-    total, worst = np.zeros(values.shape[1]), np.zeros(values.shape[1])
-    current = 0
+def _worst_by_epoch(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Iterator[tuple[Array, int]]:
+    """Yield the largest u [rows] within an epoch, and how many epochs are alike; an unfinished last one is included."""
+    worst, current = np.zeros(values.shape[1]), 0
     for part in stretches:
         precisions = part.precisions(values[part.column])
         first, last = ((step - stretches[0].start) // steps_per_epoch for step in (part.start, part.stop - 1))
-        worst, total = (worst, total) if first == current else (np.zeros_like(worst), total + worst)
+        if first > current:
+            yield worst, 1
+            worst = np.zeros_like(worst)
         worst = np.maximum(worst, precisions)
         if last > first:
-            worst, total = precisions, total + worst + (last - first - 1) * precisions
+            yield worst, 1
+            if last - first > 1:
+                yield precisions, last - first - 1
+            worst = precisions
         current = last
-    return total + worst
+    yield worst, 1
+
+
+def _largest_shift(trace: Trace) -> float:
+    """Return how far a full contribution to a noisy, randomly allocated batch moves the sum at most."""
+    drawn = (segment for segment in trace.segments if segment.sampling.draws is Draws.ALLOCATED)
+    return max((s.amplitude() for s in drawn if s.noise_multiplier > 0.0), default=0.0) * _PLACE_UP
+
+
+def _blocks(trace: Trace) -> int:
+    """Return at least the number of blocks."""
+    return sum(
+        -(-segment.steps // segment.sampling.block) + 1
+        for segment in trace.segments
+        if isinstance(segment.sampling, RandomAllocationSampling)
+    )
+
+
+def density_of_blocks(trace: Trace) -> int:
+    """Return a factor on the number of nodes: with few blocks of random allocation, errors between nodes count more."""
+    return 2 if 0 < _blocks(trace) <= _FEW_BLOCKS else 1
+
+
+def tail_of_blocks(trace: Trace, delta: float) -> tuple[float, float]:
+    """Return `BlockLaw.tail` for this run, and what is left of ``delta``.
+
+    Each block may lose `LARGEST_LOSS` tails. An upper bound on epsilon at the delta left is one at ``delta``.
+    """
+    blocks = _blocks(trace)
+    if not blocks:
+        return 0.0, delta
+    share = _SPENT * delta / (LARGEST_LOSS * blocks)
+    tail = 10.0 ** (4 * math.floor(math.log10(share) / 4))  # rounded down, so that laws are reused
+    return max(tail, 1e-300), delta * (1.0 - 2.0 * _SPENT)

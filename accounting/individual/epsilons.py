@@ -48,7 +48,8 @@ def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
 def _by_pld(recorded: RecordedContributions, delta: float) -> Bounds:
     from dpsweep.accounting.individual.pld import pld_epsilons
 
-    return pld_epsilons(recorded, delta)
+    upper, lower = pld_epsilons(recorded, delta)
+    return upper, None if recorded.has_blocks else lower
 
 
 INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], Bounds]] = {

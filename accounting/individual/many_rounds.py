@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpsweep.accounting.individual.contributions import StepLaw, StepWeights, Stretch
+from dpsweep.accounting.individual.contributions import Law, StepLaw, StepWeights, Stretch
 from dpsweep.accounting.pld import (
     MIN_DELTA,
     TOLERANCE,
@@ -40,7 +40,7 @@ _ROUND_UP = 1.0 + 1e-9
 _RARELY = 1e-3
 """Largest probability of all cases of a round but the likeliest: more would be too costly as steps of their own."""
 
-Steps = Mapping[StepLaw, tuple[Stretch, ...]]
+Steps = Mapping[Law, tuple[Stretch, ...]]
 
 
 def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
@@ -94,7 +94,7 @@ def _as_steps(rounds: GroupRounds) -> Steps | None:
     """
     if rounds.allocated:
         return None
-    counts: dict[StepLaw, list[Stretch]] = defaultdict(list)
+    counts: dict[Law, list[Stretch]] = defaultdict(list)
     for law, count in rounds.laws:
         if law.dropped or not all(map(_is_sampled_gaussian, (mixture for _, mixture in law.cases))):
             return None

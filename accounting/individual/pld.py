@@ -34,6 +34,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsweep.accounting.individual.blocks import (
+    MOST_POINTS,
+    block_spectra,
+    cut_by_repetitions,
+    enough_decay,
+    lattice_damping,
+    spectrum_columns,
+)
 from dpsweep.accounting.individual.contour import (
     EXPONENTS,
     Contour,
@@ -44,9 +52,14 @@ from dpsweep.accounting.individual.contour import (
 )
 from dpsweep.accounting.individual.contributions import (
     Array,
+    BlockLaw,
+    Law,
     RecordedContributions,
+    SampledNodes,
     StepLaw,
     StepWeights,
+    density_of_blocks,
+    tail_of_blocks,
 )
 from dpsweep.accounting.individual.inversion import (
     FLOAT_ERROR,
@@ -70,7 +83,7 @@ from dpsweep.accounting.pld import MIN_DELTA, PairBounds, epsilon_of_rounds, rou
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 """Numbers of points of a contour, tried in this order; if even the longest ends too early, exp(K) is damped on it."""
 
-_LONGEST = 512
+_LONGEST = MOST_POINTS
 """Points of a contour tried without damping in that case; at its high frequencies K may be too far from linear."""
 
 _CUTS = (3, 4, 5, 6, 7, 8)
@@ -121,9 +134,10 @@ def _ordered_epsilons(contributions: RecordedContributions, delta: float) -> tup
     lattice.
     """
     trace = contributions.trace
-    is_short = trace.steps <= _FEW_STEPS
-    first, *denser = _DENSITIES if is_short else (1,)
-    costs = contributions.costs(functools.partial(spread_linearly, nodes=first * NODES))
+    tail, delta = tail_of_blocks(trace, delta)
+    is_short = trace.steps <= _FEW_STEPS and tail == 0.0
+    first, *denser = _DENSITIES if is_short else (density_of_blocks(trace),)
+    costs = contributions.costs(functools.partial(spread_linearly, nodes=first * NODES), tail)
     renyi = renyi_costs(costs, delta)
     upper, lower, loose = bounds_of_costs(costs, renyi, _NOTICEABLE)
     for density in denser:
@@ -159,7 +173,7 @@ def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
     A sampled Gaussian is a post-processing of the unsampled one. With mean shift m the loss is N(m^2 / 2, m^2), and
     Pr[N(0, 1) > z] <= exp(-z^2 / 2). Pure releases add to epsilon.
     """
-    precisions = np.concatenate([np.empty(0), *(part.precisions for part in costs.sampled)])
+    precisions = np.concatenate([np.empty(0), *(part.largest for part in costs.sampled)])
     precision = weighted_sums(costs, precisions[:, None], np.array([[0.0], [1.0]]))[:, 0]
     mean = np.sqrt(precision)
     return np.asarray(
@@ -194,16 +208,26 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) 
 
 
 @kept(256 * 2**20)
-def _moment_columns(law: StepLaw, nodes: bytes, contour: Contour, direction: str) -> Array:
-    """`moment_table` and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
+def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: str) -> Array:
+    """Logs of moments and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
 
     Columns: real parts, imaginary parts, the largest error in each piece of the contour plus `STEP_ERROR`, decay.
     """
-    table = moment_table(law, np.frombuffer(nodes), contour, direction)
-    errors = table.errors.reshape(len(table.errors), _PIECES, -1).max(axis=2) + STEP_ERROR
-    exponent = _real_exponent(contour.tilt, direction)
-    decays = [_node_decay(law, nodes, exponent, contour.spacing * size) for size in _cut_sizes(contour)]
-    return np.hstack([table.log_moments.real, table.log_moments.imag, errors, np.transpose(decays)])
+    if isinstance(law, BlockLaw):
+        period = 2.0 * np.pi / contour.spacing
+        log_moments, errors, decay = spectrum_columns(
+            block_spectra(law, nodes, contour.tilt, period, direction), contour.size
+        )
+        decays = decay[:, _cut_sizes(contour)]
+    else:
+        table = moment_table(law, np.frombuffer(nodes), contour, direction)
+        log_moments, errors = table.log_moments, table.errors
+        exponent = _real_exponent(contour.tilt, direction)
+        decays = np.transpose(
+            [_node_decay(law, nodes, exponent, contour.spacing * size) for size in _cut_sizes(contour)]
+        )
+    errors = errors.reshape(len(errors), _PIECES, -1).max(axis=2) + STEP_ERROR
+    return np.hstack([log_moments.real, log_moments.imag, errors, decays])
 
 
 @kept(16 * 2**20)
@@ -278,21 +302,36 @@ class _Group:
     def _reach(self, sizes: Sequence[int]) -> NDArray[np.bool_]:
         """Return whether exp(K) is negligible beyond contours of these sizes; shape [rows, sizes]."""
         ends = np.array([self._contour(size).end for size in sizes])
-        exponent = _real_exponent(self.bucket.tilt, self.direction)
-        decays = [
-            np.transpose([_node_decay(p.law, p.precisions.tobytes(), exponent, end) for end in ends.tolist()])
-            for p in self.costs.sampled
-        ]
+        decays = [self._decays(part, sizes) for part in self.costs.sampled]
         table = np.concatenate([np.empty((0, len(ends))), *decays])
         decay = weighted_sums(self.costs, table, np.array([0.0 * ends, 0.5 * ends**2]), self.places)
-        return np.asarray(decay >= -np.log(NEGLIGIBLE))
+        wanted = -np.log(NEGLIGIBLE)
+        if any(isinstance(part.law, BlockLaw) for part in self.costs.sampled):
+            return enough_decay(decay, wanted)
+        return np.asarray(decay >= wanted)
+
+    def _decays(self, part: SampledNodes, sizes: Sequence[int]) -> Array:
+        """Return the decay beyond contours of these sizes at each node of ``part``; shape [nodes, sizes]."""
+        nodes, tilt, period = part.precisions.tobytes(), self.bucket.tilt, 2.0 * np.pi / self._contour(1).spacing
+        if isinstance(part.law, BlockLaw):
+            spectra = block_spectra(part.law, nodes, tilt, period, self.direction)
+            return spectrum_columns(spectra, 1)[2][:, list(sizes)]
+        exponent = _real_exponent(tilt, self.direction)
+        return np.transpose([_node_decay(part.law, nodes, exponent, self._contour(size).end) for size in sizes])
 
     def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
-        """Raise ``bounds`` [2, all rows] of some rows of the bucket, given the bounds of the other direction."""
+        """Raise ``bounds`` [2, all rows] of some rows of the bucket, given the bounds of the other direction.
+
+        With blocks, lower bounds are those of the pairs that replace them.
+        """
+        repeated = [part.law for part in self.costs.sampled if isinstance(part.law, BlockLaw)]
+        v = max([v, *(lattice_damping(law, contour) for law in repeated)])
         table, plain, cuts = self._columns(contour), _plain_columns(self.costs.pure, contour, v), _cuts(contour, v)
         for start in range(0, len(rows), _BLOCK):
             some = rows[start : start + _BLOCK]
             exponents = weighted_sums(self.costs, table, plain, self.places[some])
+            if repeated:
+                exponents[:, -len(_CUTS) :] = cut_by_repetitions(exponents[:, -len(_CUTS) :])
             raise_bounds(bounds, self.bucket.of(some), exponents, cuts, contour, v, self.renyi)
 
     def _columns(self, contour: Contour) -> Array:

@@ -8,16 +8,21 @@ first, then at those around the best. Any order gives an upper bound.
 from __future__ import annotations
 
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
+from dpsweep.accounting.individual.blocks import block_moments
 from dpsweep.accounting.individual.contributions import (
     Array,
+    BlockLaw,
+    Law,
     RecordedContributions,
     StepLaw,
     StepWeights,
+    tail_of_blocks,
 )
 from dpsweep.accounting.individual.kernels import best_orders
 from dpsweep.accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
@@ -70,17 +75,19 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> Array:
     Spreading steps over nodes can only increase it, because RDP is convex in a step's precision
     (`dpsweep.accounting.individual.contributions`).
     """
-    return _converted(contributions, delta, improved_terms(ORDERS, delta))
+    return _converted(contributions, delta, improved_terms)
 
 
 def classic_epsilons(contributions: RecordedContributions, delta: float) -> Array:
     """As `rdp_epsilons`, but by Mironov's conversion, which papers A and C use; never below `rdp_epsilons`."""
-    return _converted(contributions, delta, classic_terms(ORDERS, delta))
+    return _converted(contributions, delta, classic_terms)
 
 
-def _converted(contributions: RecordedContributions, delta: float, terms: Array) -> Array:
+def _converted(contributions: RecordedContributions, delta: float, terms: Callable[[Array, float], Array]) -> Array:
     """Return the upper epsilon [rows] where ``terms`` are added to the RDP at each order."""
-    return _best_orders(_on_few_nodes(contributions.costs(spread_linearly)), terms).epsilons(delta)
+    tail, left = tail_of_blocks(contributions.trace, delta)
+    costs = _on_few_nodes(contributions.costs(spread_linearly, tail))
+    return _best_orders(costs, terms(ORDERS, left)).epsilons(left)
 
 
 @dataclass(frozen=True)
@@ -142,9 +149,13 @@ def _entries(costs: StepWeights) -> tuple[Array, NDArray[np.int32], NDArray[np.i
 
 
 @functools.lru_cache(maxsize=32)
-def _table(law: StepLaw, nodes: bytes) -> Array:
+def _table(law: Law, nodes: bytes) -> Array:
     """Return the table of one law for `_stacked`; cached (up to 4 MB each): all parts of a trial share nodes."""
-    table = np.array([_node_rdp(law, u) for u in np.frombuffer(nodes).tolist()])
+    if isinstance(law, BlockLaw):
+        both = (block_moments(law, nodes, exponents.tobytes()) for exponents in (ORDERS, 1.0 - ORDERS))
+        table = np.maximum(*both) / (ORDERS - 1.0)
+    else:
+        table = np.array([_node_rdp(law, u) for u in np.frombuffer(nodes).tolist()])
     table.setflags(write=False)
     return table
 

@@ -15,8 +15,9 @@ import functools
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsweep.accounting.individual.contour import Contour, moment_table
-from dpsweep.accounting.individual.contributions import Array, StepLaw, StepWeights
+from dpsweep.accounting.individual.blocks import block_moments
+from dpsweep.accounting.individual.contour import EXPONENTS, Contour, moment_table
+from dpsweep.accounting.individual.contributions import Array, BlockLaw, Law, StepWeights
 from dpsweep.accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
 from dpsweep.accounting.individual.spreading import weighted_sums
 from dpsweep.accounting.individual.table_cache import kept
@@ -71,9 +72,12 @@ def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
 
 
 @kept(16 * 2**20)
-def _log_moments(law: StepLaw, nodes: bytes, contour: Contour, direction: str) -> Array:
+def _log_moments(law: Law, nodes: bytes, contour: Contour, direction: str) -> Array:
     """Return the upper bounds [nodes] on log A at the real point of a contour; they include the error of
     interpolation.
     """
+    if isinstance(law, BlockLaw):
+        exponent = EXPONENTS[direction](contour.points[:1]).real
+        return block_moments(law, nodes, exponent.tobytes())[:, 0] + STEP_ERROR
     table = moment_table(law, np.frombuffer(nodes), contour, direction)
     return np.asarray(table.log_moments[:, 0].real + table.errors[:, 0] + STEP_ERROR)

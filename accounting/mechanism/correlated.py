@@ -84,20 +84,20 @@ def steps_apart(sampling: Sampling, steps: int) -> int:
 
 
 def require_step_by_step(trace: Trace) -> None:
-    """Raise `UnsupportedMechanism` unless what one example contributes to a step costs the same whenever it does."""
+    """Raise `UnsupportedMechanism` unless the cost of one example follows from its contribution to each step."""
     require_supported(trace)
     if not all(costs_by_step(segment.sampling, trace.strategy) for segment in trace.segments):
         raise UnsupportedMechanism(
-            "no epsilon of given examples is proven here for random allocation, cyclic Poisson batches or correlated "
-            "noise; ask for that of the worst case"
+            "no epsilon of given examples is proven here for cyclic Poisson batches or correlated noise; ask for that "
+            "of the worst case"
         )
 
 
 def costs_by_step(sampling: Sampling, strategy: NoiseStrategy) -> bool:
-    """Return whether epsilons of given examples are proven: each step costs what the example contributes to it."""
+    """Return whether epsilons of single examples are proven: a round costs what the example contributes to it."""
     match strategy:
         case IndependentNoise():
-            return _has_common_pairs(sampling)
+            return sampling.draws is Draws.ALLOCATED or _has_common_pairs(sampling)
         case _:
             return False
 

@@ -29,6 +29,8 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, of_records
 
 ALLOCATED_SHIFTS = (1e-4, 1.0 / 0.3)
 """The range of shifts, in noise standard deviations, in which random allocation is bounded from below, too."""
+MOST_ALLOCATED = 1_000_000
+"""Most steps of a block that are told apart; the mean of fewer ratios is above that of more in convex order."""
 _RAREST = 1e-3
 """Largest share of delta that `rarest_apart` spends."""
 _ROUND_DOWN = 1.0 - 1e-12

@@ -4,6 +4,8 @@ Building blocks for other accountants: `group_law` and `examples_law` return a `
 1 / noise multiplier; `discretise` returns the certified law of its loss on a lattice (`dpsweep.accounting.pld.loss`).
 """
 
+from dpsweep.accounting.pld.allocation import mean_from_above
+from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.chains import Chain, epsilon_of_chain, profile_of_chain, rounds_or_chain
 from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, PairBounds, epsilon_of_rounds, require_pld_delta
 from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
@@ -21,15 +23,23 @@ from dpsweep.accounting.pld.groups import (
 from dpsweep.accounting.pld.loss import LatticeLoss, discretise
 from dpsweep.accounting.pld.prefixes import upper_of_prefixes
 from dpsweep.accounting.pld.profile import CertifiedProfile, profile_of_rounds
-from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, examples_law, group_law
+from dpsweep.accounting.pld.sensitivity import (
+    AllocatedRound,
+    RoundLaw,
+    SensitivityMixture,
+    examples_law,
+    group_law,
+)
 
 __all__ = [
     "MIN_DELTA",
     "TOLERANCE",
+    "AllocatedRound",
     "CertifiedDelta",
     "CertifiedEpsilon",
     "CertifiedProfile",
     "Chain",
+    "EvenLaw",
     "GroupRounds",
     "LatticeLoss",
     "PairBounds",
@@ -46,6 +56,7 @@ __all__ = [
     "group_law",
     "grows_at_least_linearly",
     "linear_growth",
+    "mean_from_above",
     "profile_of_chain",
     "profile_of_rounds",
     "require_pld_delta",

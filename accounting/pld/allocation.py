@@ -44,6 +44,8 @@ _HEAVY: Final = 0.45
 """Shift above which grids of blocks take less time than one transform."""
 _KEPT: Final = 1.0 - 1e-6
 """Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
+_LITTLE: Final = 100.0
+"""Mass of Q that grids of blocks may lose, over the tail, where both directions are asked for."""
 _DECADES: Final = 4
 """What grids may lose is rounded down to a power of 10 with a multiple of this as exponent, so that laws are reused."""
 
@@ -277,9 +279,7 @@ def allocated_loss(
     order = 1.0 + tilt if direction == "remove" else -tilt
     even = _even_law(allocated, direction, tail, bound, order) if fineness is FINE else None
     if even is None:
-        law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness)
-        kept = (law.values > 0.0) & (law.masses > 0.0)
-        even = EvenLaw(law.values[kept], law.masses[kept], law.lost, float(law.masses[law.values == 0.0].sum()))
+        even = _atoms(_mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness))
     losses, q = sign * np.log(even.values), even.masses
     p = q * even.values
     first, second = (p, q) if direction == "remove" else (q, p)
@@ -299,3 +299,16 @@ def allocated_loss(
         rounding=np.asarray(_ROUNDING * numerator, dtype=np.float64),
     )
     return spread(cells, spacing) if bound == "upper" else merge(cells, spacing)
+
+
+def mean_from_above(allocated: AllocatedRound, tail: float) -> EvenLaw:
+    """Return a law of the mean that is above it, for both directions, whatever the order of the moments asked for."""
+    found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), "upper")
+    if found is not None and found.lost_of_q <= _LITTLE * tail:
+        return found
+    return _atoms(_mean_law(allocated.shift, allocated.steps, _rounded(tail), "upper", FINE))
+
+
+def _atoms(law: _Law) -> EvenLaw:
+    kept = (law.values > 0.0) & (law.masses > 0.0)
+    return EvenLaw(law.values[kept], law.masses[kept], law.lost, float(law.masses[law.values == 0.0].sum()))

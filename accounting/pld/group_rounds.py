@@ -17,15 +17,13 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
-from dpsweep.accounting.mechanism.reductions import ALLOCATED_SHIFTS, as_accounted, cases_of
+from dpsweep.accounting.mechanism.reductions import ALLOCATED_SHIFTS, MOST_ALLOCATED, as_accounted, cases_of
 from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling, Sampling, draws_by_epoch
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, RoundLaw, SensitivityMixture, examples_law, group_law
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
-MOST_ALLOCATED = 1_000_000
-"""Most steps of a block that are told apart; the mean of fewer ratios is above that of more in convex order."""
 _GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest one / _GRID_POINTS
 
 

@@ -11,7 +11,7 @@ from typing import Final
 
 from dpsweep.accounting.accountants.one_run import optimal_order
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget, RhoBudget
-from dpsweep.accounting.calibration.parameter_search import calibrate_filter, count_within_budget
+from dpsweep.accounting.calibration.parameter_search import calibrate_filter, count_within_budget, sampled_alike
 from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import as_independent, costs_by_step, steps_apart
@@ -106,7 +106,7 @@ def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:
     if spec.norms.are_off:
         return LEAST_ORDER
     planned = replace(mechanism, selection=None).trace(spec.epochs)
-    return max(optimal_order(planned, spec.delta), LEAST_ORDER) if planned.is_private else LEAST_ORDER
+    return max(optimal_order(sampled_alike(planned), spec.delta), LEAST_ORDER) if planned.is_private else LEAST_ORDER
 
 
 def affordable_epochs(spec: TrialSpec, mechanism: TrialMechanism, public_accuracies: Sequence[float]) -> int:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from dpsweep.accounting.individual.contributions import RecordedContributions, StepWeights
+from dpsweep.accounting.individual.contributions import RecordedContributions, StepLaw, StepWeights
 from dpsweep.accounting.individual.rdp import FEW_ORDERS, classic_epsilons, rdp_epsilons, renyi_costs
 from dpsweep.accounting.individual.spreading import spread_linearly
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
@@ -58,6 +58,7 @@ def at_every_order(recorded: RecordedContributions) -> NDArray[np.float64]:
     costs = recorded.costs(spread_linearly)
     total = costs.precision[:, None] * (0.5 * ORDERS) + sum(pure_rdp(epsilon, ORDERS) for epsilon in costs.pure)
     for part, weights in zip(costs.sampled, weights_of(costs), strict=True):
+        assert isinstance(part.law, StepLaw)
         reached = weights.any(axis=0)
         noise = (np.inf if u == 0.0 else u**-0.5 for u in part.precisions[reached])
         table = [0.0 * ORDERS if np.isinf(each) else sampled_gaussian_rdp(part.law.sample_rate, each) for each in noise]
@@ -126,6 +127,7 @@ def test_spreading_keeps_the_steps_and_what_they_cost_together(trace: Trace) -> 
     spread = recorded.costs(spread_linearly)
     assert (spread.steps.weights > 0.0).all()
     for part, weights in zip(spread.sampled, weights_of(spread), strict=True):
+        assert isinstance(part.law, StepLaw)
         steps, precision = 0, np.zeros(len(recorded.values))
         for segment in (segment for segment in trace.segments if segment.sampling.sample_rate == part.law.sample_rate):
             side = sum(query.noise_multiplier**-2 for query in segment.side_queries)

@@ -16,7 +16,6 @@ from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.calibration.parameter_search import calibrate_filter
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
-from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, SideQuery, Trace
@@ -194,8 +193,7 @@ def test_runs_together_and_delta_agree_with_one_run() -> None:
         (lambda run: rounds_of_group(run, 2), "groups of 2 in randomly allocated batches have no common round"),
         (lambda run: account(run, 1e-5, "rdp"), "by privacy loss distributions alone; use the accountant 'pld'"),
         (lambda run: account(run, 1e-5, "dp-accounting-pld"), "by privacy loss distributions alone"),
-        (lambda run: individual_epsilons([0], [[1.0]], run, 1e-5), "no epsilon of given examples is proven here"),
-        (lambda run: epsilon_of_examples(run, [0], [[1.0]], 1e-5), "no epsilon of given examples is proven here"),
+        (lambda run: epsilon_of_examples(run, [0], [[1.0], [1.0]], 1e-5), "groups of 2 in randomly allocated batches"),
         (lambda run: calibrate_filter(run, 1.0, 1e-5), "a filter limits the contributions"),
         (lambda run: account_selection(run, RandomTrials(5), 1e-5, "rdp"), "by privacy loss distributions alone"),
         (lambda run: replace(run, adjacency="replace_one"), "no accounting under 'replace_one'"),

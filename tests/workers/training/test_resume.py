@@ -52,7 +52,7 @@ SCHEDULE_PARAMS: Mapping[str, dict[str, Any]] = {
 """Every schedule so that its noise changes within four epochs."""
 
 
-EPSILONS_OF_EXAMPLES = [name for name in SAMPLERS if name not in ("random_allocation", "cyclic_poisson")]
+EPSILONS_OF_EXAMPLES = [name for name in SAMPLERS if name != "cyclic_poisson"]
 """Samplings with which epsilons of single examples are proven."""
 IN_THE_GATE = ("poisson", "fixed", "shuffle", "random_allocation")
 

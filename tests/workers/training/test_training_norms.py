@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting import account
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers import clipping
@@ -22,6 +23,7 @@ from dpsweep.workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, 
 from dpsweep.workers.training.counters import read_counters
 from dpsweep.workers.training.snapshot_intervals import Measurement
 from dpsweep.workers.training.trainer import new_courses, note_epoch
+from tests.accounting.stored_trial import account_trial, job_of
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, planned_mechanism, small_trial
 
@@ -263,13 +265,17 @@ def test_a_group_without_a_finite_gradient_has_no_mean() -> None:
     assert [course.biases for course in courses] == [[0.0], [None], [pytest.approx(1.0)]]
 
 
-def test_random_allocation_takes_no_norms_of_all_examples(tmp_path: Path) -> None:
-    """No epsilon of single examples is proven there: auto is off, and what asks for them is refused by name."""
-    allocated = small_trial(sampling=SamplingSpec("random_allocation", 52), clipping=clipping_by("flat"), epochs=1)
-    train(replace(allocated, norms=NormSpec("auto")), tmp_path)
-    assert not Path(TrialFiles(str(tmp_path)).norms).exists()
-    words = "with randomly allocated batches no epsilon of single examples is proven"
-    with pytest.raises(InvalidInput, match=f"refreshes_per_epoch is 1.0, but {words}"):
-        train(replace(allocated, norms=NormSpec(1.0)), tmp_path / "norms")
-    with pytest.raises(InvalidInput, match=f"'individual' limits what single examples pay, but {words}"):
-        train(replace(allocated, norms=NormSpec("auto"), clipping=clipping_by("individual")), tmp_path / "individual")
+@pytest.mark.parametrize(("clipping", "kind"), [("dpsgd_f", "estimate"), ("individual", "output_specific")])
+def test_random_allocation_takes_norms_of_all_examples(clipping: str, kind: str, tmp_path: Path) -> None:
+    """An epoch is one round of the largest norm on record in it, and costs at most what the worst case does."""
+    allocated = small_trial(sampling=SamplingSpec("random_allocation", 52), clipping=clipping_by(clipping), epochs=2)
+    _, trace, _ = train(replace(allocated, norms=NormSpec("auto")), tmp_path)
+    found = account_trial(job_of(str(tmp_path), 1e-5))
+    assert (found.kind, found.lower) == (kind, None)
+    assert 0.0 < found.upper.min() < found.upper.max() <= 1.1 * account(trace, 1e-5).epsilon
+
+
+def test_random_allocation_has_no_filter(tmp_path: Path) -> None:
+    allocated = small_trial(sampling=SamplingSpec("random_allocation", 52), clipping=clipping_by("filter"), epochs=1)
+    with pytest.raises(UnsupportedMechanism, match="a filter limits the contributions of single examples to noisy"):
+        train(replace(allocated, norms=NormSpec("auto")), tmp_path)
