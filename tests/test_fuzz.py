@@ -42,6 +42,7 @@ MIXED = Trace(
         "truncated",
         "users",
         "allocated",
+        "allocated, each",
         "shuffled, rows",
     ],
 )

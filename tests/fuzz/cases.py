@@ -242,6 +242,13 @@ _KINDS: Mapping[str, Callable[[np.random.Generator], tuple[Trace, float]]] = {
     "users": _users,
     "allocated": _allocated,
     "correlated": _correlated,
+    "allocated, each": _allocated,
 }
-_OWN: Mapping[str, Unit] = {"truncated": "example", "users": "user", "allocated": "example", "correlated": "example"}
+_OWN: Mapping[str, Unit] = {
+    "truncated": "example",
+    "users": "user",
+    "allocated": "example",
+    "correlated": "example",
+    "allocated, each": "rows",
+}
 """Kinds of which one question alone is asked."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
+from collections.abc import Sequence
 from itertools import product
 
 import numpy as np
@@ -33,7 +35,7 @@ def exact(case: Case, members: Members) -> Bracket:
     if isinstance(case.trace.segments[0].sampling, TruncatedPoissonSampling):
         return Bracket(attack_on_cut_batches(case), math.inf)
     if isinstance(case.trace.segments[0].sampling, RandomAllocationSampling):
-        return _of_allocated(case)
+        return _of_allocated(case, members)
     if isinstance(case.trace.segments[0].sampling, FixedOrderSampling):
         return correlated.of_fixed_order(case.trace, case.delta, _SLACK)
     in_turns = isinstance(case.trace.segments[0].sampling, CyclicPoissonSampling)
@@ -88,32 +90,44 @@ def attack_on_cut_batches(case: Case) -> float:
     found = 0.0
     for others, (first, second) in product((size, size - 1), ((0, 1), (1, 0))):
         masses = _cell_masses(rate, most if most < size else others + 1, others, segment.noise_multiplier)
-        found = max(found, _composed_down(masses[first], masses[second], segment.steps, case.delta))
+        found = max(found, _composed_down([(masses[first], masses[second], segment.steps)], case.delta))
     return found
 
 
-def _of_allocated(case: Case) -> Bracket:
-    """At least what cells of the complete blocks give, which is post-processing; at most one Gaussian a block."""
+def _of_allocated(case: Case, members: Members) -> Bracket:
+    """At least what cells of the complete blocks give, which is post-processing; at most one Gaussian a block.
+
+    A block counts at the largest contribution on record in it. From below, it counts at the least.
+    """
     (segment,) = case.trace.segments
     sampling = segment.sampling
     assert isinstance(sampling, RandomAllocationSampling)
     block = sampling.steps_per_epoch // sampling.per_epoch
-    shift = math.hypot(1.0 / segment.noise_multiplier, *(1.0 / side.noise_multiplier for side in segment.side_queries))
+    sides = [1.0 / side.noise_multiplier for side in segment.side_queries]
+    of_blocks = [
+        [members.at(step)[0] / segment.noise_multiplier for step in range(start, min(start + block, segment.steps))]
+        for start in range(0, segment.steps, block)
+    ]
+    whole = closed_forms.gaussian(math.hypot(*(math.hypot(max(steps), *sides) for steps in of_blocks)), case.delta)
+    complete = Counter(math.hypot(min(steps), *sides) for steps in of_blocks if len(steps) == block)
+    laws = [(*_cells_of_block(shift, block), count) for shift, count in complete.items() if shift > 0.0]
+    spacing = 2e-3 * min([1.0, *(shift for shift in complete if shift > 0.0)])
+    removed = _composed_down(laws, case.delta, spacing)
+    added = _composed_down([(q, p, count) for p, q, count in laws], case.delta, spacing)
+    return Bracket(max(removed, added) * (1.0 - _SLACK), whole * (1.0 + _SLACK))
+
+
+@functools.lru_cache(maxsize=8)
+def _cells_of_block(shift: float, block: int) -> tuple[Array, Array]:
+    """Masses of the cells of all outputs of a block, with the example and without."""
     edges = np.concatenate(([-np.inf], np.linspace(-7.0, 7.0 + shift, {1: 4000, 2: 600, 3: 90}[block]), [np.inf]))
     idle, joined = np.diff(stats.norm.cdf(edges)), np.diff(stats.norm.cdf(edges, shift))
 
     def law(of_step: list[Array]) -> Array:
         return np.asarray(functools.reduce(np.multiply.outer, of_step)).ravel()
 
-    absent = law([idle] * block)
     present = np.mean([law([joined if step == at else idle for step in range(block)]) for at in range(block)], axis=0)
-    spacing, count = 2e-3 * min(1.0, shift), segment.steps // block
-    found = [
-        _composed_down(p, q, count, case.delta, spacing) if count else 0.0
-        for p, q in ((present, absent), (absent, present))
-    ]
-    whole = closed_forms.gaussian(shift * math.sqrt(-(-segment.steps // block)), case.delta)
-    return Bracket(max(found) * (1.0 - _SLACK), whole * (1.0 + _SLACK))
+    return np.asarray(present), law([idle] * block)
 
 
 def _cell_masses(rate: float, most: int, others: int, sigma: float) -> tuple[Array, Array]:
@@ -133,15 +147,23 @@ def _cell_masses(rate: float, most: int, others: int, sigma: float) -> tuple[Arr
     return present, absent
 
 
-def _composed_down(p: Array, q: Array, steps: int, delta: float, spacing: float = 2e-3) -> float:
-    """Epsilon of independent rounds with cell masses p against q, losses rounded down; infinite losses are left out."""
-    seen = (p > 1e-13) & (q > 1e-13)
-    places = np.floor(np.log(p[seen] / q[seen]) / spacing).astype(np.int64)
-    first = int(places.min())
-    law = np.bincount(places - first, weights=p[seen])
-    size = 1 << (steps * len(law)).bit_length()
-    masses = np.maximum(np.fft.irfft(np.fft.rfft(law, size) ** steps, size)[: steps * len(law)], 0.0)
-    losses = spacing * (steps * first + np.arange(len(masses)))
+def _composed_down(laws: Sequence[tuple[Array, Array, int]], delta: float, spacing: float = 2e-3) -> float:
+    """Epsilon of independent rounds with cell masses p against q, so many of each; losses are rounded down, and
+    infinite ones left out.
+    """
+    rounds, lowest, length = [], 0, 1
+    for p, q, count in laws:
+        seen = (p > 1e-13) & (q > 1e-13)
+        places = np.floor(np.log(p[seen] / q[seen]) / spacing).astype(np.int64)
+        first = int(places.min())
+        rounds.append((np.bincount(places - first, weights=p[seen]), count))
+        lowest, length = lowest + count * first, length + count * len(rounds[-1][0])
+    if not rounds:
+        return 0.0
+    size = 1 << length.bit_length()
+    spectra = [np.fft.rfft(law, size) ** count for law, count in rounds]
+    masses = np.maximum(np.fft.irfft(functools.reduce(np.multiply, spectra), size)[:length], 0.0)
+    losses = spacing * (lowest + np.arange(len(masses)))
     masses[masses < 1e-15] = 0.0
     low, high = 0.0, max(float(losses[-1]), 0.0)
     for _ in range(40):
