@@ -200,7 +200,7 @@ def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound
         if group_size > 1:
             raise UnsupportedMechanism(
                 f"groups of {group_size} in {sampling.words} have no common round, as their members may join different "
-                "steps; use the accountant 'pld', which goes from one example to the next"
+                f"steps; only the cost of any {group_size} examples is known, by the accountant 'pld'"
             )
         if piece.start != run_stop or sampling != before:
             run_start, before = piece.start, sampling

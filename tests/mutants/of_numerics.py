@@ -11,6 +11,7 @@ CERTIFICATES: Final = "tests/accounting/pld/test_certificates.py"
 COMPOSITION: Final = (CERTIFICATES, "tests/accounting/pld/test_composition.py")
 INDIVIDUAL: Final = ("tests/accounting/individual/test_inversion.py", "tests/accounting/individual/test_epsilons.py")
 SHARDS: Final = ("tests/accounting/records/test_shards.py",)
+BLOCKS: Final = ("tests/accounting/individual/test_blocks.py",)
 OBJECTS: Final = ("tests/accounting/records/test_snapshot_objects.py",)
 ENCRYPTED: Final = ("tests/accounting/records/test_encryption.py",)
 
@@ -43,7 +44,21 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "an epoch costs what its last step costs",
             True,
         ),
-        B("(last - first - 1) * precisions", "(last - first - 2) * precisions", "an epoch is dropped", True),
+        B("yield precisions, last - first - 1", "yield precisions, last - first - 2", "an epoch is dropped", True),
+        B(
+            "places.append(np.where(alone, 0.0, block",
+            "places.append(np.where(alone, 0.0, 0.9 * block",
+            "blocks are cheaper",
+            True,
+            BLOCKS,
+        ),
+        B(
+            "precision += np.where(alone, blocks * worst, 0.0)",
+            "pass",
+            "blocks of hardly any noise are free",
+            True,
+            BLOCKS,
+        ),
         B("float(sum(releases)))", "0.0)", "Gaussian releases cost examples nothing", True),
         B(
             "max(first, segment.start_step), min(last",
@@ -51,6 +66,13 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "each snapshot loses its first step",
             True,
         ),
+    ),
+    *bugs_in(
+        "accounting/individual/blocks.py",
+        BLOCKS,
+        B("masses * (1.0 - shares), points)", "masses, points)", "mass is counted at both dots"),
+        B("on_ring + 1) % points", "on_ring) % points", "losses are rounded down", True),
+        B("errors += _of_cells_beside(", "errors += 0.0 * _of_cells_beside(", "chords have no error", True),
     ),
     *bugs_in(
         "accounting/individual/spreading.py",

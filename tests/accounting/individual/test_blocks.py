@@ -11,6 +11,8 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from dpsweep.accounting.individual.blocks import block_spectra, spectrum_columns
+from dpsweep.accounting.individual.contributions import BlockLaw
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
@@ -135,6 +137,23 @@ def test_what_a_row_costs_depends_on_that_row_alone() -> None:
     assert together[7] == upper(trace, starts, rows[7:8], 1e-5)[0]
     more = upper(trace, starts, np.minimum(rows + 0.05, 1.0), 1e-5)
     assert (more > together).all()
+
+
+@pytest.mark.parametrize("direction", ["remove", "add"])
+def test_moments_of_draws_between_two_nodes_are_near_their_chords(direction: str) -> None:
+    """A public draw between two nodes has the mean of their moments; the error of the chord covers the difference."""
+    law, nodes = BlockLaw(20, 1.0, 1e-16, 4), np.linspace(0.2, 1.0, 9)
+    table = block_spectra(law, nodes.tobytes(), 8.0, 4.0, direction)
+    logs, errors, decays = spectrum_columns(table, 64)
+    assert (errors > 0.0).all()
+    assert errors.min() < 0.1
+    for share in (0.2, 0.5, 0.9):
+        drawn = (1.0 - share) * np.exp(logs[:-1]) + share * np.exp(logs[1:])
+        chord = np.exp((1.0 - share) * logs[:-1] + share * logs[1:])
+        allowed = (1.0 - share) * errors[:-1] + share * errors[1:]
+        assert (np.abs(drawn - chord) <= np.abs(chord) * np.expm1(np.minimum(allowed, 700.0)) * (1.0 + 1e-9)).all()
+        left = (1.0 - share) * (logs[:-1, 0].real - decays[:-1, 32]) + share * (logs[1:, 0].real - decays[1:, 32])
+        assert (np.log(np.abs(drawn[:, 32:])).max(axis=1) <= left + 1e-9).all()
 
 
 UNEVEN = (
