@@ -33,9 +33,9 @@ EXPORTED = {
         planned_trace privacy_curve read_trace write_trace""",
     "dpsweep.accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2
         epsilon_of_many_rounds individual_claim individual_epsilons individual_reasons""",
-    "dpsweep.accounting.pld": """AllocatedRound CertifiedDelta CertifiedEpsilon CertifiedProfile Chain EvenLaw GroupRounds
-        LatticeLoss MIN_DELTA TOLERANCE PairBounds RoundLaw SensitivityMixture delta_pld discretise epsilon_of_chain
-        epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law
+    "dpsweep.accounting.pld": """AllocatedRound CertifiedDelta CertifiedEpsilon CertifiedProfile Chain EvenLaw
+        GroupRounds LatticeLoss MIN_DELTA TOLERANCE PairBounds RoundLaw SensitivityMixture delta_pld discretise
+        epsilon_of_chain epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law
         grows_at_least_linearly linear_growth mean_from_above profile_of_chain profile_of_rounds require_pld_delta
         rounds_of_examples rounds_of_group rounds_or_chain upper_of_prefixes vadhan_epsilon""",
 }
