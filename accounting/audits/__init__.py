@@ -2,14 +2,13 @@
 
 from dpsweep.accounting.audits.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from dpsweep.accounting.audits.gaussian_tests import f_dp_epsilon, gdp_epsilon
-from dpsweep.accounting.audits.scaled_noise import StatedRun, curve_epsilon, ranks_epsilon, scores_of
+from dpsweep.accounting.audits.scaled_noise import StatedRun, ranks_epsilon, scores_of
 
 __all__ = [
     "Guesses",
     "StatedRun",
     "audited_epsilon",
     "best_audited_epsilon",
-    "curve_epsilon",
     "f_dp_epsilon",
     "gdp_epsilon",
     "p_value",

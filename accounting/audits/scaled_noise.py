@@ -13,7 +13,6 @@ exceeds the epsilon of f only if f is contradicted.
 
 from __future__ import annotations
 
-import bisect
 import functools
 import math
 from collections.abc import Callable
@@ -26,8 +25,6 @@ from scipy import special
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.attacks import privacy_curve
-from dpsweep.accounting.audits.auditing import Guesses
-from dpsweep.accounting.audits.gaussian_tests import contradicts
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.mechanism.trace import Trace
 
@@ -124,27 +121,6 @@ def scores_of(run: StatedRun, included: NDArray[np.bool_], generator: np.random.
     """
     uniform = generator.random(len(included))
     return -np.where(included, np.interp(uniform, run.most_found(0), _RATES), uniform)
-
-
-def curve_epsilon(guesses: Guesses, run: StatedRun, confidence: float) -> float:
-    """Return the epsilon that so many right guesses contradict, whether or not canaries depend on each other.
-
-    Mahloujifar, Melis and Chaudhuri's test of `dpsweep.accounting.audits.gaussian_tests`, with the trade-off function
-    f of the run in place of a Gaussian one: G(x) = f(1 - x). Assumes that the run shows each coin, whatever the others
-    are, at most as f allows.
-    """
-    error = 1.0 - require_finite("confidence", confidence, above=0.0, below=1.0)
-    rates = _RATES.tolist()
-
-    def contradicted(exponent: int) -> bool:
-        most = run.most_found(exponent).tolist()
-
-        def least_wrong(share: float) -> float:
-            return 1.0 - float(most[min(bisect.bisect_left(rates, 1.0 - share), len(rates) - 1)])
-
-        return contradicts(guesses, least_wrong, error)
-
-    return _largest_epsilon(run, contradicted)
 
 
 def _largest_epsilon(run: StatedRun, contradicts: Callable[[int], bool]) -> float:

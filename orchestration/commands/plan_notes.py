@@ -131,16 +131,20 @@ def prospect_line(found: AuditProspect) -> str:
     audit, shown, goal = found.audit, found.shown, f"{GOALS[found.audit.transcript]:g} of the claim"
     canaries = f"{audit.canaries:,} canaries ({audit.kind}, {audit.transcript})"
     simulated = f"{number(shown[0])} to {number(shown[-1])} in {SIMULATED} simulated runs"
+    about = f"about {number(shown[len(shown) // 2])}"
+    if (audit.kind, audit.transcript) == ("gradient", "last_model"):
+        shows = f"{about} ({simulated})"
+    else:
+        shows = f"{about} at most ({simulated}, whose canaries leak all that may leak)"
     enough = f"no number that fits shows {goal}" if found.enough is None else f"{found.enough:,} canaries show {goal}"
-    return (
-        f"audit of ε {number(found.claim)} by {canaries}: shows about {number(shown[len(shown) // 2])} at most "
-        f"({simulated}, whose canaries leak all that may leak); {enough}; {_cost(found)}"
-    )
+    return f"audit of ε {number(found.claim)} by {canaries}: shows {shows}; {enough}; {_cost(found)}"
 
 
 def _cost(found: AuditProspect) -> str:
     if found.audit.kind == "rows":
         return f"about {percent(found.left_out)} of the training examples are left out"
+    if found.audit.transcript == "last_model":
+        return "the canaries take as many of the model's parameters"
     if found.noise_factor is None:
         return "the canaries move the model as further noise would"
     return f"the canaries move the model about as far as if noise were {percent(found.noise_factor - 1.0)} larger"
@@ -151,7 +155,9 @@ def prospects(trials: Sequence[PlannedTrial]) -> Iterator[AuditProspect]:
     seen = set[object]()
     for trial in trials:
         audit = trial.spec.audit
-        same = (audit, trial.trace, trial.spec.delta, trial.parameters)
+        spec = trial.spec
+        course = repr((spec.optimizer, spec.learning_rate_schedule, spec.averaging, spec.sampling))
+        same = (audit, trial.trace, spec.delta, trial.parameters, course)
         if audit is None or not trial.worst_case.is_private or same in seen:
             continue
         seen.add(same)

@@ -72,8 +72,8 @@ class AuditRecord:
 
     `key`: of the trial. `canaries`, `kind`, `transcript`, `confidence`: as of `dpsweep.workers.spec.AuditSpec`. `seed`:
     of the copy. `delta`: where bounds and claim hold. `claim`: epsilon that the trial claims. `lower_bound`: on
-    epsilon, the best of those that assume nothing beyond the audit's guarantee; 0 proves nothing, and more than the
-    claim contradicts it. `lower_bounds`: of each test. `groups`: of the canaries of each group with enough to prove
+    epsilon, the best of those of the tests; 0 proves nothing, and more than the claim contradicts it.
+    `lower_bounds`: of each test. `groups`: of the canaries of each group with enough to prove
     anything. `guesses`, `correct`: those of the test with the best bound; 0 if that counts none. `seconds`: duration of
     the copy.
     """

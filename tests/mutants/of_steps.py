@@ -7,6 +7,14 @@ from typing import Final
 from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
+CANARIES: Final = tuple(
+    f"tests/workers/training/test_gradient_canaries.py::test_a_{each}"
+    for each in (
+        "score_of_the_last_model_depends_on_no_other_coin",
+        "score_of_the_last_model_is_what_a_canary_added_and_noise",
+        "canary_spends_the_budget_of_a_filter_on_all_steps",
+    )
+)
 CHACHA: Final = ("tests/workers/noise/test_chacha.py",)
 CHACHA_VALUES: Final = (
     "tests/workers/noise/test_gaussian_sources.py::test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl",
@@ -20,6 +28,25 @@ SAMPLING: Final = ("tests/workers/sampling/test_samplers.py",)
 TRAINING: Final = ("tests/workers/training/test_trainer.py",)
 
 STEPS: Final[tuple[Mutant, ...]] = (
+    *bugs_in(
+        "workers/training/gradient_canaries.py",
+        CANARIES,
+        B(
+            "weights -= self.directions.along(gradients)",
+            "pass",
+            "real examples move the parameters that canaries have for themselves",
+        ),
+        B(
+            "return {name: value - part[name] for name, value in mean.items()}",
+            "return mean",
+            "the model reads what the canaries add, so that their scores depend on each other",
+        ),
+        B(
+            "return math.fsum(costs) <= limit.budget",
+            "return math.fsum(costs) <= 2.0 * limit.budget",
+            "a canary spends its budget long before the run ends",
+        ),
+    ),
     *bugs_in(
         "workers/training/trainer.py",
         TRAINING,

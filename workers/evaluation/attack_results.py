@@ -66,7 +66,7 @@ class GroupAudit:
 
 @dataclass(frozen=True)
 class AuditTest:
-    """Lower bound by one test. `name`: ``steinke``, ``f_dp`` or ``gdp`` (see `dpsweep.accounting.attacks`).
+    """Lower bound by one test. `name`: ``steinke``, ``ranks``, ``gdp`` or ``f_dp`` (see `dpsweep.accounting.audits`).
 
     `guesses`, `correct`: among the canaries that count for the test, and the right ones of these. `lower_bound`: on
     epsilon.

@@ -1,27 +1,35 @@
-"""Simulates audits of a planned run, before any training, as if every canary showed all it may.
+"""Simulates audits of a planned run, before any training.
 
-Scores are drawn from the trade-off function of the run, which no attack on a record passes. The audit itself uses the
-same tests. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from the
-iterates of plain batches, and less otherwise.
+Scores from the iterates are drawn from the trade-off function of the run, which no attack on a record passes. Those of
+rows are too. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from the
+iterates of plain batches, and less otherwise. Canaries that are seen in the last model have parameters of their own,
+which are trained here as in the run. The audit itself uses the same tests.
 """
 
 from __future__ import annotations
 
-import bisect
+import functools
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+import torch
+from numpy.typing import NDArray
 
-from dpsweep.accounting import account
 from dpsweep.accounting.audits import StatedRun, scores_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.workers.noise.gaussian_sources import SeededNoise
+from dpsweep.workers.noise.step_noise import make_step_noise
+from dpsweep.workers.sampling.samplers import SeededRows
 from dpsweep.workers.spec import AuditSpec, TrialSpec
-from dpsweep.workers.training.gradient_canaries import other_directions, times_of
+from dpsweep.workers.training.canary_evidence import CanaryBatches
+from dpsweep.workers.training.gradient_canaries import other_directions, seen_run, share_of, times_of
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores, audit_scores
+from dpsweep.workers.training.optimizers import make_learning_rate_schedule
+from dpsweep.workers.training.own_parameters import OwnParameters
 
 SIMULATED: Final = 9
 """Simulated audits for each number of canaries."""
@@ -29,19 +37,26 @@ GOALS: Final = {"iterates": 0.6, "last_model": 0.3}
 """Share of the claim that an audit should show, by transcript."""
 _MOST_MISSES: Final = 1
 """Simulated audits that may stay below the goal where a number of canaries is enough."""
+_POOL: Final = (4000, 20_000)
+"""Least and largest number of canaries whose own parameters are trained, half of them with contributions."""
+_MOST_DRAWS: Final = 100_000_000
+"""Draws of noise for these, about: longer runs train fewer."""
 _NUMBERS: Final = (100, 200, 300, 500, 1000, 2000, 3000, 5000, 10_000, 20_000)
 """Numbers of canaries among which the least that is enough is sought."""
+
+_Draw = Callable[[NDArray[np.bool_], np.random.Generator], NDArray[np.float64]]
+"""Whether each canary is included, generator -> scores."""
 
 
 @dataclass(frozen=True)
 class AuditProspect:
-    """Results of simulated audits of a planned run, if every canary shows all that the run allows.
+    """Results of simulated audits of a planned run.
 
     `audit`: as asked for. `claim`: epsilon of the trial. `shown`: lower bounds on epsilon of `SIMULATED` simulated
     audits, ascending. `enough`: least tried number of canaries with which all audits but one show the share of
     `GOALS`; None if no tried number is, of those that data or model have room for. `noise_factor`: the canaries move
-    the model about as far as noise so many times as large would; 1 for rows, None where the size of the model is
-    unknown. `left_out`: expected share of training examples that the audit leaves out.
+    the model about as far as noise so many times as large would. It is 1 where they move none of it, and None where the
+    size of the model is unknown. `left_out`: expected share of training examples that the audit leaves out.
     """
 
     audit: AuditSpec
@@ -56,51 +71,80 @@ def prospect(
     spec: TrialSpec, audit: AuditSpec, trace: Trace, claim: float, examples: int, parameters: int | None
 ) -> AuditProspect:
     """Simulate audits of a planned run. `trace`: as planned. `examples`: for training. `parameters`: of the model."""
-    of_steps = replace(trace, filter=None, releases=())
-    if trace.filter is not None:
-        of_steps = _paid_for(of_steps, claim, spec.delta)
-    run = StatedRun(of_steps, of_steps, spec.delta)
-    room = examples if audit.kind == "rows" else parameters or math.inf
-    shown = sorted(_bounds(audit, run, parameters))
-    numbers = (count for count in _NUMBERS if count <= room)
-    tried = (replace(audit, canaries=count) for count in numbers)
-    enough = next((each.canaries for each in tried if _suffices(each, run, claim, parameters)), None)
+    bounds, room = simulated(spec, audit, trace, parameters), examples
+    shown = sorted(bounds(audit.canaries))
+    if audit.kind == "gradient":
+        room = parameters or _NUMBERS[-1]
+    goal = GOALS[audit.transcript] * claim
+    enough = next((count for count in _NUMBERS if count <= room and _suffice(bounds(count), goal)), None)
     if audit.kind == "rows":
         return AuditProspect(audit, claim, tuple(shown), enough, 1.0, audit.canaries / 2.0 / examples)
-    return AuditProspect(audit, claim, tuple(shown), enough, noise_factor(spec, audit, trace, parameters), 0.0)
+    factor = 1.0 if audit.transcript == "last_model" else noise_factor(spec, audit, trace, parameters)
+    return AuditProspect(audit, claim, tuple(shown), enough, factor, 0.0)
 
 
-def _paid_for(trace: Trace, claim: float, delta: float) -> Trace:
-    """Return the first steps of a run, as many as the claim pays for: a filter then stops a canary."""
-    steps = bisect.bisect_right(
-        range(1, trace.steps + 1), claim, key=lambda count: account(trace.until(count), delta).epsilon
-    )
-    return trace.until(max(1, steps))
+def simulated(
+    spec: TrialSpec, audit: AuditSpec, trace: Trace, parameters: int | None
+) -> Callable[[int], Iterator[float]]:
+    """Return what yields the bounds of `SIMULATED` simulated audits with so many canaries. Others as of `prospect`."""
+    run, draw = _stated(spec, trace), _draws_of(spec, audit, trace)
+    return lambda count: _bounds(replace(audit, canaries=count), run, parameters, draw)
 
 
-def _suffices(audit: AuditSpec, run: StatedRun, claim: float, parameters: int | None) -> bool:
+def _stated(spec: TrialSpec, trace: Trace) -> StatedRun:
+    seen = seen_run(trace, share_of(trace))
+    return StatedRun(seen, seen, spec.delta)
+
+
+def _draws_of(spec: TrialSpec, audit: AuditSpec, trace: Trace) -> _Draw:
+    if audit.kind == "gradient" and audit.transcript == "last_model":
+        return _trained(spec, trace)
+    return functools.partial(scores_of, _stated(spec, trace))
+
+
+def _trained(spec: TrialSpec, trace: Trace) -> _Draw:
+    """Train many canaries' own parameters as planned, with a sensitivity of 1. Return what draws scores from theirs."""
+    count = int(np.clip(_MOST_DRAWS // trace.steps, *_POOL))
+    batches, included = CanaryBatches(spec, count, trace.dataset_size, SeededRows(0)), np.arange(count) < count // 2
+    own, noise = OwnParameters(spec, count), make_step_noise(trace.strategy, SeededNoise(0, torch.device("cpu")))
+    rate = make_learning_rate_schedule(spec.learning_rate_schedule, trace.steps, max(1, trace.steps // spec.epochs))
+    multipliers = [segment.noise_multiplier for segment in trace.segments for _ in range(segment.steps)]
+    length = times_of(trace) * share_of(trace)
+    for step, multiplier in enumerate(multipliers):
+        added = torch.from_numpy(batches.next() * included * length)
+        noisy, spread = noise.released({"canaries": added}, multiplier)
+        own.step(noisy["canaries"].double().numpy(), rate(step), spread)
+    inside, outside = own.total[included], own.total[~included]
+
+    def draw(included: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.float64]:
+        return np.where(included, generator.choice(inside, len(included)), generator.choice(outside, len(included)))
+
+    return draw
+
+
+def _suffice(bounds: Iterator[float], goal: float) -> bool:
+    """Return whether all but `_MOST_MISSES` reach the goal; the search ends where they do not."""
     misses = 0
-    for bound in _bounds(audit, run, parameters):
-        misses += bound < GOALS[audit.transcript] * claim
+    for bound in bounds:
+        misses += bound < goal
         if misses > _MOST_MISSES:
             return False
     return True
 
 
-def _bounds(audit: AuditSpec, run: StatedRun, parameters: int | None) -> Iterator[float]:
-    """Yield the bounds of simulated audits."""
+def _bounds(audit: AuditSpec, run: StatedRun, parameters: int | None, draw: _Draw) -> Iterator[float]:
+    """Yield the bounds of simulated audits, whose scores ``draw`` makes."""
     for seed in range(SIMULATED):
         generator = np.random.default_rng((seed, audit.canaries))
         included = generator.random(audit.canaries) < 0.5
         if audit.kind == "rows":
             nobody = np.zeros(len(included), np.int64)
-            scores = scores_of(run, included, generator)
+            scores = draw(included, generator)
             yield audit_scores(scores, included, nobody, ("all",), audit.confidence, run.delta).everyone.epsilon
             continue
-        references, _ = other_directions(audit.canaries, parameters or 6 * audit.canaries)
+        references, _ = other_directions(audit, parameters or 6 * audit.canaries)
         included = np.append(included, np.zeros(references, np.bool_))
-        scores = scores_of(run, included, generator)
-        yield audit_gradient_scores((scores,), included, audit, run, seed).everyone.epsilon
+        yield audit_gradient_scores(draw(included, generator), included, audit, run, seed).everyone.epsilon
 
 
 def noise_factor(spec: TrialSpec, audit: AuditSpec, trace: Trace, parameters: int | None) -> float | None:
@@ -111,7 +155,7 @@ def noise_factor(spec: TrialSpec, audit: AuditSpec, trace: Trace, parameters: in
     if parameters is None:
         return None
     rate = spec.sampling.expected_size(trace.dataset_size) / trace.dataset_size
-    added = rate * trace.steps * trace.unit.rows * times_of(trace)
+    added = rate * trace.steps * trace.unit.rows * times_of(trace) * share_of(trace)
     errors = squared_errors(trace)
     noise = sum(each.steps * each.noise_multiplier**2 for each in trace.segments) if errors is None else errors[1]
     return math.sqrt(1.0 + audit.canaries / 2.0 * added**2 / (noise * parameters))

@@ -5,17 +5,19 @@ decides whether it takes part. One that does joins batches by the sampling of th
 its direction times the longest gradient that the clipping rule of the step lets through, as often as rows of it join if
 it is a user with several. Where an example that joins displaces another, as in fixed batches, or is replaced by
 another, a canary stands for both, whose contributions may be opposite: it adds twice that. So each coin is the pair of
-distributions that the claim is computed from, and the claim covers it.
+distributions that the claim is computed from, and the claim covers it. Under a filter a canary has gradients so long
+that its budget pays for all steps: one that is used up early is lost in the noise of the last model.
 
 The guarantee of every real example is unchanged: what is added to the sum does not depend on the data, and its noise
-stays as it was. The canaries do change the model. Right guesses from the transcript ``iterates`` read the noise of the
-run, and no epsilon covers that: only the owner of the data may see them.
+stays as it was. The canaries do change the model. With the transcript ``last_model`` they have parameters of their own
+(`dpsweep.workers.training.own_parameters`) instead, in directions that the model then lacks. Right guesses from the
+transcript ``iterates`` read the noise of the run, and no epsilon covers that: only the owner of the data may see them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from typing import Any, Final
 
@@ -23,8 +25,9 @@ import numpy as np
 import scipy.fft
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
+from dpsweep.accounting.audits import StatedRun
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.filters import StepPrices
 from dpsweep.accounting.mechanism.trace import Trace
@@ -33,15 +36,15 @@ from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.sampling.samplers import make_row_draws
 from dpsweep.workers.spec import AuditSpec, TrialSpec
 from dpsweep.workers.training.batch_gradients import NO_ANSWER
-from dpsweep.workers.training.canary_evidence import CanaryBatches, make_evidence
+from dpsweep.workers.training.canary_evidence import CanaryBatches, Evidence, make_evidence
+from dpsweep.workers.training.own_parameters import OwnParameters
 
 Array = NDArray[np.float64]
 
 _STRETCHES: Final = (1.0 - 1e-6, 1.0, 1e3)
 """Norms of a canary before clipping, over each bound of the rule, among which the one that adds most is taken."""
 
-_LARGEST: Final = 4
-"""Number of singular parts of each matrix that a score leaves out."""
+_HALVINGS: Final = 30
 _REFERENCES: Final = 4
 """References for each canary, where the model has so many parameters."""
 _WITNESSES: Final = 64
@@ -112,7 +115,7 @@ class GradientCanaries:
         """
         self._spec, self._method, self._facts = audit, method, replace(facts, dataset_size=1)
         size_of_model = sum(parameter.numel() for parameter in parameters.values())
-        references, witnesses = other_directions(audit.canaries, size_of_model)
+        references, witnesses = other_directions(audit, size_of_model)
         count = audit.canaries + references
         shapes = {name: parameter.shape for name, parameter in parameters.items()}
         self.directions = Directions(shapes, max(count + witnesses, audit.canaries), spec.seed)
@@ -124,37 +127,55 @@ class GradientCanaries:
         self._batches = CanaryBatches(spec, count, size, draws)
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
-        self._length, self._times = 0.0, times_of(trace)
-        self._evidence = make_evidence(self._batches, trace.strategy)
+        self._length, self._times, self._share = 0.0, times_of(trace), share_of(trace)
+        self._shown: Evidence | OwnParameters = (
+            make_evidence(self._batches, trace.strategy)
+            if audit.transcript == "iterates"
+            else OwnParameters(spec, count)
+        )
         self.steps = self.full_steps = 0
         """Steps so far to which canaries could contribute at all, and in full."""
 
     @property
-    def evidence(self) -> Array:
-        """Log-likelihood ratio [count] of taking part, from the noisy sums so far and all else that is added."""
-        return self._evidence.total
+    def scores(self) -> Array:
+        """Scores [count] of canaries and references so far: higher if one is likely to take part.
+
+        ``iterates``: log-likelihood ratios, from the noisy sums and all else that is added. ``last_model``: how far the
+        canaries' own parameters have moved.
+        """
+        return self._shown.total
 
     def begin(self, bound: float) -> None:
         """Start the state of a canary under a clipping method that remembers examples. `bound`: the first one."""
         if self._method.refreshes or self._method.example_budget is not None:
             self._clipping = self._method.start(bound, self._facts)
+        if self._clipping is not None and self._share < 1.0:
+            nobody = torch.zeros(1, dtype=torch.int64)
+            self._clipping = self._method.refresh(
+                self._clipping, Examples(torch.tensor([self._share * bound]), nobody, nobody)
+            )
 
     def pay(self, prices: StepPrices) -> None:
-        """Charge the budget of a canary, which a filter limits as it does an example with the longest gradients."""
+        """Charge the budget of a canary, which a filter limits as it does an example."""
         if self._clipping is not None:
             self._clipping = self._method.pay(self._clipping, prices)
 
     def with_canaries(self, gradients: Mapping[str, Tensor], rule: ClipRule, groups: int) -> Mapping[str, Tensor]:
-        """Return the clipped sum of the real examples, plus what the canaries in the next batch add."""
+        """Return the clipped sum of the real examples, plus what the canaries in the next batch add.
+
+        ``last_model``: without the part of the real examples along the directions.
+        """
         if self._clipping is not None:
             rule = self._method.decide(self._clipping, NO_ANSWER, self._facts)
         self._drawn = self._batches.next()
         length = longest(rule, groups)
         self._length = self._times * length
         self.steps += length > 0.0
-        self.full_steps += length > 0.99 * rule.sensitivity
+        self.full_steps += length > 0.99 * self._share * rule.sensitivity
         weights = np.zeros(self.directions.count)
         weights[: self._count] = self._drawn * self._length * self.included
+        if isinstance(self._shown, OwnParameters):
+            weights -= self.directions.along(gradients)
         added = self.directions.combined(weights, gradients)
         return {name: value + added[name] for name, value in gradients.items()}
 
@@ -163,32 +184,35 @@ class GradientCanaries:
 
         `gradients`: the clipped sum of the real examples. `std`: of the noise, as the trial states it.
         """
-        if self._spec.transcript == "iterates":
+        if not isinstance(self._shown, OwnParameters):
             seen = self.directions.along({name: noisy[name] - gradients[name] for name in gradients})
-            self._evidence.see(seen, self._drawn, self._length, std)
+            self._shown.see(seen, self._drawn, self._length, std)
 
-    def scores(self, start: nn.Module, released: nn.Module, drift: Sequence[Mapping[str, Tensor]]) -> tuple[Array, ...]:
-        """Return ways to score canaries and references, each [count]: higher if one is likely to have taken part.
-
-        ``iterates``: `evidence`. ``last_model``: how far the parameters moved against its direction, from the first
-        model to the released one, for an adversary who knows all real examples: all of that, without the largest
-        singular parts of each matrix, and without what ``drift`` spans, the clipped gradients of real examples between
-        the two models.
+    def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
+        """Return what of a noisy mean trains the model: without the part that moves the canaries' own parameters, which
+        take their step here. Others as of `Optimizer.step`.
         """
-        if self._spec.transcript == "iterates":
-            return (self.evidence,)
-        after = dict(released.named_parameters())
-        moved = {name: each - after[name].to(each) for name, each in start.named_parameters() if each.requires_grad}
-        parts = {name: _without_largest(each) for name, each in moved.items()}
-        ways = (moved, parts, _without(moved, drift))
-        return tuple(self.directions.along(way)[: self._count] for way in ways)
+        if not isinstance(self._shown, OwnParameters):
+            return mean
+        along = self.directions.along(mean)
+        self._shown.step(along, factor, noise_std)
+        part = self.directions.combined(along, mean)
+        return {name: value - part[name] for name, value in mean.items()}
+
+    def stated(self, trace: Trace, delta: float) -> StatedRun:
+        """Return the run as the canaries have seen it. `trace`: of all its steps."""
+        if self._method.example_budget is None:
+            whole = seen_run(trace, self._share)
+            return StatedRun(whole, whole, delta)
+        most, least = (seen_run(trace.until(steps), self._share) for steps in (self.steps, self.full_steps))
+        return StatedRun(most, least, delta)
 
     def state(self) -> dict[str, Any]:
         clipping = None if self._clipping is None else asdict(self._clipping)
         return {
             "included": self.included.tolist(),
             "batches": self._batches.state(),
-            "evidence": self._evidence.state(),
+            "evidence": self._shown.state(),
             "clipping": clipping,
             "steps": [self.steps, self.full_steps],
         }
@@ -196,42 +220,21 @@ class GradientCanaries:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.included = np.array(state["included"], np.bool_)
         self._batches.restore(state["batches"])
-        self._evidence.restore(state["evidence"])
+        self._shown.restore(state["evidence"])
         self._clipping = None if state["clipping"] is None else ClippingState(**state["clipping"])
         self.steps, self.full_steps = state["steps"]
 
 
-def _without_largest(moved: Tensor) -> Tensor:
-    """``moved`` without its `_LARGEST` largest singular parts, if it is a matrix of more than twice as many."""
-    matrix = moved.detach().flatten(1) if moved.ndim > 1 else moved.detach()[None]
-    if min(matrix.shape) <= 2 * _LARGEST:
-        return moved
-    left, sizes, right = torch.linalg.svd(matrix.float(), full_matrices=False)
-    rest: Tensor = matrix - (left[:, :_LARGEST] * sizes[:_LARGEST]) @ right[:_LARGEST]
-    return rest.view(moved.shape)
+def other_directions(audit: AuditSpec, parameters: int) -> tuple[int, int]:
+    """Return how many references and witnesses an audit has in a model of so many ``parameters``, beside its canaries.
 
-
-def _without(moved: Mapping[str, Tensor], spanned: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """``moved`` without its projection on what ``spanned`` span."""
-    if not spanned:
-        return dict(moved)
-    columns = torch.stack([_joined(each, moved) for each in spanned], dim=1)
-    basis, sizes, _ = torch.linalg.svd(columns, full_matrices=False)
-    basis = basis[:, sizes > 1e-6 * sizes.max()]
-    whole = _joined(moved, moved)
-    parts = (whole - basis @ (basis.T @ whole)).split([each.numel() for each in moved.values()])
-    return {name: part.view(moved[name].shape) for name, part in zip(moved, parts, strict=True)}
-
-
-def _joined(values: Mapping[str, Tensor], names: Iterable[str]) -> Tensor:
-    return torch.cat([values[name].detach().flatten().double().cpu() for name in names])
-
-
-def other_directions(canaries: int, parameters: int) -> tuple[int, int]:
-    """Return how many references and witnesses a model of so many ``parameters`` has room for, beside the canaries."""
-    free = parameters - canaries
+    From the last model it has none: they would take further directions away from the model.
+    """
+    if audit.transcript == "last_model":
+        return 0, 0
+    free = parameters - audit.canaries
     witnesses = _WITNESSES if free >= 2 * _WITNESSES else 0
-    return max(0, min(_REFERENCES * canaries, free - witnesses)), witnesses
+    return max(0, min(_REFERENCES * audit.canaries, free - witnesses)), witnesses
 
 
 def times_of(trace: Trace) -> int:
@@ -242,6 +245,36 @@ def times_of(trace: Trace) -> int:
     if trace.adjacency == "replace_one":
         return 2
     return 1 + (trace.segments[0].sampling.displaced if trace.unit.rows == 1 else 0)
+
+
+def share_of(trace: Trace) -> float:
+    """Return the contribution of a canary over the sensitivity: 1, or under a filter the largest one up to 1 with which
+    its budget pays for all steps.
+    """
+    limit = trace.filter
+    if limit is None:
+        return 1.0
+    prices = [limit.prices(each.sampling.sample_rate, each.noise_multiplier) for each in trace.segments]
+
+    def is_paid(share: float) -> bool:
+        costs = (each.steps * float(price.cost(share)) for each, price in zip(trace.segments, prices, strict=True))
+        return math.fsum(costs) <= limit.budget
+
+    low, high = 0.0, 1.0
+    if is_paid(high):
+        return high
+    for _ in range(_HALVINGS):
+        middle = (low + high) / 2.0
+        low, high = (middle, high) if is_paid(middle) else (low, middle)
+    return low
+
+
+def seen_run(trace: Trace, share: float) -> Trace:
+    """Return the steps of a run as canaries see them that add ``share`` of the sensitivity: with so much larger noise,
+    without releases and without a filter.
+    """
+    segments = (replace(each, noise_multiplier=each.noise_multiplier / share) for each in trace.segments)
+    return replace(trace, segments=tuple(segments), filter=None, releases=())
 
 
 def longest(rule: ClipRule, groups: int) -> float:

@@ -23,7 +23,6 @@ from dpsweep.accounting.audits import (
     StatedRun,
     audited_epsilon,
     best_audited_epsilon,
-    curve_epsilon,
     f_dp_epsilon,
     gdp_epsilon,
     provable,
@@ -123,52 +122,45 @@ def audit_scores(
 
 Test = Callable[[Guesses, StatedRun, float], float]
 _FROM_GUESSES: Final[Mapping[str, Test]] = {
-    "curve": curve_epsilon,
     "f_dp": lambda guesses, run, confidence: f_dp_epsilon(guesses, run.delta, confidence),
     "gdp": lambda guesses, run, confidence: gdp_epsilon(guesses, run.delta, confidence),
     "steinke": lambda guesses, run, confidence: audited_epsilon(guesses, run.delta, confidence),
 }
 RANKS: Final = "ranks"
-SHARES: Final[Mapping[str, Mapping[str, float]]] = {
-    "iterates": {RANKS: 0.8, "gdp": 0.1, "f_dp": 0.05, "steinke": 0.05},
-    "last_model": {"curve": 0.6, RANKS: 0.2, "f_dp": 0.1, "steinke": 0.1},
-}
-"""Tests of gradient canaries by transcript, with the share of the error that each may use (Bonferroni)."""
-ASSUMING: Final = {"last_model": (RANKS,), "iterates": ()}
-"""Tests that assume more than is known, so that the bound of the audit does not rest on them.
+SHARES: Final[Mapping[str, float]] = {RANKS: 0.8, "gdp": 0.1, "f_dp": 0.05, "steinke": 0.05}
+"""Tests of gradient canaries, with the share of the error that each may use (Bonferroni).
 
-From the iterates, the evidence about each canary is independent of the others: noise is isotropic and the directions
-are orthogonal. Nothing says so of the last model, which follows from all steps by no linear map.
+The first two assume independent scores. From the iterates, the evidence about each canary is independent of the others:
+noise is isotropic and the directions are orthogonal. Of the last model, see `dpsweep.workers.training.own_parameters`.
 """
 _CHOOSES: Final = 0.1
-"""Share of the canaries that choose how to score and a threshold, and do not count."""
+"""Share of the canaries that choose a threshold, and do not count."""
 _GUESSED: Final = 0.2
 """Share of the others that is guessed, except by the test ``gdp``, which guesses all."""
 
 
 def audit_gradient_scores(
-    ways: Sequence[npt.NDArray[np.floating[Any]]],
+    scores: npt.NDArray[np.floating[Any]],
     included: npt.NDArray[np.bool_],
     spec: AuditSpec,
     run: StatedRun,
     seed: int,
 ) -> AuditResult:
-    """Audit by one of several ``ways`` to score gradient canaries, and whether each was included.
+    """Audit by scores of gradient canaries, and whether each was included.
 
     Both are of the canaries and of references after them, which take no part. A canary is guessed to be in if its score
-    is above a threshold, the middle between the mean scores of those in and out. That and the way are chosen by a
-    random tenth of the canaries, on which no bound rests. The test ``ranks`` takes the last way, and everybody.
+    is above a threshold, the middle between the mean scores of those in and out. That is chosen by a random tenth of
+    the canaries, on which no bound rests. The test ``ranks`` takes everybody.
 
     Guarantee: under the assumptions of each test, the probability that any bound of the result exceeds epsilon is at
-    most 1 - confidence. The bound of the result is the best of those without further assumptions (`ASSUMING`).
+    most 1 - confidence. The bound of the result is the best of them.
     """
-    known = [np.nan_to_num(np.asarray(way, np.float64)) for way in ways]
-    inside, outside = known[-1][included], known[-1][~included]
-    included = included[: spec.canaries]
+    known = np.nan_to_num(np.asarray(scores, np.float64))
+    inside, outside = known[included], known[~included]
+    known, included = known[: spec.canaries], included[: spec.canaries]
     order = np.random.default_rng(derive_seed(seed, "canaries that choose")).permutation(len(included))
     chooses, counts = np.split(order, [math.ceil(_CHOOSES * len(order))])
-    scores = max((way[: len(included)] for way in known), key=lambda way: _apart(way[chooses], included[chooses]))
-    margins = scores - _middle(scores, included, chooses)
+    margins = known - _middle(known, included, chooses)
     right = (margins >= 0.0) == included
 
     def tested(name: str, share: float) -> AuditTest:
@@ -181,20 +173,10 @@ def audit_gradient_scores(
         guesses = Guesses(len(counts), made, int(right[sure].sum()))
         return AuditTest(name, len(counts), made, guesses.correct, _FROM_GUESSES[name](guesses, run, confidence))
 
-    found = tuple(tested(name, share) for name, share in SHARES[spec.transcript].items())
-    proven = [each for each in found if each.name not in ASSUMING[spec.transcript]]
-    best = max(proven, key=lambda each: each.lower_bound)
+    found = tuple(tested(name, share) for name, share in SHARES.items())
+    best = max(found, key=lambda each: each.lower_bound)
     everyone = GroupAudit("all", len(included), best.guesses, best.correct, best.lower_bound)
     return AuditResult(run.delta, spec.confidence, everyone, (), found, spec.kind, spec.transcript)
-
-
-def _apart(scores: npt.NDArray[np.float64], included: npt.NDArray[np.bool_]) -> float:
-    """Return the distance between the mean scores of those in and out, over their standard deviation; 0 if alike."""
-    joined, out = scores[included], scores[~included]
-    if min(len(joined), len(out)) < 2:
-        return 0.0
-    spread = float(np.sqrt(joined.var() + out.var()))
-    return float(joined.mean() - out.mean()) / spread if spread > 0.0 else 0.0
 
 
 def _middle(

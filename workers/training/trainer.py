@@ -11,12 +11,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.audits import StatedRun
 from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
@@ -45,11 +44,6 @@ from dpsweep.workers.training.optimizers import make_average, make_learning_rate
 from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, RunState, Stateful
 from dpsweep.workers.training.snapshot_intervals import Measurement, generator_rate
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, check_spec, moment_order, with_chosen_norms
-
-_POINTS: Final = 8
-"""Number of models at which `Trainer.drift` takes gradients."""
-_MOST_ROWS: Final = 8192
-"""Most examples whose gradients it takes."""
 
 
 class Trainer:
@@ -352,7 +346,8 @@ class Trainer:
         if canaries:
             canaries.see(gradients, noisy, std)
         torch._foreach_div_(list(noisy.values()), batch_size)
-        self._optimizer.step(noisy, self._learning_rate(self.step_count), spread / batch_size)
+        step = self._learning_rate(self.step_count), spread / batch_size
+        self._optimizer.step(canaries.left_of(noisy, *step) if canaries else noisy, *step)
         if self._average is not None:
             self._average.update(self._parameters)
         self._tested = None
@@ -408,43 +403,13 @@ class Trainer:
             self.counters.departures = self.counters.departures or new_departures(groups)
             note_departures(self.counters.departures, groups[self._method.used_up(self._run.clipping, prices)])
 
-    def audited(self, start: nn.Module) -> AuditResult | None:
-        """Return what gradient canaries prove, after the last step; None without any. `start`: the first model."""
+    def audited(self) -> AuditResult | None:
+        """Return what gradient canaries prove, after the last step; None without any."""
         canaries, audit = self.gradient_canaries, self._spec.audit
         if canaries is None or audit is None:
             return None
-        drift = self._drift(start) if audit.transcript == "last_model" else ()
-        scores = canaries.scores(start, self.released_model(), drift)
-        whole = self._until(self.step_count)
-        run = StatedRun(whole, whole, self._spec.delta)
-        if self._method.example_budget is not None:
-            run = StatedRun(self._until(canaries.steps), self._until(canaries.full_steps), self._spec.delta)
-        return audit_gradient_scores(scores, canaries.included, audit, run, self._spec.seed)
-
-    def _until(self, steps: int) -> Trace:
-        """Return the trace of the first ``steps`` steps, without releases, and without the filter that ended them."""
-        return replace(self.trace().until(steps), filter=None, releases=())
-
-    def _drift(self, start: nn.Module) -> list[dict[str, Tensor]]:
-        """Return clipped gradient sums of real examples at `_POINTS` models from ``start`` to the released one, on a
-        line, by parameter. The rule is that of the last step. The model is left as it is.
-        """
-        end = {name: value.detach().clone() for name, value in self._parameters.items()}
-        first, released = dict(start.named_parameters()), dict(self.released_model().named_parameters())
-        last = {name: released[name].detach().clone() for name in end}
-        rows = torch.arange(min(len(self._data), _MOST_ROWS), device=self._data.device)
-        found = []
-        for share in torch.linspace(0.0, 1.0, _POINTS).tolist():
-            self._set({name: torch.lerp(first[name].detach().to(last[name]), last[name], share) for name in end})
-            summed = self.local.weighted_sum(rows, lambda norms: self._rule.weights(self._data.examples(rows, norms)))
-            found.append(dict(summed.gradients))
-        self._set(end)
-        return found
-
-    def _set(self, values: Mapping[str, Tensor]) -> None:
-        with torch.no_grad():
-            for name, parameter in self._parameters.items():
-                parameter.copy_(values[name])
+        run = canaries.stated(self.trace().until(self.step_count), self._spec.delta)
+        return audit_gradient_scores(canaries.scores, canaries.included, audit, run, self._spec.seed)
 
     def released_model(self) -> nn.Module:
         """Return the model to evaluate and store: a copy with averaged parameters if averaging is on."""

@@ -474,9 +474,8 @@ def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialF
         trained = replace(dataset, train=dataset.train.select(members))
         initial = build_model(spec.model, dataset, spec.seed, code).to(next(model.parameters()).device)
         audited = audit(initial, model, dataset, loss, canaries, spec.audit, spec.delta)
-    if spec.audit is not None and trainer.gradient_canaries is not None:
-        initial = build_model(spec.model, dataset, spec.seed, code).to(next(model.parameters()).device)
-        audited = trainer.audited(initial)
+    if trainer.gradient_canaries is not None:
+        audited = trainer.audited()
     threshold = attack(model, trained, loss, spec.seed) if spec.attacks.loss_threshold else ()
     ratio = likelihood_ratio_attack(model, trained, loss, spec, files, code) if spec.attacks.rmia else ()
     scored = evaluate(model, trained.train, trained, loss, 1) if spec.attacks.training_scores else None

@@ -196,13 +196,13 @@ def test_the_audit_finds(fault: Fault, tmp_path: Path, monkeypatch: pytest.Monke
     spec = spec_of(fault)
     claim = claimed(spec)
     fault.plant(monkeypatch)
-    assert audited(spec, trainer_of(spec, tmp_path)).everyone.epsilon > claim
+    assert audited(trainer_of(spec, tmp_path)).everyone.epsilon > claim
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.name)
 def test_the_audit_accuses_no_run_without_the_fault(fault: Fault, tmp_path: Path) -> None:
     spec = spec_of(fault)
-    assert audited(spec, trainer_of(spec, tmp_path)).everyone.epsilon <= claimed(spec)
+    assert audited(trainer_of(spec, tmp_path)).everyone.epsilon <= claimed(spec)
 
 
 def two_layers(feature_shape: tuple[int, ...], num_classes: int) -> nn.Module:

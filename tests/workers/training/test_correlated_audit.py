@@ -79,4 +79,4 @@ def test_made_up_canaries_find_a_wrong_buffer_too(
     claim = of_gradients.claimed(spec)
     if planted:
         take_off_all_of_the_last_draw(monkeypatch)
-    assert (of_gradients.audited(spec, of_gradients.trainer_of(spec, tmp_path)).everyone.epsilon > claim) is planted
+    assert (of_gradients.audited(of_gradients.trainer_of(spec, tmp_path)).everyone.epsilon > claim) is planted
