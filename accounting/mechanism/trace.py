@@ -207,8 +207,8 @@ class Trace:
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and
     for a filter on anything but noisy Poisson batches without side queries. UnsupportedMechanism also for a selection
-    among filtered runs or runs whose noise followed results, and for users in anything but Poisson batches, or
-    random allocation of users, with independent noise.
+    among filtered runs or runs whose noise followed results, and for users in anything but Poisson or
+    randomly allocated batches with independent noise.
     """
 
     dataset_size: int
@@ -274,10 +274,10 @@ class Trace:
     def _require_users_are_covered(self) -> None:
         """Raise unless users are accounted for in this run.
 
-        Needed are independent noise, one run and no filter. Batches are Poisson; or random allocation if a user is
-        one member of the population that is sampled.
+        Needed are independent noise, one run and no filter. Batches are Poisson or randomly allocated; then a user of
+        several rows is the end of a chain (docs/group-proof.md).
         """
-        covered = (PoissonSampling, RandomAllocationSampling) if self.unit.rows == 1 else PoissonSampling
+        covered = (PoissonSampling, RandomAllocationSampling)
         others = sorted({s.sampling.words for s in self.segments if not isinstance(s.sampling, covered)})
         found = {
             **dict.fromkeys(others, True),
@@ -289,9 +289,8 @@ class Trace:
         refused = [what for what, is_so in found.items() if is_so]
         if refused:
             raise UnsupportedMechanism(
-                f"no epsilon per user is proven here with {', '.join(refused)}; use poisson sampling, or random "
-                "allocation of users, under add_remove or fixed_graph with independent noise, or ask for the "
-                "privacy of examples"
+                f"no epsilon per user is proven here with {', '.join(refused)}; use poisson sampling or random "
+                "allocation, under add_remove or fixed_graph with independent noise, or ask for the privacy of examples"
             )
 
     def _require_contiguous(self) -> None:

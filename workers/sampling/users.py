@@ -1,6 +1,7 @@
 """Training that protects users: at most m rows of each are kept, and either rows or users are sampled.
 
-``els``, example sampling: Poisson batches of rows, each row clipped. A user is a group of at most m rows.
+``els``, example sampling: Poisson batches of rows, or their random allocation, each row clipped. A user is a group of
+at most m rows.
 
 ``uls``, user sampling: Poisson batches of users, or their random allocation. The gradient of a user is the mean over
 their kept rows. It is clipped once, so that any change of all rows of one user moves the sum of a batch by at most the
@@ -40,6 +41,10 @@ from dpsweep.workers.tasks.losses import Loss
 
 PER_USER: Final = ("none", "flat", "per_layer", "automatic", "quantile")
 """Clipping methods that are proven per user: each weight, and each answer on a batch, follows from one norm alone."""
+
+
+METHODS: Final = ("poisson", RANDOM_ALLOCATION)
+"""Samplings that are proven per user: of users, of rows as groups in Poisson batches, and over chains of rows."""
 
 
 def rows_kept(histogram: RowsPerUser, most: int) -> int:
@@ -226,8 +231,7 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
         return
     released = ", ".join(name for name in releases if name != RELEASE)
     refused = {
-        f"sampling.method {spec.sampling.method} ({' or '.join(_methods(users))})": spec.sampling.method
-        not in _methods(users),
+        f"sampling.method {spec.sampling.method} ({' or '.join(METHODS)})": spec.sampling.method not in METHODS,
         "sampling.max_batch_size": spec.sampling.max_batch_size is not None,
         f"clipping {spec.clipping.name} (one of {', '.join(PER_USER)})": spec.clipping.name not in PER_USER,
         f"norms.refreshes_per_epoch {spec.norms.refreshes_per_epoch} (epsilons of single examples; auto or off)": (
@@ -249,11 +253,6 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
             f"privacy.unit is user with user_sampling {users.sampling}, which does not cover {'; '.join(found)}; "
             "leave it out, or choose unit: example"
         )
-
-
-def _methods(users: UserSpec) -> tuple[str, ...]:
-    """Return the samplings that are proven per user: random allocation if a user is one member of what is sampled."""
-    return ("poisson", RANDOM_ALLOCATION) if users.members == 1 else ("poisson",)
 
 
 def _refused_by_way(sampling: UserSampling, spec: TrialSpec, released: str) -> dict[str, bool]:

@@ -30,6 +30,7 @@ from torch import Tensor
 from dpsweep.accounting.audits import StatedRun
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.filters import StepPrices
+from dpsweep.accounting.mechanism.samplings import RANDOM_ALLOCATION
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from dpsweep.workers.noise.gaussian_sources import derive_seed
@@ -305,6 +306,12 @@ def check_gradient_audit(spec: TrialSpec, *, layerwise: bool) -> None:
             f"sampling.max_batch_size is {sampling.max_batch_size}",
             "canaries would not displace examples from full batches",
             "leave it out",
+        )
+    if sampling.method == RANDOM_ALLOCATION and spec.unit.rows > 1:
+        refuse(
+            f"rows of users are allocated at random, {spec.unit.rows} of each",
+            "canaries of several rows have no evidence there",
+            "take user_sampling uls or poisson batches",
         )
     if layerwise:
         refuse(f"clipping {clipping!r} is by layer", "clipped directions would no longer be orthogonal", "clip flat")

@@ -211,6 +211,14 @@ def test_users_are_allocated_at_the_cost_of_one_member(tmp_path: Path) -> None:
     assert (claim.unit, claim.kind, claim.epsilon) == ("user", "guarantee", rows.epsilon)
 
 
+def test_rows_are_allocated_at_the_cost_of_a_chain(tmp_path: Path) -> None:
+    _, trace, _ = train(trial(ELS, sampling=SamplingSpec("random_allocation", 8)), tmp_path)
+    assert trace.unit == User(3)
+    claim, rows = account(trace, 1e-5), replace(trace, unit=EXAMPLE)
+    assert (claim.unit, claim.kind) == ("user", "guarantee")
+    assert account(rows, 1e-5).epsilon < claim.epsilon == account(rows, 1e-5, group_size=3).epsilon
+
+
 def test_a_trial_of_shared_rows_states_what_is_taken_as_known(tmp_path: Path) -> None:
     spec = trial(ELS, data=DOCUMENTS, adjacency="fixed_graph")
     result, trace, files = train(spec, tmp_path)
@@ -260,7 +268,11 @@ def test_secret_draws_are_the_same_after_a_death(tmp_path: Path, monkeypatch: py
     [
         (ELS, {"sampling": SamplingSpec("shuffle", 8)}, "shuffled epochs"),
         (ULS, {"sampling": SamplingSpec("fixed", 8)}, "fixed batches"),
-        (ELS, {"sampling": SamplingSpec("random_allocation", 8)}, "randomly allocated batches"),
+        (
+            ELS,
+            {"sampling": SamplingSpec("random_allocation", 8), "audit": AuditSpec(5, kind="gradient")},
+            "canaries of",
+        ),
         (ELS, {"sampling": SamplingSpec("poisson", 8, 20)}, "truncated Poisson batches"),
         (ELS, {"clipping": Component("individual")}, "clipping individual"),
         (ULS, {"clipping": Component("dpsgd_f")}, "clipping dpsgd_f"),
