@@ -253,7 +253,7 @@ def _within(values: Array, masses: Array, lost: float, tail: float, bound: Bound
 
 def quadrature(allocated: AllocatedRound, tail: float) -> tuple[Array, Array]:
     """Return losses log P/Q and logs of their masses under Q, for choices on which no guarantee rests."""
-    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "lower", COARSE)
+    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "upper", COARSE)
     kept = (law.values > 0.0) & (law.masses > 0.0)
     return np.log(law.values[kept]), np.log(law.masses[kept])
 

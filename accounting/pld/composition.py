@@ -275,6 +275,10 @@ def _bracket_epsilon(
 
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the claim is at least that of the other direction.
+
+    With public draws, the lattice is refined only where the saddle point was far off: the least losses of a round's
+    cases lie on no common lattice, so the bound from below errs by a share of the spacing in every round, and its gap
+    says nothing of the bound from above, which errs by squares of the spacing.
     """
     spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
     enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)
@@ -294,6 +298,8 @@ def _bracket_epsilon(
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
         finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
         hopeless = lower == 0.0 and upper > _VACUOUS
+        if rounds.has_draws and abs(above.nearest - saddle.epsilon) <= _MISJUDGED * above.nearest:
+            return _Bracket(upper, lower, composed)
         if gap <= enough_gap or upper <= enough or finest or hopeless or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))

@@ -48,6 +48,11 @@ class GroupRounds:
         return not self.laws and not self.pure and not self.allocated
 
     @property
+    def has_draws(self) -> bool:
+        """Return whether a round is by a public draw one of several, as where batches are truncated."""
+        return any(len(law.cases) > 1 for law, _ in self.laws)
+
+    @property
     def count(self) -> int:
         """Number of rounds that a lattice has to discretise."""
         sampled = sum(count for _, count in (*self.laws, *self.allocated))
