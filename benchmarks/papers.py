@@ -185,7 +185,7 @@ def _tables() -> Iterator[Item]:
     for name, (params, printed) in TABLE_III.items():
         for epochs, value in zip(range(30, 101, 10), printed, strict=True):
             decimals = len(str(value).partition(".")[2])
-            decay = calibrate_decay(name, 10.0, epochs, C_BUDGET, _reshuffled, decimals, **params)
+            decay = calibrate_decay(name, 10.0, epochs, C_BUDGET, _reshuffled, decimals, params)
             yield equal("C", f"Table III, {name}, decay for {epochs} epochs", value, decay, decimals)
 
 

@@ -9,8 +9,9 @@ from __future__ import annotations
 import functools
 import itertools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import numpy as np
@@ -186,7 +187,7 @@ def calibrate_decay(
     budget: Budget,
     trace_of: Callable[[NoiseSchedule, int], Trace],
     decimals: int | None = None,
-    **params: Any,
+    params: Mapping[str, Any] = MappingProxyType({}),
 ) -> float:
     """Return the smallest decay parameter of the schedule ``name`` with which ``budget`` lasts exactly ``epochs``
     epochs.
@@ -197,8 +198,11 @@ def calibrate_decay(
     significant digits.
 
     Raises: Unreachable when no value makes the budget last ``epochs`` epochs; the message names how long it can last.
+    InvalidInput for a parameter that ``params`` gives though it is solved for.
     """
     parameter = decay_parameter(name)
+    if parameter.name in params:
+        raise InvalidInput(f"{parameter.name!r} of schedule {name!r} is what is being solved for: drop it")
     epochs = require_whole("epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS)
     if decimals is not None:
         decimals = require_whole("decimals", decimals, at_least=0, at_most=300)

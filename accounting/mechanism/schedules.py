@@ -275,7 +275,7 @@ SCHEDULES: Mapping[str, type[NoiseSchedule]] = {
 }
 
 
-def make_schedule(name: str, initial_noise_multiplier: float, **params: Any) -> NoiseSchedule:
+def make_schedule(name: str, initial_noise_multiplier: float, /, **params: Any) -> NoiseSchedule:
     """Return the schedule ``name`` with ``params``; InvalidInput with the nearest valid word for an unknown name or
     key.
 

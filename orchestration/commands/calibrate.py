@@ -222,11 +222,9 @@ def _solve_decay(request: CalibrationRequest) -> tuple[float, Trace]:
         return replace(request.flags, epochs=epochs).trace(schedule)
 
     sigma = request.flags.required_noise()
-    parameter = decay_parameter(name).name
-    if parameter in params:
-        raise InvalidInput(f"{parameter!r} of schedule {name!r} is what is being solved for: drop it")
-    found = calibrate_decay(name, sigma, request.flags.epochs, request.budget, trace_of, request.digits, **params)
-    return found, trace_of(make_schedule(name, sigma, **params, **{parameter: found}), request.flags.epochs)
+    found = calibrate_decay(name, sigma, request.flags.epochs, request.budget, trace_of, request.digits, params)
+    schedule = make_schedule(name, sigma, **params, **{decay_parameter(name).name: found})
+    return found, trace_of(schedule, request.flags.epochs)
 
 
 def _solve_length(of_length: Callable[[RunFlags, int], RunFlags], at_most: int) -> Solver:

@@ -84,9 +84,9 @@ def test_table_ii(schedule: str, sigma: float, epochs: int) -> None:
 @pytest.mark.parametrize(("name", "params", "epochs", "published"), ROWS)
 def test_table_iii(name: str, params: dict[str, Any], epochs: int, published: float) -> None:
     decimals = len(str(published).partition(".")[2])
-    decay = calibrate_decay(name, 10.0, epochs, BUDGET, shuffled_epochs, **params)
+    decay = calibrate_decay(name, 10.0, epochs, BUDGET, shuffled_epochs, params=params)
     assert round_up(decay, decimals) == published
-    assert calibrate_decay(name, 10.0, epochs, BUDGET, shuffled_epochs, decimals, **params) == published
+    assert calibrate_decay(name, 10.0, epochs, BUDGET, shuffled_epochs, decimals, params) == published
 
 
 class TestNoise:
@@ -174,7 +174,7 @@ class TestDecay:
     @pytest.mark.parametrize("epochs", [200, 3])
     def test_names_how_long_the_budget_can_last(self, epochs: int) -> None:
         with pytest.raises(Unreachable, match=f"last {epochs} epochs: it lasts between 10 and 156"):
-            calibrate_decay("step", 10.0, epochs, BUDGET, shuffled_epochs, **STEP)
+            calibrate_decay("step", 10.0, epochs, BUDGET, shuffled_epochs, params=STEP)
 
     def test_refuses_schedules_without_decay(self) -> None:
         with pytest.raises(InvalidInput, match="no decay to solve for"):

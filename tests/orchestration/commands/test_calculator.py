@@ -240,6 +240,14 @@ CALIBRATE = "calibrate --sampling shuffle"
             f"{CALIBRATE} --budget-rho 1 --noise-multiplier 3 --solve decay --schedule time:decay=1 --epochs 3",
             "being solved for",
         ),
+        (
+            f"{CALIBRATE} --budget-rho 1 --noise-multiplier 3 --solve decay --schedule time:epochs=1 --epochs 3",
+            "unknown key 'epochs' of noise schedule 'time'",
+        ),
+        (
+            f"{SHUFFLE} --epochs 4 --schedule time:initial_noise_multiplier=1",
+            "unknown key 'initial_noise_multiplier' of noise schedule 'time'",
+        ),
     ],
 )
 def test_bad_input_is_one_line_and_exit_code_2(dpsweep: Command, line: str, complaint: str) -> None:
