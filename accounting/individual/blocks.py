@@ -2,13 +2,14 @@
 
 A node is a place of `contributions.BlockLaw`, so a shift. There the mean of likelihood ratios is replaced by a discrete
 law above it in convex order (`dpsweep.accounting.pld.mean_from_above`), which dominates the block. A block between two
-nodes is dominated by a public draw between both, linear in the place: its moment is (1 - t) A + t B for the moments A
-and B at the nodes. The log of that is linear in t up to an error that A and B bound:
+nodes is dominated by a public draw between both, linear in the place. For moments A and B at the nodes it has the
+moment (1 - t) A + t B. The log of that is linear in t up to an error that A and B bound.
 
-- for real exponents by r^2 / 8 and by r, r = |log B / A| (Hoeffding's lemma);
-- for complex ones, with d = B / A - 1 and |d| < 1, by |d|^2 / (8 (1 - |d|)^2): the second derivative of log(1 + t d) is
-  -(d / (1 + t d))^2. Or the moment differs from the exponential of the chord by at most 1 + e^|r| times that, r = log
-  |B / A|, which is an error of log(2 + e^|r|) in the log.
+For real exponents, r^2 / 8 and r bound it, with r = |log B / A|. This is Hoeffding's lemma.
+
+For complex ones, let d = B / A - 1. The second derivative of log(1 + t d) is -(d / (1 + t d))^2. So |d|^2 / (8 (1 -
+|d|)^2) bounds it if |d| < 1. Else let r = log |B / A|. The moment differs from the exponential of the chord by at most
+1 + e^|r| times that, an error of log(2 + e^|r|) in the log.
 
 On a contour, losses are moreover connected to the dots of a lattice whose length is the contour's period. So moments
 along the whole line are a Fourier transform, and repeat. Within one repetition decay is read off the transform; beyond
@@ -116,8 +117,8 @@ def _pooled(atoms: EvenLaw) -> tuple[Array, Array]:
 def block_spectra(law: BlockLaw, nodes: bytes, tilt: float, period: float, direction: str) -> Array:
     """Return a table [nodes, 4 `MOST_POINTS` + 1] along Re z = tilt: see `spectrum_columns`.
 
-    Columns: real and imaginary parts of log A at the points of a contour of this period, the error of their chords over
-    the cells beside a node, and the decay of A in those cells from each point on.
+    Columns: real and imaginary parts of log A at the points of a contour of this period. Then the error of their chords
+    over the cells beside a node. Last, the decay of A in those cells from each point on.
     """
     found = [_spectrum(law, shift, tilt, period, direction) for shift in _shifts(law, nodes)]
     logs, envelopes, errors = (np.array(column) for column in zip(*found, strict=True))

@@ -16,8 +16,8 @@ that query's sensitivity:
   one Gaussian, at worst the one with the largest u of its steps (paper C, Theorem 2).
 - Full batches and shuffled epochs under ``replace_one``: moved is 1 + c and side is 2, because nothing is known about
   the record that takes the example's place (docs/group-proof.md, Theorem 5).
-- Random allocation: the example is in one step of each block. A block is one round of its largest u, and has a law of
-  its own (`BlockLaw`, `dpsweep.accounting.individual.blocks`).
+- Random allocation: a block is one round of its largest u, and has a law of its own (`BlockLaw`,
+  `dpsweep.accounting.individual.blocks`).
 
 Renyi and privacy-loss accounting need only the sum of log E_Q[(P/Q)^z] over the steps. It is smooth in u, so each step
 is split linearly between the two nodes (grid points of u) beside its u. For real z = alpha > 1 this can only increase
@@ -99,9 +99,11 @@ class StepLaw(NamedTuple):
 
 
 class BlockLaw(NamedTuple):
-    """A block of ``steps`` steps of random allocation; in the one that an example joins it moves the sum by at most
-    ``top`` noise standard deviations. tail: about the mass that each block may lose to an infinite loss. blocks: about
-    their number in the run, for choices on which no bound rests.
+    """A block of ``steps`` steps of random allocation.
+
+    In the one that an example joins it moves the sum by at most ``top`` noise standard deviations. Each block may
+    lose about the mass ``tail`` to an infinite loss. ``blocks`` is about their number in the run, for choices on which
+    no bound rests.
 
     The place of a block in which it moves the sum by x is tau(x) / tau(top), tau(x) = erf(x / sqrt(6)). The expectation
     of a convex function of the likelihood ratio is convex in it (docs/accounting-proofs.md, "Many noise levels").
