@@ -29,9 +29,8 @@ _MOST: Final = 60
 _ON_ONE_LATTICE: Final = (20, 1200)
 _ON_MANY: Final = (5, 200)
 """An accountant is asked at the second number over that of segments: at least the first number of times, at most
-`_MOST`. Other epochs have the value of the next one. For 200,000 steps up to epsilon 8, all that share a lattice take
-.4 to .6 s of CPU with 60 noise levels. 200 levels take .4 s, of batches that are cut .6 s, of random allocation .8 s
-(benchmarks/so_far.py)."""
+`_MOST`. Other epochs have the value of the next one. For 200 epochs of 1,000 steps with 200 noise levels, all that
+share a lattice take .2 to .5 s of CPU (benchmarks/so_far.py)."""
 _QUICK: Final = frozenset(("rdp", "rdp-classic", "zcdp", "zcdp-sampled"))
 """Accountants that take a few milliseconds for any run; they are asked at every epoch."""
 
