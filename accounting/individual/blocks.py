@@ -68,7 +68,7 @@ def _lattice(law: BlockLaw) -> int:
 def cut_by_repetitions(decays: Array) -> Array:
     """Return the decay that counts where spectra repeat and `lattice_damping` is applied.
 
-    What is left out is at most the sum over one repetition, which decays, and the sum over the rest, which is damped.
+    The error is at most the sum over one repetition, which decays, and the sum over the rest, which is damped.
     """
     return np.asarray(np.minimum(decays, _DAMPING) - np.log(2.0))
 

@@ -322,7 +322,7 @@ class _Group:
     def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
         """Raise ``bounds`` [2, all rows] of some rows of the bucket, given the bounds of the other direction.
 
-        With blocks, lower bounds are those of the pairs that replace them.
+        With blocks, lower bounds hold for the pairs that replace them.
         """
         repeated = [part.law for part in self.costs.sampled if isinstance(part.law, BlockLaw)]
         v = max([v, *(lattice_damping(law, contour) for law in repeated)])

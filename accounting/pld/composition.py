@@ -276,9 +276,9 @@ def _bracket_epsilon(
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the claim is at least that of the other direction.
 
-    With public draws, the lattice is refined only where the saddle point was far off: the least losses of a round's
-    cases lie on no common lattice, so the bound from below errs by a share of the spacing in every round, and its gap
-    says nothing of the bound from above, which errs by squares of the spacing.
+    With public draws, the lattice is refined only where the saddle point was far off. The least losses of a round's
+    cases lie on no common lattice, so the bound from below errs by a share of the spacing in every round. Its gap says
+    nothing of the bound from above, which errs by squares of the spacing.
     """
     spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
     enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)

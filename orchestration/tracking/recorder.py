@@ -95,8 +95,8 @@ class TrackingRecorder:
     def abandon(self, keys: Iterable[str] = ()) -> None:
         """Record what can be in `LAST_MOMENTS`, and close the sweep's runs as killed; nothing is raised.
 
-        keys: those that `finish` would be given, where all trials have ended and it was not called yet; so `recording`
-        tells what is missing then, too.
+        keys: those that `finish` would be given, where all trials have ended before it was called. Then `recording`
+        tells what is missing, too.
         """
         self._keys = self._keys or frozenset(keys)
         self._until = time.monotonic() + LAST_MOMENTS / 2.0

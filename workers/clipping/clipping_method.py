@@ -316,7 +316,7 @@ class ClippingMethod(ABC):
 
     @property
     def releases(self) -> tuple[GaussianRelease, ...]:
-        """What the method releases once, before training: a private median bound, if any; known without data."""
+        """Releases made once, before training: a private median bound, if any; known without data."""
         return (self.bound.release,) if isinstance(self.bound, PrivateMedian) else ()
 
     def start(self, bound: float, facts: PublicFacts) -> ClippingState:

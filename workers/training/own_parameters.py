@@ -6,8 +6,8 @@ the directions moves parameters of the canaries, by the optimiser and the averag
 model, which computes nothing from those parameters.
 
 Threat model: the adversary knows the directions, and sees all parameters before the first step and after the last one.
-It sees nothing between, no batch and no coin. How far a parameter has moved against its direction is the score of its
-canary.
+It sees nothing between, no batch and no coin. The score of a canary is how far its parameter has moved against its
+direction.
 
 Scores are independent. Along a direction lies what one canary adds, and noise. Noise is isotropic and directions are
 orthogonal, so the noise along each is independent of all other noise. Nothing else of the run depends on the canaries'
