@@ -45,11 +45,11 @@ from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.reductions import ALLOCATED_SHIFTS, MOST_ALLOCATED, as_accounted, cases_of
 from dpsweep.accounting.mechanism.samplings import Draws, RandomAllocationSampling, Sampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Trace
+from dpsweep.accounting.numerics.gaussian import LEVEL_SCALE
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 Array = NDArray[np.float64]
 
-_LEVEL = math.sqrt(6.0)
 _PLACE_UP = 1.0 + 1e-9
 """Factor on places, far above their error from rounding."""
 _FEW_BLOCKS = 64
@@ -116,12 +116,12 @@ class BlockLaw(NamedTuple):
 
     def shifts(self, places: Array) -> Array:
         """Return how far the sum is moved at each place."""
-        moved = _LEVEL * special.erfinv(places * special.erf(self.top / _LEVEL))
+        moved = LEVEL_SCALE * special.erfinv(places * special.erf(self.top / LEVEL_SCALE))
         return np.asarray(np.where(places < 1.0, np.minimum(moved, self.top), self.top))
 
     def roots(self, shifts: Array) -> Array:
         """Return the square root of the place of each shift, rounded up."""
-        places = special.erf(shifts / _LEVEL) / special.erf(self.top / _LEVEL)
+        places = special.erf(shifts / LEVEL_SCALE) / special.erf(self.top / LEVEL_SCALE)
         return np.minimum(np.sqrt(places) * _PLACE_UP, 1.0)
 
 

@@ -9,6 +9,9 @@ from scipy import special
 
 from dpsweep.accounting.numerics.roots import root
 
+LEVEL_SCALE = math.sqrt(6.0)
+"""Expectations of convex functions of a round's likelihood ratio are convex in erf(x / LEVEL_SCALE) of its shift x
+(docs/accounting-proofs.md, "Many noise levels")."""
 _SLACK = 1e-9  # relative error allowed for the closed form in double precision; measured below 1e-11
 _LEAST = 1e-8  # smallest mean shift evaluated; below it the two terms of the closed form cancel
 _FARTHEST = 38.0  # quantile beyond which the normal tail underflows (2e-308)

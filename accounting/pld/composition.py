@@ -298,9 +298,8 @@ def _bracket_epsilon(
         gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
         finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
         hopeless = lower == 0.0 and upper > _VACUOUS
-        if rounds.has_draws and abs(above.nearest - saddle.epsilon) <= _MISJUDGED * above.nearest:
-            return _Bracket(upper, lower, composed)
-        if gap <= enough_gap or upper <= enough or finest or hopeless or attempt == _ATTEMPTS - 1:
+        judged = rounds.has_draws and abs(above.nearest - saddle.epsilon) <= _MISJUDGED * above.nearest
+        if gap <= enough_gap or upper <= enough or finest or hopeless or judged or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))

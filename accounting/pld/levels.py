@@ -9,7 +9,6 @@ holds.
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ from typing import Final
 import numpy as np
 from scipy import special
 
+from dpsweep.accounting.numerics.gaussian import LEVEL_SCALE
 from dpsweep.accounting.pld.saddlepoint import Cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array, RoundLaw
 
@@ -96,7 +96,7 @@ def _shape(shifts: Array) -> tuple[float, ...]:
 
 def _coordinate(sizes: Array, least: float) -> Array:
     """Return erf(x / sqrt(6)) of each size x, less 1 where it is near 1."""
-    scaled = sizes / math.sqrt(6.0)
+    scaled = sizes / LEVEL_SCALE
     return np.asarray(special.erf(scaled) if least < 1.0 else -special.erfc(scaled), dtype=np.float64)
 
 
