@@ -40,7 +40,6 @@ from dpsweep.accounting.errors import (
 )
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.noise_strategies import (
     BandedNoise,
     BufferedNoise,
@@ -48,7 +47,7 @@ from dpsweep.accounting.mechanism.noise_strategies import (
     InverseRootNoise,
     LambdaNoise,
 )
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.samplings import (
     SAMPLINGS,
     CyclicPoissonSampling,

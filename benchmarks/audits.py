@@ -24,8 +24,8 @@ import dpsweep
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.workers.data.bundled import digits
 from dpsweep.workers.data.cifar import CLASSES, cifar10
-from dpsweep.workers.data.digits import digits
 from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.training.audit_prospects import simulated
 

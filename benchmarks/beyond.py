@@ -7,7 +7,7 @@ from typing import Final
 
 from benchmarks.charts import Axis, Panel, Point, Series, chart
 from benchmarks.reproduced import Number, StoredSetting, StoredSweep
-from dpsweep.orchestration.report.style import CLIPPING_COLOURS, PALETTE
+from dpsweep.orchestration.report.plot import CLIPPING_COLOURS, PALETTE
 
 GROUPS: Final = {"Male": PALETTE[0], "Female": PALETTE[1]}
 CLASSES: Final = {"2": PALETTE[0], "8": PALETTE[1]}

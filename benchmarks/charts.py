@@ -1,6 +1,6 @@
 """Small charts of means with intervals as SVG text. The same numbers give the same bytes, as the files are checked in.
 
-Colours and font are the report's (`dpsweep.orchestration.report.style`).
+Colours and font are the report's (`dpsweep.orchestration.report.plot`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Final
 from xml.sax.saxutils import escape
 
-from dpsweep.orchestration.report.style import FONT, INK, MUTED, RULE
+from dpsweep.orchestration.report.plot import FONT, INK, MUTED, RULE
 
 WIDTH: Final = 760
 _TOP, _BOTTOM, _RIGHT, _GAP = 34, 46, 14, 26

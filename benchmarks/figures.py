@@ -9,7 +9,7 @@ from typing import Final
 from benchmarks import beyond
 from benchmarks.charts import Axis, Panel, Point, Series, chart
 from benchmarks.reproduced import StoredSetting, StoredSweep
-from dpsweep.orchestration.report.style import CLIPPING_COLOURS, PALETTE
+from dpsweep.orchestration.report.plot import CLIPPING_COLOURS, PALETTE
 
 Stored = Mapping[str, StoredSweep]
 

@@ -15,9 +15,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, get_args, get_origin
 
 from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of, types_of
-from dpsweep.orchestration.sweeps.fields import NO_KEY
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sections import OWN_NOISE
+from dpsweep.orchestration.sweeps.sections import NO_KEY, OWN_NOISE
 
 PLACE = Path(__file__).parent.parent / "dpsweep" / "parts.pyi"
 _HEAD = '''"""Types of `dpsweep.parts`. Written by ``python docs/parts.py``."""

@@ -11,10 +11,10 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsweep.orchestration.sweeps import resources, schema, sections, tune
+from dpsweep.orchestration.sweeps import schema, sections, tune
 from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of
-from dpsweep.orchestration.sweeps.fields import NO_KEY
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import NO_KEY
 from dpsweep.workers import spec
 
 _HEAD = """# Sweep files: every key
@@ -81,7 +81,7 @@ def _sections(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _class(name: str) -> type[Any]:
-    found = next(getattr(module, name) for module in (schema, sections, resources, tune, spec) if hasattr(module, name))
+    found = next(getattr(module, name) for module in (schema, sections, tune, spec) if hasattr(module, name))
     assert inspect.isclass(found)
     return found
 

@@ -115,7 +115,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.tracking.no_tracking import NoTracker
+from dpsweep.orchestration.tracking.tracker import NoTracker
 
 
 class NotingTracker(NoTracker):
@@ -202,7 +202,7 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
             {
                 "orchestration/tracking/opening.py": {
                     "        return MlflowTracker(uri, ": OPENED,
-                    "from dpsweep.orchestration.tracking.tracker import Tracker,": (
+                    "from dpsweep.orchestration.tracking.tracker import NO_TRACKING": (
                         "from dpsweep.orchestration.tracking.noting import NotingTracker\n"
                     ),
                 }
@@ -215,7 +215,7 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
         Addition(
             {
                 "orchestration/commands/main.py": {
-                    "decryption.register(app)\n": "greeting.register(app)\n",
+                    "dashboard.register(app)\n": "greeting.register(app)\n",
                     "    init,\n": "    greeting,\n",
                 }
             },

@@ -18,7 +18,7 @@ import yaml
 from jsonschema import Draft202012Validator, ValidationError
 
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.execution.gpus import TRAINING_LABEL
+from dpsweep.orchestration.execution.nodes import TRAINING_LABEL
 from tests.kuberay import KINDS, schema
 
 ROOT = Path(__file__).parents[1]

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from dpsweep.orchestration.sweeps.fields import NO_KEY
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import NO_KEY
 
 ROOT = Path(__file__).parent.parent
 PAGE = (ROOT / "docs" / "sweep.md").read_text()

@@ -60,7 +60,7 @@ class Component:
 
 @dataclass(frozen=True)
 class DataPart:
-    """Training part of one candidate of an `dpsweep.accounting.mechanism.exponential_choice.ExponentialChoice`.
+    """Training part of one candidate of an `dpsweep.accounting.mechanism.random_trials.ExponentialChoice`.
 
     The training examples are split into ``of`` disjoint parts. The candidate trains on part ``place``, and the last
     part is held out to choose among candidates. place: counted from 0, below ``of`` - 1.

@@ -18,8 +18,7 @@ from dpsweep.accounting.accountants.one_run import account_one, total_rdp
 from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.trace import Selection, Trace, require_rows

@@ -24,11 +24,11 @@ from dpsweep.accounting.records.epsilon_files import (
     noted_epsilons,
     write_epsilons,
 )
-from dpsweep.accounting.records.group_files import read_groups
 from dpsweep.accounting.records.part_files import PartFiles
 from dpsweep.accounting.records.shards import NormShards, read_contributions
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.user_files import read_groups
 
 
 class Numbered(Protocol):

@@ -7,7 +7,6 @@ __all__ = [
     "buffered",
     "correlated",
     "estimates",
-    "exponential_choice",
     "filters",
     "noise_strategies",
     "plain",

@@ -9,10 +9,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, Final
 
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.filters import FILTERS
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, STRATEGIES
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.samplings import Sampling, stored_kinds
 from dpsweep.accounting.mechanism.trace import (
     GaussianRelease,

@@ -24,10 +24,9 @@ from dpsweep.accounting.errors import (
     require_whole,
 )
 from dpsweep.accounting.mechanism.estimates import Claim, weakest
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
 from dpsweep.accounting.mechanism.filters import IndividualFilter
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, NoiseStrategy, require_known_noise
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.samplings import (
     Adjacency,

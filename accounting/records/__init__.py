@@ -9,7 +9,6 @@ __all__ = [
     "encryption",
     "epsilon_files",
     "files",
-    "group_files",
     "json_text",
     "keystream",
     "local_files",

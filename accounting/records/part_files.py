@@ -10,8 +10,7 @@ import pyarrow as pa
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.records.arrow_parts import RepeatedIds, corrupt
-from dpsweep.accounting.records.files import list_files
-from dpsweep.accounting.records.read_ahead import read_in_turn
+from dpsweep.accounting.records.files import list_files, read_in_turn
 from dpsweep.accounting.records.snapshot_objects import DIGEST, Piece, batch_of, read_piece
 from dpsweep.accounting.records.snapshots import Snapshot, committed_snapshots, object_uri, uncommitted
 

@@ -20,9 +20,8 @@ from typing import Any
 import pyarrow as pa
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
-from dpsweep.accounting.records.files import write_in_private_folder
+from dpsweep.accounting.records.files import read_in_turn, write_in_private_folder
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.read_ahead import read_in_turn
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.snapshot_objects import DIGEST, ObjectRecord, make_object
 

@@ -19,9 +19,8 @@ import pyarrow as pa
 from numpy.typing import NDArray
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.files import read_bytes, write_in_private_folder
+from dpsweep.accounting.records.files import read_bytes, read_in_turn, write_in_private_folder
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.read_ahead import read_in_turn
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.snapshot_objects import DIGEST, Piece, batch_of, make_pieces, read_piece
 

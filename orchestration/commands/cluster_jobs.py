@@ -30,8 +30,7 @@ from dpsweep.orchestration.execution.environment import prepare_environment
 from dpsweep.orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
 
 if TYPE_CHECKING:
-    from dpsweep.orchestration.execution.job_package import Package
-    from dpsweep.orchestration.execution.submission import SubmittedSweep, SubmittedSweeps
+    from dpsweep.orchestration.execution.submission import Package, SubmittedSweep, SubmittedSweeps
     from dpsweep.orchestration.sweeps.schema import SweepSpec
     from dpsweep.workers.own_code.imports import UserCode
 
@@ -88,7 +87,7 @@ def submit(
     limits.
     """
     prepare_environment(address)
-    from dpsweep.orchestration.execution.job_package import Asked, packaged
+    from dpsweep.orchestration.execution.submission import Asked, packaged
     from dpsweep.orchestration.records.limits import Limits, Turn, this_user
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
@@ -181,7 +180,7 @@ def drive() -> None:
 
     prepare_environment("auto")
     from dpsweep.orchestration.execution.early_start import ray_ahead
-    from dpsweep.orchestration.execution.job_package import read_job
+    from dpsweep.orchestration.execution.submission import read_job
     from dpsweep.orchestration.tracking.access import opened
 
     job = read_job()
@@ -211,8 +210,8 @@ def drive() -> None:
 
 def tell_failed(message: str) -> None:
     """Tell whom this job's sweep names that it failed; started by `dpsweep.orchestration.execution.supervisor`."""
-    from dpsweep.orchestration.execution.job_package import read_job
     from dpsweep.orchestration.execution.status_file import tell_failed as tell
+    from dpsweep.orchestration.execution.submission import read_job
     from dpsweep.orchestration.records.layout import output_files
     from dpsweep.orchestration.sweeps.schema import parse_sweep
 
@@ -317,8 +316,8 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
     Else say so. Raises: InvalidInput, DataCorruption as the job itself would.
     """
     from dpsweep.orchestration.comparison.stored import stored_record
-    from dpsweep.orchestration.execution.removal import named_trials
     from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
+    from dpsweep.orchestration.execution.upkeep import named_trials
     from dpsweep.orchestration.records.layout import SweepFiles
     from dpsweep.orchestration.records.manifest import read_manifest
     from dpsweep.orchestration.sweeps.growth import opened

@@ -65,7 +65,7 @@ from dpsweep.orchestration.commands.stored_trial import (
     stored_trace,
 )
 from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
-from dpsweep.orchestration.comparison.group_sizes import (
+from dpsweep.orchestration.comparison.individuals import (
     COMPARISON,
     VADHAN,
     GroupComparison,

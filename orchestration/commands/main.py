@@ -21,14 +21,11 @@ from dpsweep.orchestration.commands import (
     calibrate,
     cluster_jobs,
     dashboard,
-    decryption,
     epsilon,
     init,
-    listing,
     options,
     owner_report,
     plan_command,
-    record_command,
     results_commands,
     status_command,
     upkeep_commands,
@@ -61,14 +58,11 @@ epsilon.register(app)
 calibrate.register(app)
 owner_report.register(app)
 audit.register(app)
-decryption.register(app)
 cluster_jobs.register(app)
 status_command.register(app)
-listing.register(app)
 dashboard.register(app)
 upkeep_commands.register(app)
 results_commands.register(app)
-record_command.register(app)
 plan_command.register(app)
 
 
@@ -147,8 +141,7 @@ def report(
     from dpsweep.orchestration.commands.options import write_file
     from dpsweep.orchestration.pipeline import render_again
     from dpsweep.orchestration.records.release_modes import release_mode
-    from dpsweep.orchestration.report.summary import summary_pdf
-    from dpsweep.orchestration.report.writing import growing_report
+    from dpsweep.orchestration.report.writing import growing_report, summary_pdf
 
     for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
         print(f"{trials} trials in the report", file=sys.stderr, flush=True)
@@ -167,7 +160,7 @@ def forget(
 
     A trial keeps its key, in its private checkpoint, until it has finished: with it a resumed trial repeats its noise.
     """
-    from dpsweep.orchestration.execution.removal import forget_keys
+    from dpsweep.orchestration.execution.upkeep import forget_keys
 
     forgotten = forget_keys(folder)
     for key in forgotten:

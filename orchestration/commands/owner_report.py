@@ -1,4 +1,4 @@
-"""`dpsweep owner-report`: the privacy cost of one example, for the owner of that record only."""
+"""`dpsweep owner-report`: the cost of one example, for its owner only. `dpsweep decrypt`: a private file."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.records.arrow_parts import MANIFEST
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.sealed import read_encrypted
 from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -112,7 +113,7 @@ def own_attacks(files: TrialFiles, example_id: int) -> tuple[OwnAttack, ...]:
 def _by_scores(files: TrialFiles, example_id: int) -> tuple[OwnAttack, ...]:
     """Return the attacks whose scores of single examples are stored; none on a canary that was left out."""
     from dpsweep.orchestration.report.owner import OwnAttack
-    from dpsweep.workers.evaluation.membership_scores import read_membership
+    from dpsweep.workers.evaluation.attack_results import read_membership
 
     scores = read_membership(files.membership)
     if scores is None or not (scores.is_member & (scores.example_ids == example_id)).any():
@@ -174,9 +175,26 @@ def owner_risk(files: TrialFiles, trace: Trace, example_id: int) -> AttackRisk |
 _EXAMPLE = "runs/quickstart/trials/flat-constant-epsilon8-seed0-d02bd6168b"
 
 
+def decrypt(
+    file: Annotated[str, typer.Argument(help="A file below a folder private/, or its URI.", metavar="FILE")],
+    to: Annotated[Path, typer.Option(help="The file to write, readable by you only.", metavar="FILE")],
+) -> None:
+    """Decrypt a private file with the key in DPSWEEP_KEY, such as private/report.html or a trial's error.txt."""
+    uri = absolute(file)
+    try:
+        content = read_encrypted(uri)
+    except FileNotFoundError:
+        raise InvalidInput(f"there is no {uri}; name a file below a folder private/ of a sweep") from None
+    write_file("--to", to, content, private=True)
+    typer.echo(for_terminal(f"{to}: {len(content):,} bytes, not encrypted and readable by you only"))
+
+
 def register(app: typer.Typer) -> None:
-    """Add the command ``owner-report`` to ``app``."""
+    """Add the commands ``owner-report`` and ``decrypt`` to ``app``."""
     app.command(
         "owner-report",
         **options.listed(options.PRIVACY, f"owner-report {_EXAMPLE} --example-id 17"),
     )(owner)
+    app.command(**options.listed(options.PRIVACY, "decrypt runs/quickstart/private/report.html --to report.html"))(
+        decrypt
+    )

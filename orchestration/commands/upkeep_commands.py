@@ -1,10 +1,12 @@
-"""`dpsweep verify`, `account`, `prune` and `delete`: check, use and delete the stored files of a sweep."""
+"""`dpsweep verify`, `account`, `prune`, `delete` and `record`: check, use, delete and record a stored sweep."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -19,7 +21,8 @@ from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import options
-from dpsweep.orchestration.commands.options import AsJson, Folder, whole_numbers
+from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, whole_numbers
+from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
 from dpsweep.orchestration.comparison.formats import for_terminal, name_for_terminal, number, seconds
 from dpsweep.orchestration.comparison.ledger import composed
@@ -27,6 +30,7 @@ from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
 
 if TYPE_CHECKING:
     from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
@@ -161,7 +165,7 @@ def delete(
     Other files in the folder, runs on an MLflow server and copies elsewhere are left alone.
     """
     from dpsweep.orchestration.comparison.stored import stored_record
-    from dpsweep.orchestration.execution.removal import delete_sweep, remains
+    from dpsweep.orchestration.execution.upkeep import delete_sweep, remains
 
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
@@ -327,9 +331,51 @@ class _PartsPrinter:
             typer.echo(f"{name_for_terminal(key)}: {done} of {parts} parts accounted", err=True)
 
 
+def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = False) -> None:
+    """Record a stored sweep in MLflow: what its driver could not record, or all of one that ran without MLflow.
+
+    Also of a driver that was killed. Runs that MLflow has already are kept, and nothing is recorded twice. By default
+    in the store that the driver recorded in. Exit code 3 if MLflow stays silent before everything is recorded.
+    """
+    from dpsweep.orchestration.pipeline import record_again
+
+    def warn(sentence: str) -> None:
+        print(for_terminal(f"warning: {sentence}"), file=sys.stderr)
+
+    shown = _Printer()
+    try:
+        found = record_again(folder, tracking_uri, shown, warn)
+    except KeyboardInterrupt:
+        print(for_terminal(f"interrupted; {shown.last.missing() or 'the same command goes on'}"), file=sys.stderr)
+        raise typer.Exit(130) from None
+    if as_json:
+        print_json(asdict(found))
+    if missing := found.missing():
+        print(for_terminal(f"error: {missing}"), file=sys.stderr)
+        raise typer.Exit(NOT_RECORDED)
+    if not as_json:
+        typer.echo(for_terminal(f"{found.count} trials are recorded in MLflow at {found.store}"))
+        typer.echo(for_terminal(found.page))
+
+
+class _Printer:
+    """Prints how far the recording has come, at most once every `_LINE_INTERVAL` seconds."""
+
+    def __init__(self) -> None:
+        self.last = NOTHING_RECORDED
+        self._printed = time.monotonic()
+
+    def __call__(self, recording: Recording) -> None:
+        self.last = recording
+        if recording.goes_on and time.monotonic() - self._printed >= _LINE_INTERVAL:
+            self._printed = time.monotonic()
+            print(recording.line(), file=sys.stderr, flush=True)
+
+
 def register(app: typer.Typer) -> None:
-    """Add the commands ``verify``, ``account``, ``prune`` and ``delete`` to ``app``."""
+    """Add the commands ``verify``, ``account``, ``prune``, ``delete`` and ``record`` to ``app``."""
     app.command(**options.listed(options.RESULTS, "verify runs/quickstart"))(verify)
     app.command(**options.listed(options.RESULTS, "account runs/quickstart --delta 1e-6 --individual pld"))(account)
     app.command(**options.listed(options.RESULTS, "prune runs/quickstart --norms --older-than 30"))(prune)
     app.command(**options.listed(options.RESULTS, "delete runs/quickstart"))(delete)
+    app.command(**options.listed(options.RESULTS, "record runs/quickstart --tracking-uri http://HOST:5000"))(record)

@@ -1,10 +1,13 @@
-"""`dpsweep best`: the best setting of a sweep by one metric, under conditions, and the settings that may equal it."""
+"""`dpsweep best`: the best setting of a sweep by one metric, under conditions, and the settings that may equal it.
+
+Also the setting that costs less privacy than the best one and may be as good, in words that the report shows too.
+"""
 
 from __future__ import annotations
 
 import html
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
@@ -18,9 +21,9 @@ from dpsweep.orchestration.comparison.findings import Difference, Findings, warn
 from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, number, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
-from dpsweep.orchestration.comparison.more_private import more_private, said_of
+from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import constant_of, cure_of_rare_classes
-from dpsweep.orchestration.comparison.settings import Setting, first_seed
+from dpsweep.orchestration.comparison.settings import Setting, called, first_seed, whose
 from dpsweep.orchestration.comparison.spoken import (
     between,
     difference_between,
@@ -30,6 +33,51 @@ from dpsweep.orchestration.comparison.spoken import (
 )
 from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.records.published import PublishedTrial
+
+
+def more_private(found: Findings, best: Setting, name: str, undecided: Collection[Difference]) -> Setting | None:
+    """Return the cheapest method that is not distinguishable from ``best`` in a metric, if it costs less; else None.
+
+    undecided: differences of ``best`` to others in that metric. Of equally cheap methods the best one is returned.
+    """
+    alike = {each.other for each in undecided if each.verdict == "not distinguishable"}
+    cheaper = [each for each in found.methods if each.name in alike and _cost(each) < _cost(best)]
+    least = min(map(_cost, cheaper), default=0.0)
+    return found.best(name, [each for each in cheaper if _cost(each) == least])
+
+
+def said_of(found: Findings, setting: Setting, name: str) -> str:
+    """Return the sentence on a setting that `more_private` has found, and on whom it serves worst.
+
+    A score of all examples hardly shows what becomes of a rare class.
+    """
+    of, cost = metric(name), setting.over_seeds(epsilon)
+    mean = setting.over_seeds(of.value)
+    word = spoken(group_metric(name)) if name == found.main.name else name
+    reached = of.format.one(mean.mean if mean else None)
+    served = _serves_worst(found, setting) if name == found.main.name else ""
+    return (
+        f"More private, and cannot be told from it in {word}: {setting.name}, {reached} "
+        f"at ε = {number(cost.high if cost else None)}{served}."
+    )
+
+
+def _serves_worst(found: Findings, setting: Setting) -> str:
+    worst = found.worst_group
+    mean, groups = setting.over_seeds(worst.value), whose(worst, setting)
+    if mean is None or not groups:
+        return ""
+    by = spoken_worst(worst)
+    word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
+    who = " or ".join(map(called, sorted(groups)))
+    return f", which serves {who} worst, with{word} {worst.format.one(mean.mean)}"
+
+
+def _cost(setting: Setting) -> float:
+    """Return the epsilon of a setting as it is shown, so that rounding makes none cheaper."""
+    cost = setting.over_seeds(epsilon)
+    return float(f"{cost.high:.2g}") if cost else float("inf")
+
 
 WORST_GROUP: Final = "worst_group"
 """Short name for the worst-group metric by which the sweep compares settings."""

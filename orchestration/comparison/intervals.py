@@ -3,7 +3,7 @@
 Test examples, or the users whom they belong to, are resampled by the bootstrap, with the same resamples for every run
 on the same test set, so that runs stay paired. Seeds and splits are too few to resample: percentiles of 5 seeds cover
 about 84% in place of 95%. Their contribution is the variance between runs, with Student's t, which
-`dpsweep.orchestration.comparison.seeds` pools over the private settings of a sweep. The variances are added, and the
+`dpsweep.orchestration.comparison.settings` pools over the private settings of a sweep. The variances are added, and the
 degrees of freedom follow from Satterthwaite's approximation.
 
 The bootstrap says little of few examples. In differences, a share is therefore treated as if two more had been seen,

@@ -7,8 +7,7 @@ from typing import Final
 
 import numpy as np
 
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.values import main
 from dpsweep.orchestration.records.published import Label, PublishedTrial, PublishedTuning

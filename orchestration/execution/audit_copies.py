@@ -13,8 +13,7 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch
-from dpsweep.orchestration.execution.backend import Backend, Warn
+from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoch, Warn
 from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.records.integrity import require_unaltered

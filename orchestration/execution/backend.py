@@ -9,8 +9,10 @@ from typing import Protocol
 
 from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
+from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records.encryption import KeyCheck, new_key_check, require_key
-from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch
+from dpsweep.accounting.records.files import closed_to_strangers, delete_folder
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.storage_checks import Probe
 from dpsweep.orchestration.records.failures import record_failure
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -19,8 +21,9 @@ from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.workers.evaluation.attack_results import AuditResult
+from dpsweep.workers.evaluation.attack_results import AuditResult, read_attacks
 from dpsweep.workers.own_code.imports import UserCode
+from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.less_memory import LackOfMemory, in_smaller_pieces
 
@@ -151,3 +154,36 @@ the sweep's turn among those that share its cluster.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """
+
+OnEpoch = Callable[[str, Progress], None]
+
+
+@dataclass(frozen=True)
+class AuditedCopy:
+    """A copy of the finished trial ``key``, with canaries. `releases`: as of `run_trial`."""
+
+    key: str
+    spec: TrialSpec
+    releases: tuple[Release, ...]
+
+
+def audit_here(copy: AuditedCopy, files: SweepFiles, code: UserCode, on_epoch: OnEpoch) -> AuditResult:
+    """Train the copy in this process, in a folder of its own that is deleted; return what its audit found."""
+    from dpsweep.workers.trials.trial import run_trial  # late: it imports torch, which a driver does not need for this
+
+    there = TrialFiles(files.audited_copy)
+    with closed_to_strangers():
+        delete_folder(there.root)  # what an interrupted audit left
+        try:
+            run_trial(
+                copy.spec,
+                there.root,
+                code=code,
+                releases=copy.releases,
+                on_progress=lambda now: on_epoch(copy.key, now),
+            )
+            found = read_attacks(there.attacks).audit
+        finally:
+            delete_folder(there.root)
+    assert found is not None, "the copy asks for an audit"
+    return found

@@ -3,6 +3,9 @@
 An embedded cluster is started for one sweep and stopped with it; it has its own token and folder, and no dashboard. On
 a running cluster (``auto`` or ``HOST:PORT``), this process ships its own code to the workers, so that every node runs
 the same version. It checks that storage is shared before any trial starts.
+
+Ray ends a driver at once, without running any of its code, when it loses its node or head. Only another process can
+tell the user then, and does so on stderr.
 """
 
 from __future__ import annotations
@@ -15,6 +18,8 @@ import os
 import platform
 import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -32,20 +37,81 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.parallel import fitting
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, KeyCheck, require_key
 from dpsweep.accounting.records.local_files import make_folders, require_library_files
-from dpsweep.orchestration.execution.asking import Question, answers, named
 from dpsweep.orchestration.execution.environment import EMBEDDED, require_address, reread_environment
-from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, has_autoscaler, is_beyond_autoscaler, room
+from dpsweep.orchestration.execution.nodes import (
+    Question,
+    alive_nodes,
+    amounts_of,
+    answers,
+    has_autoscaler,
+    is_beyond_autoscaler,
+    named,
+    room,
+)
 from dpsweep.orchestration.execution.session import private_session
 from dpsweep.orchestration.execution.shared_connection import kept
-from dpsweep.orchestration.execution.standard_error import stderr_without, told_if_killed
 from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
-from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
 from dpsweep.workers.machine.memory import ALLOCATOR
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.backend import Warn
+
+_DRAINED_WITHIN: Final = 1.0
+"""Seconds to wait for the last lines, where a child process still holds the other end."""
+
+
+@contextlib.contextmanager
+def stderr_without(text: bytes) -> Iterator[None]:
+    """Leave out the lines with ``text`` that this process writes to stderr during a ``with`` block.
+
+    Other lines are passed on as they come, so that those before a crash of the process are seen.
+    """
+    sys.stderr.flush()
+    kept = os.dup(2)
+    reader, writer = os.pipe()
+    os.dup2(writer, 2)
+    os.close(writer)
+    passing = threading.Thread(target=_pass_on, args=(reader, kept, text), daemon=True)
+    passing.start()
+    try:
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(kept, 2)
+        passing.join(_DRAINED_WITHIN)
+
+
+def _pass_on(reader: int, kept: int, text: bytes) -> None:
+    with open(reader, "rb") as lines, open(kept, "wb", buffering=0) as stderr:
+        for line in lines:
+            if text not in line:
+                stderr.write(line)
+
+
+_LEFT: Final = b"left"
+_WATCH: Final = f"""
+import sys
+if sys.stdin.buffer.read() != {_LEFT!r}:
+    print(sys.argv[1], file=sys.stderr)
+"""
+
+
+@contextlib.contextmanager
+def told_if_killed(text: str) -> Iterator[None]:
+    """Print ``text`` on stderr if this process ends during the ``with`` block without leaving it.
+
+    A small process waits for that, in its own session, so that Ctrl-C and a closed terminal leave it alone.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _WATCH, text]
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    try:
+        yield
+    finally:
+        with contextlib.suppress(BrokenPipeError):
+            watch.communicate(_LEFT)
 
 
 _OBJECT_STORE_BYTES = 128 * 2**20

@@ -46,7 +46,7 @@ from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import AttackResults, read_attacks
 from dpsweep.workers.machine.checkpoint import forget_checkpoint
-from dpsweep.workers.machine.device_use import read_device_use
+from dpsweep.workers.machine.memory import read_device_use
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.training.counters import Counters, read_counters
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result

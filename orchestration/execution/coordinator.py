@@ -47,7 +47,7 @@ from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 from dpsweep.orchestration.tracking.tracker import Tracker, tracked
-from dpsweep.workers.machine.device_use import read_device_use
+from dpsweep.workers.machine.memory import read_device_use
 from dpsweep.workers.training.history import Progress
 
 

@@ -9,8 +9,15 @@ from typing import final
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, account_in_process
-from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, audit_here
-from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn, lighter
+from dpsweep.orchestration.execution.backend import (
+    AuditedCopy,
+    OnEpoch,
+    TrainingObserver,
+    TrialContext,
+    Warn,
+    audit_here,
+    lighter,
+)
 from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.storage_checks import train_patiently

@@ -17,8 +17,14 @@ from ray.util.metrics import Gauge
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.jobs.parallel import AccountingQueue
-from dpsweep.orchestration.execution.audited_copy import AuditedCopy, OnEpoch, audit_here
-from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, Warn
+from dpsweep.orchestration.execution.backend import (
+    AuditedCopy,
+    OnEpoch,
+    TrainingObserver,
+    TrialContext,
+    Warn,
+    audit_here,
+)
 from dpsweep.orchestration.execution.cluster import (
     check_keys,
     check_ranks,
@@ -28,8 +34,7 @@ from dpsweep.orchestration.execution.cluster import (
     connected,
 )
 from dpsweep.orchestration.execution.completion import close_here
-from dpsweep.orchestration.execution.gpus import check_gpus
-from dpsweep.orchestration.execution.nodes import cluster_now
+from dpsweep.orchestration.execution.nodes import check_gpus, cluster_now
 from dpsweep.orchestration.execution.ray_tune import train
 from dpsweep.orchestration.execution.storage_checks import OnSharedStorage, Probe
 from dpsweep.orchestration.execution.turns import Turns
@@ -38,11 +43,9 @@ from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import FIRST_COME, Turn
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
-from dpsweep.orchestration.sweeps.fields import LEAST_QUANTITY
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sections import AccountingSettings
+from dpsweep.orchestration.sweeps.sections import LEAST_QUANTITY, AccountingSettings, ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.own_code.imports import UserCode

@@ -28,8 +28,8 @@ from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.orchestration.execution.costs import costs_as_planned
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
-from dpsweep.orchestration.sweeps.resources import ResourceSettings, reserved
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import ResourceSettings, reserved
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.workers.own_code.imports import UserCode

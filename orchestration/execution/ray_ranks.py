@@ -28,10 +28,10 @@ from torch._C._distributed_c10d import Store
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.execution.backend import TrialContext
-from dpsweep.orchestration.execution.gpus import require_gpu
+from dpsweep.orchestration.execution.nodes import require_gpu
 from dpsweep.orchestration.execution.storage_checks import patiently
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
 from dpsweep.workers.trials.ranks import RankLost, connected
 from dpsweep.workers.trials.trial import Progress, follow_trial, run_trial

@@ -27,15 +27,13 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, lighter
-from dpsweep.orchestration.execution.gpus import off_gpu_nodes, require_gpu
-from dpsweep.orchestration.execution.nodes import has_autoscaler
+from dpsweep.orchestration.execution.nodes import has_autoscaler, off_gpu_nodes, require_gpu
 from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.scheduler_groups import rivals
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sections import SchedulerSettings
+from dpsweep.orchestration.sweeps.sections import ResourceSettings, SchedulerSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.less_memory import LackOfMemory

@@ -19,11 +19,10 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
 from dpsweep.accounting.records.epsilon_files import StoredEpsilons
 from dpsweep.accounting.records.files import closed_to_strangers
-from dpsweep.accounting.records.group_files import read_groups
 from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.accounting.records.user_files import StoredUsers
+from dpsweep.accounting.records.user_files import StoredUsers, read_groups
 from dpsweep.orchestration.comparison.claims import recomputed, require_founded
 from dpsweep.orchestration.comparison.individuals import exact_statistics
 from dpsweep.orchestration.comparison.record import SweepRecord

@@ -13,8 +13,7 @@ from dpsweep.orchestration.records.attempts import AttemptLog
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, UserModule
-from dpsweep.workers.own_code.own_record import changed_code, has_changed, own_locations
-from dpsweep.workers.own_code.own_weights import names_weights
+from dpsweep.workers.own_code.own_record import changed_code, has_changed, names_weights, own_locations
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,6 @@
-"""Sweeps as jobs of a Ray cluster: submit, find, follow and stop them through Ray's Jobs API.
+"""Sweeps as jobs of a Ray cluster: package, submit, find, follow and stop them by Ray's Jobs API.
+
+The package holds the sweep file, the user's modules and dpsweep, but no data.
 
 The submission id of a sweep is its name and a digest of its specification, so the same sweep has the same id. Ray keeps
 one record per id. A sweep that is submitted again after its job has ended gets the id with ``-2``, ``-3`` and so on,
@@ -12,30 +14,188 @@ import contextlib
 import hashlib
 import http
 import http.client
+import importlib.util
 import json
 import logging
 import os
 import re
+import shutil
+import tempfile
 import time
 import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+from pydantic import TypeAdapter, ValidationError
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
+from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.orchestration.execution.cluster import refused_token
-from dpsweep.orchestration.execution.job_package import Package
-from dpsweep.orchestration.records.limits import Turn
+from dpsweep.orchestration.execution.cluster import own_package, refused_token
+from dpsweep.orchestration.records.limits import FIRST_COME, NO_LIMITS, Limits, Turn
+from dpsweep.orchestration.sweeps.user_code import packed, unpacked
 from dpsweep.orchestration.tracking.requests import Timed, within
+from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.own_code.own_record import has_changed
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.backend import Warn
+
+LARGEST: Final = 20 * 2**20
+"""Largest total size of the user's own files, in bytes; data belong in storage that the nodes share."""
+_FOLDER = "dpsweep_job"
+"""Folder of the job's description; Ray makes it importable for the driver, like every shipped package."""
+_DATA: Final = frozenset(
+    f".{ending}"
+    for endings in (
+        ("csv", "tsv", "parquet", "arrow", "feather", "h5", "hdf5", "db", "sqlite", "npy", "npz", "pkl", "pickle"),
+        ("pt", "pth", "ckpt", "safetensors", "onnx", "bin"),
+        ("zip", "gz", "bz2", "xz", "tar", "tgz", "jpg", "jpeg", "png"),
+    )
+    for ending in endings
+)
+"""Suffixes of data and weight files, which are left out of the package."""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """Limits of the run of a job, trials that it trains again, its turn, its name in MLflow, and where the user's own
+    modules lie; see `pipeline.RunRequest`."""
+
+    limits: Limits = NO_LIMITS
+    retry: tuple[str, ...] = ()
+    turn: Turn = FIRST_COME
+    name: str | None = None
+    submitted_from: Mapping[str, str] = field(default_factory=dict)
+
+
+ONLY_TO_RUN: Final = Asked()
+
+
+@dataclass(frozen=True)
+class JobDescription:
+    """The sweep that a job runs.
+
+    `text`: of the sweep file. `origin`: name of the sweep file, for messages. `output`: absolute path or URI, as the
+    nodes see it. `code`: the user's modules at the locations that `sweeps.user_code.packed` ships them to. `key_check`:
+    identifies the key that private files must be encrypted with; the key itself is not sent. `tracking`: where and as
+    whom the driver records in MLflow, as `tracking.access.sealed` returns it.
+    """
+
+    text: str
+    origin: str
+    output: str
+    code: UserCode
+    key_check: KeyCheck | None
+    asked: Asked = ONLY_TO_RUN
+    tracking: str = ""
+
+
+@dataclass(frozen=True)
+class Package:
+    """Folders for Ray to ship.
+
+    `own`: names and sizes in bytes of the user's files. `left_out`: files of the user's packages that are not shipped.
+    `dpsweep`: size of dpsweep itself in bytes. `code`: sha256 of each of the user's modules that runs, by its place in
+    the record of a trial.
+    """
+
+    folders: tuple[str, ...]
+    own: tuple[tuple[str, int], ...]
+    left_out: tuple[str, ...]
+    dpsweep: int
+    code: Mapping[str, str] = field(default_factory=dict)
+
+
+_DESCRIPTION = TypeAdapter(JobDescription)
+
+
+@contextlib.contextmanager
+def packaged(
+    text: str, origin: str, output: str, code: UserCode, asked: Asked = ONLY_TO_RUN, tracking: str = ""
+) -> Iterator[Package]:
+    """Yield the package of a sweep in temporary folders, which are removed when the ``with`` block ends.
+
+    It holds the user's packages without hidden files, ``__pycache__`` and files with a suffix of data or weights.
+    Raises: InvalidInput if the user's files exceed `LARGEST` together.
+    """
+    with packed(code) as (shipped, there), tempfile.TemporaryDirectory() as temporary:
+        left_out = [path for folder in shipped for path in _prune(Path(folder))]
+        job = Path(temporary, _FOLDER)
+        job.mkdir()
+        description = JobDescription(text, origin, output, there, new_key_check(), asked, tracking)
+        (job / "job.json").write_bytes(_DESCRIPTION.dump_json(description))
+        own = ((origin, len(text.encode())), *(each for folder in shipped for each in _sizes(Path(folder))))
+        _require_small(own)
+        dpsweep = own_package()
+        sources = (file for module in code.modules for file in module.sources())
+        digests = {file.place: hashlib.sha256(file.content).hexdigest() for file in sources}
+        yield Package((dpsweep, *shipped, str(job)), own, tuple(left_out), _bytes_of(dpsweep), digests)
+
+
+def read_job() -> JobDescription:
+    """Return the job that this process was started for, with the paths at which Ray has put its code.
+
+    Raises: InvalidInput if no job's package is importable, or what describes it was altered; UnsafeFile.
+    """
+    found = importlib.util.find_spec(_FOLDER)
+    if found is None or not found.submodule_search_locations:
+        raise InvalidInput("there is no job here: `dpsweep drive` is started by the jobs of `dpsweep submit`")
+    folder = os.path.realpath(next(iter(found.submodule_search_locations)))
+    try:
+        job = _DESCRIPTION.validate_json(read_bytes(f"{folder}/job.json"))
+    except (FileNotFoundError, ValidationError) as error:
+        raise InvalidInput(
+            "the job was submitted by another version of dpsweep, or is none; submit it with the version of the head"
+        ) from error
+    return replace(job, code=unpacked(job.code))
+
+
+def _prune(folder: Path) -> list[str]:
+    """Delete from a copy the files that are not shipped; return the deleted data files, relative to the copy."""
+    left_out = []
+    for path in sorted(folder.rglob("*"), reverse=True):  # files before their folder
+        if path.name.startswith(".") and path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path)
+        elif path.is_file() and path.suffix.lower() in _DATA:
+            left_out.append(_shown(path, folder))
+            path.unlink()
+        elif path.name.startswith("."):
+            path.unlink()
+    return left_out
+
+
+def _sizes(folder: Path) -> Iterator[tuple[str, int]]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and "__pycache__" not in path.parts)
+    return ((_shown(path, folder), path.stat().st_size) for path in files)
+
+
+def _bytes_of(package: str) -> int:
+    """Return the size of the files of a package that Ray ships, which has links to its parts in a checkout."""
+    walked = [each for each in os.walk(package, followlinks=True) if "__pycache__" not in each[0]]
+    return sum(Path(folder, name).stat().st_size for folder, _, names in walked for name in names)
+
+
+def _shown(path: Path, folder: Path) -> str:
+    """Return the path of a file as the user knows it, without the numbered folder that it is shipped in."""
+    return "/".join(path.relative_to(folder).parts[1:])
+
+
+def _require_small(own: tuple[tuple[str, int], ...]) -> None:
+    total = sum(size for _, size in own)
+    if total > LARGEST:
+        name, size = max(own, key=lambda each: each[1])
+        raise InvalidInput(
+            f"the sweep's own files have {total / 2**20:.1f} MiB, but at most {LARGEST // 2**20} MiB are sent (the "
+            f"largest is {name} with {size / 2**20:.1f} MiB); keep data in storage that the nodes share"
+        )
+
 
 _ANSWER_WITHIN = 10.0
 """Seconds to wait for the first answer of a dashboard."""

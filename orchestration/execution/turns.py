@@ -22,7 +22,7 @@ from ray.experimental import internal_kv
 
 from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources
 from dpsweep.orchestration.records.limits import Turn
-from dpsweep.orchestration.sweeps.resources import LABEL, ResourceSettings
+from dpsweep.orchestration.sweeps.sections import LABEL, ResourceSettings
 
 _BOARD: Final = b"dpsweep-turns"
 """Namespace of the board in the key-value store."""

@@ -8,8 +8,8 @@ candidates, as their own sweep, and then the best of each setting. `run` chooses
 
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
 from dpsweep.orchestration.pipeline.record_again import record_again, render_again, show_accounts
-from dpsweep.orchestration.pipeline.request import NoDisplay, Outcome, RunRequest
 from dpsweep.orchestration.pipeline.run import run_sweep
+from dpsweep.orchestration.pipeline.stage import NoDisplay, Outcome, RunRequest
 
 __all__ = [
     "ConsoleDisplay",

@@ -26,8 +26,7 @@ from dpsweep.orchestration.execution.publication import (
     stored_publication,
 )
 from dpsweep.orchestration.execution.upkeep import damaged_files
-from dpsweep.orchestration.pipeline.request import Outcome
-from dpsweep.orchestration.pipeline.stage import recording_in
+from dpsweep.orchestration.pipeline.stage import Outcome, recording_in
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.release_modes import release_mode

@@ -4,24 +4,48 @@ At look k, the intervals of all verdicts together have the level 1 - a_k with a_
 up to 0.05 over all looks there could be. So the probability of any wrong verdict at any look stays below 0.05, however
 the number of looks was decided (alpha spending; a union bound). Every seed is trained and accounted as any other, and
 the composed epsilon counts all of them. The decision to go on depends on results on test data alone.
+
+Tuning: the candidates of every setting are trained first, as their own sweep in the folder ``tuning``. A private
+selection trains them in the private folder, and the best of each trial is the trial itself. The winners are selected
+by the scores of stored results.
 """
 
 from __future__ import annotations
 
 import math
+import statistics
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice
+from dpsweep.accounting.records.encryption import KEY_VARIABLE, is_encrypting
+from dpsweep.accounting.records.files import closed_to_strangers, delete_folder, exists
+from dpsweep.accounting.records.local_files import make_private_folder
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.comparison.stored import stored_evidence
-from dpsweep.orchestration.pipeline.request import NO_DISPLAY, Display, Outcome, RunRequest
-from dpsweep.orchestration.pipeline.stage import run_stage
-from dpsweep.orchestration.pipeline.tuning import run_private_selection, run_tuning
-from dpsweep.orchestration.records.layout import require_safe
+from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.stored import stored_evidence, stored_record
+from dpsweep.orchestration.execution.backends import plan_at
+from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
+from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
+from dpsweep.orchestration.execution.shared_connection import kept_open
+from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, run_stage
+from dpsweep.orchestration.records.layout import SweepFiles, require_safe
+from dpsweep.orchestration.records.limits import NO_LIMITS
 from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, settings_of
+from dpsweep.orchestration.sweeps.growth import begun, grown
+from dpsweep.orchestration.sweeps.planned import accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.search import next_candidates
 from dpsweep.orchestration.sweeps.text import parse_text, with_section
+from dpsweep.orchestration.sweeps.tune import Adapted, Tried, TuneSettings, Winner, candidates_of, has
+from dpsweep.orchestration.sweeps.tuning_stages import draw_runs, selection_stage, tuned_stage, tuning_stage
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
+from dpsweep.workers.evaluation.outcomes import read_wrong
+from dpsweep.workers.evaluation.scores import Evaluation
+from dpsweep.workers.tasks import TASKS, Score
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
@@ -120,3 +144,321 @@ def _looking(text: str, seeds: list[int], look: int) -> str:
     grown = with_section(text, "seeds", seeds, "Seeds that --until told-apart added: written by dpsweep.")
     compare = parse_text(grown).get("compare") or {}
     return with_section(grown, "compare", {**compare, "looks": look}, "The look at which verdicts are reached.")
+
+
+def run_tuning(request: RunRequest, display: Display) -> Outcome:
+    """Train the candidates of every setting, then the best of each with the sweep's seeds.
+
+    Where an earlier run of the same file has chosen, its choice is kept. The outcome is that of the tuning if a limit
+    stopped it. Raises: as `run_sweep`.
+    """
+    if (winners := stored_winners(request)) is not None:
+        _require_tuned_code(request)
+        return _run_tuned(request, display, winners)
+    with closed_to_strangers(), kept_open():
+        tuning = _run_candidates(request, display)
+        return tuning if tuning.stopped else _run_tuned(request, display, best_candidates(tuning.record))
+
+
+def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winner]) -> Outcome:
+    """Train the best candidate of each setting with each of the sweep's seeds."""
+    text = tuned_stage(request.text, winners)
+    return run_stage(replace(request, sweep=parse_sweep(text), text=text), display)
+
+
+def _require_tuned_code(request: RunRequest) -> None:
+    """Raise `InvalidInput` if the candidates that an earlier run chose among were trained with other code."""
+    files = SweepFiles(request.files.tuning)
+    if exists(files.manifest):
+        refuse(begun_with_other_code(files, stored_record(files).points, request.code), files)
+
+
+def stored_winners(request: RunRequest) -> Mapping[str, Winner] | None:
+    """Return the best candidates that an earlier run of the same sweep file chose; None if there was none."""
+    files = request.files
+    stored = read_manifest(files)
+    if stored is None:
+        return None
+    grown(stored, request.sweep, request.text, files.root)  # refuse a folder of another sweep before training
+    before = parse_sweep(stored.text, files.manifest)
+    if before.adapted is None or before.plain() | {"adapted": None} != request.sweep.plain():
+        return None
+    return before.adapted.winners
+
+
+def _run_candidates(request: RunRequest, display: Display) -> Outcome:
+    """Train the candidates of every setting, round by round if later candidates depend on scores."""
+    files, tune = request.files, request.sweep.tune
+    assert tune is not None, "only a sweep with tune has candidates"
+    display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
+    retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the tuned stage
+    stage = begun(read_manifest(SweepFiles(files.tuning)), tuning_stage(request.sweep, request.text))
+    name = f"{request.name or request.sweep.name} (tuning)"  # in MLflow, beside the sweep itself
+    while True:
+        sweep = parse_sweep(stage)
+        asked = replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry, name=name)
+        outcome = run_stage(asked, display)
+        further = next_candidates(tune, sweep.adapted or Adapted(), scores_of(outcome.record))
+        if outcome.stopped or further is None:
+            return outcome
+        stage, retry = tuning_stage(request.sweep, request.text, further), ()
+
+
+def run_private_selection(request: RunRequest, display: Display) -> Outcome:
+    """Train the candidates of every trial, whose number is secret where it is random, and keep the best as the trial.
+
+    The candidates' folder is deleted at the end, because their number and all but the best are private.
+
+    Raises: as `run_sweep`, and InvalidInput for options of a run that no private selection has.
+    """
+    files = request.files
+    _require_selection_options(request)
+    winners = stored_winners(request)
+    if winners is None:
+        winners = _select(request, display)
+    text = tuned_stage(request.text, winners)
+    sources = (files.selection,) if exists(SweepFiles(files.selection).manifest) else ()
+    selected = replace(request, sweep=parse_sweep(text), text=text, address=IN_PROCESS, sources=sources)
+    outcome = run_stage(selected, display)
+    delete_folder(files.selection)
+    return outcome
+
+
+def _select(request: RunRequest, display: Display) -> Mapping[str, Winner]:
+    """Train the candidates, which an earlier run may have begun, and choose the best of each trial.
+
+    Raises: InvalidInput if the folder holds another version of the sweep, whose trials have been chosen.
+    """
+    files = request.files
+    if exists(files.manifest):
+        raise InvalidInput(
+            f"{files.root} holds another version of this sweep, whose private selections cannot be added to; "
+            "restore its file, or choose another folder with --output"
+        )
+    stage = _drawn_stage(request)
+    if warning := open_cluster(request.address):
+        display.warn(warning)
+    display.warn("private selection first; how far it has come is private, because it tells how many were drawn")
+    candidates = replace(
+        request, sweep=parse_sweep(stage), text=stage, output=files.selection, tracking_uri=NO_TRACKING
+    )
+    return selected_runs(run_stage(candidates, NO_DISPLAY).record, SweepFiles(files.selection))
+
+
+def _require_selection_options(request: RunRequest) -> None:
+    """Raise `InvalidInput` for options that would end or repeat a private selection, or expose or encrypt its files."""
+    refused = {
+        "--max-hours, --max-trials and --max-failures, which end a run early": request.limits != NO_LIMITS,
+        "--retry, which would train a selected trial again": bool(request.retry),
+        "--from": bool(request.sources),
+        "an object store, whose folders have no modes; give a local --output": "://" in request.files.root,
+        f"{KEY_VARIABLE}, as candidates are stored like the trials of a sweep": is_encrypting(),
+    }
+    for what, given in refused.items():
+        if given:
+            raise InvalidInput(f"a private selection goes without {what}; leave it out")
+
+
+def _drawn_stage(request: RunRequest) -> str:
+    """Return the sweep file of the candidates; the stored one if they were drawn before, so that none is drawn again.
+
+    Raises: InvalidInput if the stored candidates belong to another version of the sweep.
+    """
+    files, sweep, tune = request.files, request.sweep, request.sweep.tune
+    assert tune is not None, "only a sweep with tune has candidates"
+    assert tune.selection is not None, "only a private selection draws candidates"
+    before = read_manifest(SweepFiles(files.selection))
+    if before is not None:
+        stored = parse_sweep(before.text)
+        drawn = stored.adapted.drawn if stored.adapted else {}
+        if parse_sweep(selection_stage(sweep, request.text, drawn)).plain() != stored.plain():
+            raise InvalidInput(
+                f"{files.root} holds an unfinished private selection of another version of the sweep; restore its "
+                "file, or choose another folder with --output"
+            )
+        return before.text
+    accept(plan_at(request.address, sweep, request.code, NO_PAST, files.log), files)
+    make_private_folder(files.private)
+    return selection_stage(
+        sweep, request.text, draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
+    )
+
+
+def _of_fairness(name: str) -> Callable[[Evaluation], float]:
+    return lambda found: found.fairness.get(name, math.nan)
+
+
+def _of_task(score: Score) -> Callable[[Evaluation], float]:
+    return lambda found: _sign(score) * found.scores.get(score.name, math.nan)
+
+
+def _of_worst_group(score: Score) -> Callable[[Evaluation], float]:
+    return lambda found: min(
+        (_sign(score) * group.scores.get(score.name, math.nan) for group in found.groups), default=math.nan
+    )
+
+
+def _sign(score: Score) -> float:
+    return 1.0 if score.better == "higher" else -1.0
+
+
+_TASK_SCORES: Final = tuple(score for task in TASKS.values() for score in task.scores)
+_SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
+    "accuracy": lambda found: math.nan if found.accuracy is None else found.accuracy,
+    "worst_group_accuracy": _of_fairness("worst_group_accuracy"),
+    "worst_group_balanced_accuracy": _of_fairness("worst_group_balanced_accuracy"),
+    "worst_group_true_positive_rate": _of_fairness("worst_group_true_positive_rate"),
+    "loss": lambda found: -found.loss,
+    **{score.name: _of_task(score) for score in _TASK_SCORES},
+    **{f"worst_group_{score.name}": _of_worst_group(score) for score in _TASK_SCORES},
+}
+"""Functions that compute the score, by ``tune.select_by``; larger is better."""
+
+_LOWER: Final = frozenset(
+    (
+        "loss",
+        *(f"{prefix}{each.name}" for each in _TASK_SCORES if each.better == "lower" for prefix in ("", "worst_group_")),
+    )
+)
+"""Names of scores whose published value is better when smaller."""
+
+
+def best_candidates(record: SweepRecord) -> dict[str, Winner]:
+    """Return the best candidate of each setting, by its mean score over the tuning seeds; the first one among equals.
+
+    A candidate is skipped if one of its trials failed or its score is not finite. Raises: InvalidInput for a setting
+    without any other candidate, and for a record that is not of a tuning.
+    """
+    tune, adapted = of_tuning(record)
+    specs = {point.setting: point.spec for point in record.points if point.is_asked}
+    winners = {}
+    for setting, means in scores_of(record).items():
+        finite = {candidate: mean for candidate, mean in means.items() if math.isfinite(mean)}
+        if not finite:
+            names = [point.key for point in record.points if point.setting == setting]
+            raise InvalidInput(
+                f"no candidate of a setting ended with a finite {tune.select_by} (trials: {', '.join(names)}); "
+                "see their errors, and offer it other values"
+            )
+        best = max(finite, key=finite.__getitem__)
+        winners[setting] = Winner(
+            values=adapted.candidates[best],
+            score=_shown_score(tune, finite[best]),
+            candidates=len(means),
+            tried=tuple(
+                Tried(
+                    values={place: v for place, v in adapted.candidates[each].items() if has(specs[setting], place)},
+                    score=_shown_score(tune, mean) if math.isfinite(mean) else None,
+                )
+                for each, mean in means.items()
+            ),
+        )
+    return winners
+
+
+def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
+    """Return the mean score over the tuning seeds by setting and index of the candidate; larger is better, NaN if a
+    trial failed."""
+    scores: dict[str, dict[int, list[float]]] = {}
+    for point in record.points:
+        if point.is_asked:
+            scores.setdefault(point.setting, {}).setdefault(point.candidate or 0, []).append(_score(record, point))
+    return {
+        setting: {candidate: statistics.fmean(found) for candidate, found in tried.items()}
+        for setting, tried in scores.items()
+    }
+
+
+def best_runs(record: SweepRecord) -> dict[str, Winner]:
+    """Return the best run of each private selection; the first one among equals. A run without a finite score is the
+    worst.
+
+    Guarantee: the score of a run depends only on its own model and on public data, as
+    `dpsweep.accounting.accountants.selection` requires. Raises: InvalidInput for a selection without a run with a
+    finite score, and for a record that is not of selections.
+    """
+    tune, adapted = of_tuning(record)
+    runs: dict[str, list[tuple[float, GridPoint]]] = {}
+    for point in record.points:
+        runs.setdefault(point.setting, []).append((_score(record, point), point))
+    winners = {}
+    for setting, drawn in adapted.drawn.items():
+        score, best = max(runs[setting], key=lambda run: run[0] if math.isfinite(run[0]) else -math.inf)
+        if not math.isfinite(score):
+            raise InvalidInput(
+                f"no candidate of a private selection ended with a finite {tune.select_by}; the errors are private, in "
+                f"the folder private/selection: offer other values, and choose another folder"
+            )
+        winners[setting] = Winner(
+            values=adapted.candidates[drawn[best.candidate or 0].candidate],
+            score=_shown_score(tune, score),
+            candidates=len(adapted.candidates),
+            seed=best.spec.seed,
+        )
+    return winners
+
+
+def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
+    """Return the section ``tune`` of a tuning sweep, and its candidates. Raises: InvalidInput for any other sweep."""
+    sweep = record.sweep
+    if sweep.tune is None or sweep.adapted is None or not sweep.adapted.candidates:
+        raise InvalidInput(f"the sweep {sweep.name} is no tuning")
+    return sweep.tune, sweep.adapted
+
+
+def _shown_score(tune: TuneSettings, score: float) -> float:
+    return -score if tune.select_by in _LOWER else score
+
+
+def _score(record: SweepRecord, point: GridPoint) -> float:
+    """Score of the final model: on the public part of the data or, with ``tune.data``, on the test part of that data.
+
+    NaN if the trial did not finish.
+    """
+    tune, result = record.sweep.tune, record.finished(point.key)
+    if tune is None or result is None:
+        return math.nan
+    evaluation = result.training.history[-1].public if tune.data is None else result.training.evaluation
+    return math.nan if evaluation is None else _SCORES[tune.select_by](evaluation)
+
+
+def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
+    """Return the selected run of each setting, which becomes its trial.
+
+    Guarantee: that of `best_runs` or, with the exponential mechanism, of `ExponentialChoice`; this one draws a new
+    choice at every call. Raises: as `best_runs`; DataCorruption for a damaged count of errors.
+    """
+    choice = record.sweep.tune.selection if record.sweep.tune else None
+    if not isinstance(choice, ExponentialChoice):
+        return best_runs(record)
+    trained = [point.key for point in record.points if record.finished(point.key) is not None]
+    return _chosen_runs(record, choice, {key: read_wrong(files.trial(key).held_out) for key in trained})
+
+
+def _chosen_runs(record: SweepRecord, choice: ExponentialChoice, wrong: Mapping[str, int]) -> dict[str, Winner]:
+    """Choose a run of each setting by the exponential mechanism.
+
+    `wrong`: number of wrong predictions on the part of the data that no candidate was trained on, by key of the run;
+    failed runs are missing. Guarantee: that of `ExponentialChoice`. Raises: InvalidInput for a setting whose runs all
+    failed, and for a record that is not of selections.
+    """
+    _, adapted = of_tuning(record)
+    runs: dict[str, dict[int, GridPoint]] = {}
+    for point in record.points:
+        runs.setdefault(point.setting, {})[point.candidate or 0] = point
+    winners = {}
+    for setting, drawn in adapted.drawn.items():
+        if not any(point.key in wrong for point in runs[setting].values()):
+            raise InvalidInput(
+                "every candidate of an exponential mechanism failed; the errors are private, in the folder "
+                "private/selection: offer other values, and choose another folder"
+            )
+        place = choice.draw([wrong.get(runs[setting][each].key) for each in range(len(drawn))])
+        winners[setting] = Winner(
+            values=adapted.candidates[place],
+            score=None,
+            candidates=len(adapted.candidates),
+            candidate=place,
+            seed=runs[setting][place].spec.seed,
+        )
+    return winners

@@ -1,35 +1,39 @@
-"""Runs one sweep file: plan, training, accounting as each trial ends, results, MLflow and the report."""
+"""Run one sweep file: the request, its outcome, and plan, training, accounting, results, MLflow and report."""
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import shlex
-from collections.abc import Sequence
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.formats import masked
+from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import kept_trials
 from dpsweep.orchestration.execution.backend import Backend
 from dpsweep.orchestration.execution.backends import backend, opening, plan_at
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
-from dpsweep.orchestration.execution.environment import open_cluster
+from dpsweep.orchestration.execution.environment import EMBEDDED, open_cluster
 from dpsweep.orchestration.execution.given_data import delete_left_copies
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.execution.publication import publisher
-from dpsweep.orchestration.execution.removal import named_trials, start_anew
 from dpsweep.orchestration.execution.reuse import take_finished
 from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
 from dpsweep.orchestration.execution.status_file import StatusFile, earlier_driver
 from dpsweep.orchestration.execution.storage_checks import require_answer, require_client, require_space
-from dpsweep.orchestration.pipeline.request import Display, Outcome, RunRequest
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
+from dpsweep.orchestration.execution.upkeep import named_trials, start_anew
+from dpsweep.orchestration.records.layout import SweepFiles, output_files
+from dpsweep.orchestration.records.limits import FIRST_COME, NO_LIMITS, NOTHING_SPENT, Limits, Spent, Turn
 from dpsweep.orchestration.records.manifest import Manifest, read_manifest, write_manifest
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.status import Recording, SweepStatus
+from dpsweep.orchestration.records.status import Recording, SweepStatus, TrialStatus
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.growth import opened, past_of
 from dpsweep.orchestration.sweeps.planned import Plan, accept
@@ -37,11 +41,96 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import note_given
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
 from dpsweep.orchestration.tracking.opening import open_tracker
-from dpsweep.orchestration.tracking.tracker import Tracker
-from dpsweep.workers.own_code.own_record import has_changed
-from dpsweep.workers.own_code.own_weights import names_weights
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING, Tracker
+from dpsweep.workers.own_code.imports import NO_CODE, UserCode
+from dpsweep.workers.own_code.own_record import has_changed, names_weights
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
+
+    `seconds`: duration of the run. `stopped`: the limit that ended the run early, else None. `recording`: in MLflow,
+    which may be incomplete; None without MLflow. `decision`: what to take, in sentences, as its report says.
+    """
+
+    record: SweepRecord
+    files: SweepFiles
+    tracking_uri: str
+    seconds: float
+    stopped: str | None = None
+    recording: Recording | None = None
+    decision: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class RunRequest:
+    """A sweep to run, and where.
+
+    `text`: content of the sweep file. `output`: folder or URI; None for runs/NAME. `address`: ``--address``.
+    `tracking_uri`: None for the SQLite store in the sweep's folder, `NO_TRACKING` for none. `code`: the user's own
+    modules that may be imported. `limits`: when the run stops early. `retry`: trials to train again from nothing:
+    ``failed``, ``all``, keys or unique prefixes of keys; ignored by a driver that its job has restarted, which
+    continues within the same limits. `sources`: folders of sweeps whose finished trials are copied instead of training
+    them. `turn`: the place of the sweep among those that share a running cluster. `name`: of the sweep in MLflow; by
+    default that of the sweep file, or the one that an earlier run of the folder was given. `most_seeds`: add seeds, up
+    to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.run`); None for the seeds of the
+    file. `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
+    """
+
+    sweep: SweepSpec
+    text: str
+    output: str | None = None
+    address: str = EMBEDDED
+    tracking_uri: str | None = None
+    code: UserCode = NO_CODE
+    limits: Limits = NO_LIMITS
+    retry: tuple[str, ...] = ()
+    sources: tuple[str, ...] = ()
+    turn: Turn = FIRST_COME
+    name: str | None = None
+    most_seeds: int | None = None
+    submitted_from: Mapping[str, str] | None = None
+
+    @property
+    def places(self) -> Mapping[str, str]:
+        """Return where the user's own modules were read, as `UserCode.places`."""
+        return self.code.places if self.submitted_from is None else self.submitted_from
+
+    @functools.cached_property
+    def files(self) -> SweepFiles:
+        """Paths of the files of the sweep; its folder is looked at once."""
+        return output_files(self.output, self.sweep.name)
+
+
+class Display(Protocol):
+    """Shows the progress of a run."""
+
+    def warn(self, message: str) -> None:
+        """Show a warning, one sentence."""
+
+    def ended(self, trial: TrialStatus) -> None:
+        """Show that a trial has ended; called in the thread that ended the trial."""
+
+    def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
+        """Show the state of the sweep for the duration of a ``with`` block."""
+
+
+class NoDisplay:
+    """A `Display` that shows nothing; the default of `run_sweep`."""
+
+    def warn(self, message: str) -> None:
+        return
+
+    def ended(self, trial: TrialStatus) -> None:
+        return
+
+    def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
+        return contextlib.nullcontext()
+
+
+NO_DISPLAY = NoDisplay()
 
 
 def run_stage(request: RunRequest, display: Display) -> Outcome:

@@ -15,7 +15,6 @@ __all__ = [
     "published",
     "release_modes",
     "remembered",
-    "report_digests",
     "results",
     "states",
     "status",

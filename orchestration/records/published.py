@@ -26,7 +26,7 @@ from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 from dpsweep.workers.evaluation.rates import ConfusionCounts
-from dpsweep.workers.machine.device_use import DeviceUse
+from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.tasks import main_score
 
 Label = str | int | float | bool

@@ -18,7 +18,7 @@ from dpsweep.orchestration.records.published import IndividualStatistics, Publis
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.workers.evaluation.attack_results import AttackResults
 from dpsweep.workers.evaluation.scores import Evaluation
-from dpsweep.workers.machine.device_use import DeviceUse
+from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.counters import GroupCourse, GroupDepartures
 from dpsweep.workers.training.history import TrainingResult

@@ -17,7 +17,7 @@ from dpsweep.orchestration.records.published import PublishedEpoch
 from dpsweep.orchestration.records.results import StoredResult, TrialResult
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.workers.evaluation.scores import Evaluation
-from dpsweep.workers.machine.device_use import DeviceUse
+from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.training.history import Progress
 

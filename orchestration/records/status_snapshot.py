@@ -24,7 +24,7 @@ from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import Recording
-from dpsweep.workers.machine.device_use import DeviceUse
+from dpsweep.workers.machine.memory import DeviceUse
 
 PERIOD = 5.0
 """Seconds between two snapshots."""

@@ -10,6 +10,5 @@ __all__ = [
     "owner",
     "page",
     "prose",
-    "summary",
     "writing",
 ]

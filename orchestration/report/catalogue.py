@@ -18,9 +18,8 @@ from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.report import figures as draw
 from dpsweep.orchestration.report import private_figures, trade_offs, training_curves
 from dpsweep.orchestration.report.figures import Scene
-from dpsweep.orchestration.report.hyperparameter_curves import searched_curves, tuning_curves
-from dpsweep.orchestration.report.plot import Plot
-from dpsweep.orchestration.report.style import style_of
+from dpsweep.orchestration.report.plot import Plot, style_of
+from dpsweep.orchestration.report.training_curves import searched_curves, tuning_curves
 from dpsweep.workers.tasks import task_called
 
 Section = Literal["results", "tuning", "groups", "who pays", "single examples", "over time"]

@@ -26,7 +26,7 @@ from dpsweep.orchestration.records.published import (
     PublishedTrial,
 )
 from dpsweep.orchestration.report.html import Cell, named, section, table
-from dpsweep.orchestration.report.style import Style
+from dpsweep.orchestration.report.plot import Style
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 
 

@@ -19,8 +19,7 @@ from dpsweep.orchestration.comparison.settings import (
 )
 from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
-from dpsweep.orchestration.report.plot import Plot
-from dpsweep.orchestration.report.style import BAND, FONT, INK, MUTED, RULE, Style
+from dpsweep.orchestration.report.plot import BAND, FONT, INK, MUTED, RULE, Plot, Style
 from dpsweep.workers.tasks import task_called
 
 Value = Callable[[PublishedTrial], float | None]

@@ -11,13 +11,13 @@ from typing import Final
 
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE
+from dpsweep.orchestration.comparison.best import more_private, said_of
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import metric
-from dpsweep.orchestration.comparison.more_private import more_private, said_of
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
@@ -26,8 +26,7 @@ from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
 from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep
 from dpsweep.orchestration.report.decisions import nothing_to_take
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
-from dpsweep.orchestration.report.plot import Plot
-from dpsweep.orchestration.report.style import INK, MUTED, PAPER, Style
+from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 
 _MOST_ROWS: Final = 7
 """Most rows of a picture; more would not fit on the first screen."""

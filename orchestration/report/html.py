@@ -10,7 +10,7 @@ from typing import Final
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.report.figures import meta_of
-from dpsweep.orchestration.report.style import INK, Style
+from dpsweep.orchestration.report.plot import INK, Style
 
 Cell = tuple[str, str]
 """HTML of a table cell, and its CSS class: "n" for numbers, "" for text."""

@@ -39,7 +39,7 @@ from dpsweep.orchestration.records.published import (
 )
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.html import Cell, named, table
-from dpsweep.orchestration.report.style import Style
+from dpsweep.orchestration.report.plot import Style
 from dpsweep.workers.evaluation.rates import recalls
 
 _MOST_CLASSES = 20

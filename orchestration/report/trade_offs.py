@@ -19,8 +19,7 @@ from dpsweep.orchestration.report.figures import (
     spoken_place,
     whiskers,
 )
-from dpsweep.orchestration.report.plot import Plot
-from dpsweep.orchestration.report.style import INK, MUTED
+from dpsweep.orchestration.report.plot import INK, MUTED, Plot
 
 _EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, ".3~g")
 

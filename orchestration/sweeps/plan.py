@@ -20,19 +20,18 @@ from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED
-from dpsweep.orchestration.sweeps.compare import require_defined
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
+from dpsweep.orchestration.sweeps.sections import require_defined
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.tune import require_selectable
 from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning

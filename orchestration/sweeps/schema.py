@@ -10,34 +10,33 @@ from pydantic import Field, ValidationError, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.release import ReleaseSpec
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure, release_mode, release_spec
 from dpsweep.orchestration.sweeps.axes import has_lists, kinds_of, spread
-from dpsweep.orchestration.sweeps.compare import CompareSettings
-from dpsweep.orchestration.sweeps.fields import (
+from dpsweep.orchestration.sweeps.sections import (
+    ONE_LEVEL,
+    OWN_NOISE,
+    AccountingSettings,
     Attacks,
     Audit,
     Axis,
+    BaselineSettings,
+    CompareSettings,
     Data,
     Execution,
     Named,
     Norms,
     Pairs,
+    PrivacySettings,
+    ResourceSettings,
     Sampling,
+    SchedulerSettings,
     Several,
     SweepSection,
-)
-from dpsweep.orchestration.sweeps.resources import ResourceSettings, check_sections, reserved
-from dpsweep.orchestration.sweeps.sections import (
-    ONE_LEVEL,
-    OWN_NOISE,
-    AccountingSettings,
-    BaselineSettings,
-    PrivacySettings,
-    SchedulerSettings,
+    check_sections,
+    reserved,
 )
 from dpsweep.orchestration.sweeps.text import parse_text, shortly
 from dpsweep.orchestration.sweeps.tune import TUNED_COMPONENTS, Adapted, TuneSettings, candidates_of, takes

@@ -1,22 +1,154 @@
-"""Sections of a sweep file: privacy, accounting, the scheduler and the baseline. Pure."""
+"""Sections of a sweep file and the types of their fields: privacy, accounting, scheduler, resources, others. Pure."""
 
 from __future__ import annotations
 
-from typing import Annotated, Final, Literal, Self
+import difflib
+import math
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import fields
+from typing import Annotated, Any, Final, Literal, Self, TypeVar
 
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import UnitName, protects_users
-from dpsweep.orchestration.sweeps.fields import Axis, Budget, Named, Quantity, Several, SweepSection
-from dpsweep.workers.spec import Delta, MaxRecords, NoiseMultiplier, UserSampling, name_in
+from dpsweep.accounting.registry import nearest, one_of
+from dpsweep.orchestration.sweeps.text import shortly
+from dpsweep.workers.evaluation import rates
+from dpsweep.workers.spec import (
+    WHY_NOT_TRAINED,
+    AttackSpec,
+    AuditSpec,
+    BudgetSpec,
+    Component,
+    DataSpec,
+    Delta,
+    ExecutionSpec,
+    MaxRecords,
+    NoiseMultiplier,
+    NormSpec,
+    SamplingSpec,
+    Shard,
+    TrialSpec,
+    UserSampling,
+    name_in,
+)
+from dpsweep.workers.tasks import TASKS, Task
+
+T = TypeVar("T")
+
+NO_KEY: Final = "part"
+"""Field of `DataSpec` that only tuning sets; in a sweep file, a key of this name is a parameter of the data source."""
+
+
+def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str]) -> None:
+    for key in mapping:
+        if key not in valid:
+            raise InvalidInput(f"unknown key {str(key)!r}; {nearest(str(key), valid)}")
+
+
+def _component(value: object) -> Component:
+    """Read ``flat`` or ``{name: flat, bound: 1.0}``; parameters are checked later, when the component is built."""
+    match value:
+        case Component():
+            return value
+        case str():
+            return Component(value)
+        case {"name": str(name), **params}:
+            return Component(name, {str(key): param for key, param in params.items()})
+    raise InvalidInput(f"expected a name, or a mapping with a name and parameters, but got {shortly(value)}")
+
+
+def _data(value: object) -> object:
+    """Read a data source: keys that are not fields of `DataSpec` are parameters of the source."""
+    component = _component(value)
+    cuts = {field.name for field in fields(DataSpec)} - {"name", "params", NO_KEY}
+    for key in component.params:
+        if key not in cuts and difflib.get_close_matches(key, cuts, n=1, cutoff=0.8):
+            raise InvalidInput(f"unknown key {key!r}; {nearest(key, cuts)}, and the parameters of the source")
+    chosen = {key: param for key, param in component.params.items() if key in cuts}
+    params = {key: param for key, param in component.params.items() if key not in cuts}
+    return {"name": component.name, "params": params, **chosen}
+
+
+def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
+    valid = [field.name for field in fields(dataclass_type)]
+
+    def check(value: object) -> object:
+        if isinstance(value, Mapping):
+            _check_keys(value, valid)
+        return value
+
+    return check
+
+
+def _norms(value: object) -> object:
+    """Read the section ``norms``; ``off`` is short for ``{refreshes_per_epoch: off}``."""
+    return NormSpec("off") if value == "off" else _known_keys_of(NormSpec)(value)
+
+
+def _as_tuple(value: object) -> object:
+    return tuple(value) if isinstance(value, (list, tuple)) else (value,)
+
+
+def _as_groups(value: object) -> object:
+    """Read the groups of ``zip`` as tuples; a single list of names is one group."""
+    if not isinstance(value, list):
+        return value
+    groups = [value] if all(isinstance(name, str) for name in value) else value
+    return tuple(tuple(group) if isinstance(group, list) else group for group in groups)
+
+
+LEAST_QUANTITY = 1e-4
+"""Smallest amount of a resource; Ray counts resources in multiples of it."""
+
+
+def _quantity(value: float) -> float:
+    """Refuse positive amounts below `LEAST_QUANTITY`."""
+    if 0.0 < value < LEAST_QUANTITY:
+        raise InvalidInput(f"{value} is less than 0.0001, the least that Ray reserves; give more, or 0 where it may be")
+    return value
+
+
+def whole_or_share(value: float) -> float:
+    """Refuse fractions above 1: Ray can share one GPU among trials, but reserves several only as a whole number."""
+    if value > 1.0 and not value.is_integer():
+        raise InvalidInput(f"{value} GPUs cannot be reserved; give a fraction of one, or a whole number of them")
+    return value
+
+
+Named = Annotated[Component, BeforeValidator(_component)]
+Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
+Axis = Annotated[Several[T], Field(min_length=1)]
+Quantity = Annotated[float, AfterValidator(_quantity)]
+Data = Annotated[DataSpec, BeforeValidator(_data)]
+Pairs = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_groups), Field(min_length=1)]
+Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]
+Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
+Norms = Annotated[NormSpec, BeforeValidator(_norms)]
+Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
+Audit = Annotated[AuditSpec, BeforeValidator(_known_keys_of(AuditSpec))]
+Execution = Annotated[ExecutionSpec, BeforeValidator(_known_keys_of(ExecutionSpec))]
+
+
+class SweepSection(BaseModel):
+    """Base class of sweep file sections: frozen; an unknown key is an error that names the nearest valid key."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _known_keys(cls, value: object) -> object:
+        if isinstance(value, Mapping):
+            _check_keys(value, cls.model_fields)
+        return value
+
 
 OWN_NOISE: Final = "noise_multiplier"
 """Parameter of a noise schedule that fixes its initial noise multiplier; such a schedule is not calibrated."""
 ONE_LEVEL: Final = "give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)"
-
 
 Users = Annotated[int, Field(ge=1)]
 
@@ -138,3 +270,216 @@ class BaselineSettings(SweepSection):
 
     optimizer: Named | None = None
     """Optimizer in place of the sweep's; unclipped gradients are larger and may need a smaller learning rate."""
+
+
+_SHORT: Final[Mapping[object, str]] = {"tpr": "true_positive_rate", "fpr": "false_positive_rate"}
+
+
+def _full_name(value: object) -> object:
+    return _SHORT.get(value, value) if isinstance(value, str) else value
+
+
+def _points(value: object) -> object:
+    """Read ``3 points`` as 0.03; a number is a share."""
+    text = value.split() if isinstance(value, str) else []
+    if len(text) == 2 and text[1] in ("point", "points"):
+        try:
+            return float(text[0]) / 100.0
+        except ValueError:
+            pass
+    if isinstance(value, str):
+        raise InvalidInput(f"detect is {shortly(value)!r}; give percentage points, such as: 3 points")
+    return value
+
+
+class CompareSettings(SweepSection):
+    """Metric by which settings are compared. A change of it trains nothing again."""
+
+    worst_group: Annotated[
+        Literal[
+            "accuracy",
+            "accuracy_change",
+            "user_accuracy",
+            "balanced_accuracy",
+            "true_positive_rate",
+            "false_positive_rate",
+            "precision",
+            "log_loss",
+            "calibration_error",
+            "r2",
+            "r2_change",
+            "mse",
+            "mae",
+            "micro_f1",
+            "micro_f1_change",
+            "macro_f1",
+            "label_accuracy",
+            "exact_match",
+            "token_accuracy",
+            "token_accuracy_change",
+            "perplexity",
+            "token_loss",
+            "mean_iou",
+            "mean_iou_change",
+            "mean_dice",
+            "pixel_accuracy",
+        ]
+        | None,
+        BeforeValidator(_full_name),
+    ] = None
+    """Metric of groups; a setting is compared by its value for the group where it is worst. By default accuracy, or the
+    main score of another task: r2, micro_f1, token_accuracy, mean_iou. ``tpr`` and ``fpr`` are short names."""
+    detect: Annotated[float, Field(gt=0.0, lt=1.0), BeforeValidator(_points)] | None = None
+    """Smallest difference in accuracy that the sweep should show, such as ``3 points``; `dpsweep plan` warns if the
+    planned seeds and test examples cannot."""
+    looks: Annotated[int, Field(ge=0, le=1000)] = 0
+    """Number of times that verdicts were read to decide whether to add seeds; written by ``dpsweep run --until``."""
+
+
+def _names(task: Task) -> tuple[str, ...]:
+    return tuple(score.name for score in task.scores)
+
+
+def require_defined(compare: CompareSettings, data: str, classes: int, task: str = "classification") -> None:
+    """Check that ``compare.worst_group`` is defined for the data.
+
+    data: name of the data, for errors. classes: number of classes. Raises: InvalidInput for a metric that the task does
+    not have, or that is defined for two classes only.
+    """
+    name = compare.worst_group
+    if name is None:
+        return
+    others = {
+        score: each.name for each in TASKS.values() if each.scores for score in (*_names(each), f"{each.main}_change")
+    }
+    if others.get(name, "classification") != task:
+        known = _names(TASKS[task]) if TASKS[task].scores else ("accuracy", "balanced_accuracy", "log_loss")
+        raise InvalidInput(f"compare.worst_group is {name}, which {task} does not have; choose {one_of(known)}")
+    if name in rates.OF_TWO_CLASSES and classes != 2:
+        raise InvalidInput(
+            f"compare.worst_group is {name}, which needs two classes, but {data} has {classes}; choose accuracy, "
+            "balanced_accuracy, log_loss or calibration_error"
+        )
+
+
+LABEL: Final = "label "
+"""Prefix of node labels among resource amounts: a node has 1 of each label that it carries."""
+_Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])?$", max_length=63)]
+_Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
+
+
+def _only_frozen(given: object) -> object:
+    """Refuse parameters that ranks cannot divide, with the reason."""
+    if given in ("trained", "trainable", "all"):
+        raise InvalidInput(f"shard is {given!r}, but {WHY_NOT_TRAINED}; use shard: frozen")
+    return given
+
+
+class ResourceSettings(SweepSection):
+    """Ray resources of each trial. In a list of such sections, a trial uses the first one whose ``when`` holds; the
+    last one has no conditions, and gives ``max_concurrent`` and ``max_failures`` for all trials."""
+
+    when: dict[_Place, Axis[str]] = Field(default_factory=dict)
+    """In a list: names of components that a trial must have, such as ``{model: [resnet20, wrn16_4]}``."""
+    cpus: Quantity = Field(default=1.0, gt=0.0)
+    """CPUs of each trial."""
+    gpus: Annotated[Quantity, AfterValidator(whole_or_share)] = Field(default=0.0, ge=0.0)
+    """GPUs of each trial: a fraction of one GPU, or a whole number with one GPU for each rank."""
+    ranks: int | None = Field(default=None, ge=1, le=1024)
+    """Processes that share a trial's gradients and its reserved CPUs and GPUs; by default one per GPU."""
+    ranks_on: Literal["one_node", "nodes"] = "one_node"
+    """Where the ranks of a trial run: on ``one_node``, or on as few ``nodes`` as have room, which send each other sums
+    over their network."""
+    shard: Annotated[Shard | None, BeforeValidator(_only_frozen)] = None
+    """Which parameters of a model ranks divide: the ``frozen`` ones of its layers, or by default none, so that each
+    rank holds all."""
+    labels: dict[str, _Label] = Field(default_factory=dict)
+    """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
+    ``A100``."""
+    max_concurrent: int | None = Field(default=None, ge=1)
+    """Most trials that run at the same time; by default as many as fit."""
+    max_failures: int = Field(default=3, ge=0)
+    """How often a trial is continued from its checkpoint after its worker died."""
+
+    @model_validator(mode="after")
+    def _one_gpu_for_each_rank(self) -> ResourceSettings:
+        if self.ranks is not None and self.gpus and self.ranks != max(1.0, self.gpus):
+            raise InvalidInput(
+                f"ranks is {self.ranks} and gpus {self.gpus:g}, but each rank has one GPU or none; leave ranks out, or "
+                "set gpus to as many or to 0"
+            )
+        if self.shard is not None and self.processes == 1:
+            raise InvalidInput(f"shard is {self.shard!r}, but one rank holds all; give ranks or gpus, 2 or more")
+        if self.cpus / self.processes < LEAST_QUANTITY:
+            raise InvalidInput(
+                f"{self.cpus} CPUs are too few for {self.processes} ranks; give 0.0001 for each, or more"
+            )
+        return self
+
+    @property
+    def processes(self) -> int:
+        """Processes that share the gradients of a trial."""
+        return self.ranks or max(1, int(self.gpus))
+
+    @property
+    def bundle(self) -> dict[str, float]:
+        """CPUs and GPUs of each rank, rounded down to multiples of `LEAST_QUANTITY`."""
+        return {
+            name: math.floor(amount / self.processes / LEAST_QUANTITY + 1e-6) / round(1 / LEAST_QUANTITY)
+            for name, amount in (("CPU", self.cpus), ("GPU", self.gpus))
+            if amount
+        }
+
+    @property
+    def amounts(self) -> dict[str, float]:
+        """Amounts that a trial reserves, by name; 1 for every label that its nodes must have."""
+        return self._labelled({"CPU": self.cpus, "GPU": self.gpus})
+
+    @property
+    def on_each_node(self) -> dict[str, float]:
+        """The least amounts that a node must have: all, or one rank's where ranks run on several nodes."""
+        return self.amounts if self.ranks_on == "one_node" else self._labelled(self.bundle)
+
+    @property
+    def times(self) -> int:
+        """Return how often nodes must have `on_each_node` together."""
+        return 1 if self.ranks_on == "one_node" else self.processes
+
+    def _labelled(self, given: Mapping[str, float]) -> dict[str, float]:
+        labels = {f"{LABEL}{name}={value}": 1.0 for name, value in self.labels.items()}
+        return {name: amount for name, amount in given.items() if amount} | labels
+
+
+def check_sections(sections: Sequence[ResourceSettings]) -> None:
+    """Check a list of sections.
+
+    Raises: InvalidInput unless every section but the last has conditions and the last has none, and if another section
+    than the last gives ``max_concurrent`` or ``max_failures``.
+    """
+    if sections[-1].when or not all(section.when for section in sections[:-1]):
+        raise InvalidInput(
+            "in a list of resources, every section but the last has a condition, and the last has none: it is for the "
+            "other trials; add `when: {model: NAME}`, or a last section without it"
+        )
+    for section in sections[:-1]:
+        for name in ("max_concurrent", "max_failures"):
+            if name in section.model_fields_set:
+                raise InvalidInput(f"{name} holds for all trials; give it in the last section of resources")
+
+
+def reserved(sections: Sequence[ResourceSettings], trial: TrialSpec) -> ResourceSettings:
+    """Return the section of a trial: the first whose conditions hold."""
+    names = _components_of(trial)
+    return next(each for each in sections if all(names[place] in wanted for place, wanted in each.when.items()))
+
+
+def _components_of(trial: TrialSpec) -> Mapping[str, str | None]:
+    """Return the names of a trial's components, by role; None for a component that the trial does not have."""
+    return {
+        "data": trial.data.name,
+        "preprocessing": trial.preprocessing.name if trial.preprocessing else None,
+        "model": trial.model.name,
+        "loss": trial.loss.name,
+        "clipping": trial.clipping.name,
+        "noise": trial.noise.schedule.name if trial.is_private else None,
+    }

@@ -18,12 +18,11 @@ import numpy as np
 from pydantic import BeforeValidator, Field, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.trace import Selection
 from dpsweep.accounting.registry import one_of
-from dpsweep.orchestration.sweeps.fields import Data, Several, SweepSection
 from dpsweep.orchestration.sweeps.identity import content
+from dpsweep.orchestration.sweeps.sections import Data, Several, SweepSection
 from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec, name_in

@@ -14,8 +14,7 @@ from dataclasses import replace
 from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism.exponential_choice import ExponentialChoice
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.trace import Selection, Trace
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec

@@ -17,7 +17,7 @@ from dpsweep.orchestration.records.status import Recording
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
 
 def note_given(recording: Recording, sweep_id: str, files: SweepFiles) -> None:

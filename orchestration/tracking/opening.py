@@ -6,8 +6,7 @@ import shlex
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.records.layout import SweepFiles, require_safe_tracking
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING, NoTracker
-from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING, NoTracker, Tracker, TrackingUnavailable
 
 
 def open_tracker(uri: str, files: SweepFiles, experiment: str | None = None) -> Tracker:

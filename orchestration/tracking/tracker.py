@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.ledger import composed
@@ -162,3 +162,40 @@ def _groups_of(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
     if trial.audit is not None:
         table["audited_epsilon"] = [trial.audit.groups.get(group.name) for group in groups]
     return table
+
+
+NO_TRACKING: Final = "none"
+"""Given in place of a tracking URI to switch tracking off."""
+
+
+class NoTracker:
+    """A `Tracker` that records nothing. A later run of the sweep with MLflow records all trials of the sweep there."""
+
+    answered: Final = 0
+
+    def __init__(self) -> None:
+        self.in_flight = 1
+
+    def address(self, sweep_id: str) -> str:
+        return ""
+
+    def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
+        return ""
+
+    def compare_by(self, compared: Compared) -> None:
+        return
+
+    def log_trial(self, trial: PublishedTrial) -> str:
+        return ""
+
+    def log_report(self, pages: Path, data: PublishedSweep) -> None:
+        return
+
+    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
+        return
+
+    def close(self, status: RunStatus = "FINISHED") -> None:
+        return
+
+    def interrupt(self) -> None:
+        return

@@ -45,7 +45,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/pipeline/tuning.py",
+        "orchestration/pipeline/run.py",
         ("tests/orchestration/test_exponential_mechanism.py",),
         B("score=None,", "score=float(wrong[runs[setting][place].key]),", "a count of errors leaves the choice", True),
     ),
@@ -56,7 +56,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("(seed, _PART)", "(seed, _PART, part.place)", "parts of candidates overlap", privacy=True),
     ),
     *bugs_in(
-        "orchestration/pipeline/tuning.py",
+        "orchestration/pipeline/run.py",
         ("tests/orchestration/test_selection.py",),
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
@@ -92,7 +92,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("recording.experiment, sweep_id", "sweep_id", "a folder from somebody else chooses the experiment"),
     ),
     *bugs_in(
-        "orchestration/pipeline/tuning.py",
+        "orchestration/pipeline/run.py",
         ("tests/orchestration/test_tuning.py",),
         B(
             "history[-1].public if tune.data is None",

@@ -16,13 +16,13 @@ SELECTION: Final = (
 
 SELECTIONS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
-        "accounting/mechanism/exponential_choice.py",
-        ("tests/accounting/mechanism/test_exponential_choice.py",),
+        "accounting/mechanism/random_trials.py",
+        ("tests/accounting/mechanism/test_random_trials.py",),
         B("Fraction(self.epsilon) / 2", "Fraction(self.epsilon)", "a choice costs twice what it claims", privacy=True),
     ),
     *bugs_in(
         "accounting/accountants/selection.py",
-        ("tests/accounting/mechanism/test_exponential_choice.py",),
+        ("tests/accounting/mechanism/test_random_trials.py",),
         B("epsilon=max(run.epsilon, choice.epsilon)", "epsilon=run.epsilon", "a choice costs nothing", privacy=True),
         B("if require_group_size(group_size) > 1:", "if False:", "a choice covers groups over several parts", True),
         B(

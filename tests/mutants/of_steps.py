@@ -259,7 +259,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("(scaled - high.to(tl.float32))", "(scaled - scaled)", "clipped gradients exceed their bound by 0.4 %", True),
     ),
     *bugs_in(
-        "workers/sampling/poisson_gaps.py",
+        "workers/sampling/samplers.py",
         ("tests/workers/sampling/test_poisson_gaps.py",),
         B("* _ONE) - 1", "* _ONE) * 2", "rows join twice as often", True),
         B("* _ONE) - 1", "* _ONE) + 1", "rows join more often than is stated", True),
@@ -393,7 +393,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/gradients/norms.py",
+        "workers/gradients/pass_results.py",
         ENGINE,
         B(
             "values.nan_to_num_(nan=math.inf, posinf=math.inf)",
@@ -443,7 +443,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("if any(UNKNOWN in values", "if any(() is values", "objects that are not looked into count as equal", True),
     ),
     *bugs_in(
-        "workers/gradients/micro_batches.py",
+        "workers/gradients/planners.py",
         ("tests/workers/gradients/test_static_shapes.py",),
         B(
             "with_padding(y, rows), len(x) // multiplicity)",

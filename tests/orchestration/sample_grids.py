@@ -16,7 +16,7 @@ from dpsweep.orchestration.records.published import NON_PRIVATE
 from dpsweep.orchestration.sweeps.grid import drafts, labels_by_axis
 from dpsweep.orchestration.sweeps.identity import short_name
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
 SMALL = """
 name: small

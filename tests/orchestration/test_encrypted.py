@@ -21,8 +21,8 @@ from dpsweep.orchestration.commands.cluster_jobs import submit
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.job_package import packaged
 from dpsweep.orchestration.execution.ray_tune import train_trial
+from dpsweep.orchestration.execution.submission import packaged
 from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep

@@ -16,12 +16,12 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.upkeep import damaged_files
-from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep, tuning
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, run, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import load_dataset
-from dpsweep.workers.evaluation.held_out import read_wrong
+from dpsweep.workers.evaluation.outcomes import read_wrong
 from dpsweep.workers.spec import DataPart, DataSpec
 from tests.orchestration.sample_grids import in_process, small
 
@@ -58,7 +58,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     folder = tmp_path_factory.mktemp("chosen")
     kept = folder / "candidates"
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "delete_folder", lambda uri: shutil.move(uri, kept))
+        patch.setattr(run, "delete_folder", lambda uri: shutil.move(uri, kept))
         return run_sweep(request(folder)), kept
 
 
@@ -142,7 +142,7 @@ def test_it_is_verified_and_continued_without_another_choice(chosen: tuple[Outco
 def test_the_choice_favours_the_candidate_with_fewer_errors(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A bound of 1e-6 learns nothing: at epsilon 2 its hundreds of further errors leave it no chance."""
     kept = tmp_path / "candidates"
-    monkeypatch.setattr(tuning, "delete_folder", lambda uri: shutil.move(uri, kept))
+    monkeypatch.setattr(run, "delete_folder", lambda uri: shutil.move(uri, kept))
     tune = {**TUNE, "parameters": {"clipping.bound": [1e-6, 1.0]}}
     loose = {"target_epsilon": 100.0, "delta": DELTA, "accountant": "rdp"}
     optimizer = {"name": "sgd", "learning_rate": 2.0}
@@ -160,7 +160,7 @@ def test_the_choice_favours_the_candidate_with_fewer_errors(tmp_path: Path, monk
 @pytest.mark.long
 def test_a_damaged_count_is_named_and_nothing_is_chosen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = request(tmp_path, seeds=[0])
-    monkeypatch.setattr(tuning, "selected_runs", lambda record, files: pytest.fail("stop"))
+    monkeypatch.setattr(run, "selected_runs", lambda record, files: pytest.fail("stop"))
     with pytest.raises(BaseException, match="stop"):
         run_sweep(asked)
     monkeypatch.undo()

@@ -18,7 +18,7 @@ from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.removal import forget_keys
+from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.records.attempts import read_attempts
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -27,7 +27,7 @@ from dpsweep.orchestration.records.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import Past
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.trials.trial import Progress, run_trial
 from tests.orchestration.sample_grids import small

@@ -17,11 +17,11 @@ from typer.testing import CliRunner
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.records.files import write_in_private_folder
 from dpsweep.accounting.records.local_files import UnsafeFile
-from dpsweep.orchestration.commands import cluster_jobs, listing
+from dpsweep.orchestration.commands import cluster_jobs, status_command
 from dpsweep.orchestration.commands.main import app, report
 from dpsweep.orchestration.commands.printed_tables import outcome_object, print_outcome
-from dpsweep.orchestration.execution.removal import forget_keys
 from dpsweep.orchestration.execution.submission import SubmittedSweep
+from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import Outcome, render_again, run_sweep
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -117,7 +117,7 @@ class HostileJobs:
 
 @pytest.mark.parametrize("ended", [False, True], ids=["running", "ended"])
 def test_commands_over_jobs_print_it_so_too(ended: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (cluster_jobs, listing):
+    for module in (cluster_jobs, status_command):
         monkeypatch.setattr(module, "jobs_at", lambda address: HostileJobs(ended))
     (tmp_path / "sweep.yaml").write_text(TEXT)
     at = ("--address", "http://127.0.0.1:1")

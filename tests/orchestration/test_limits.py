@@ -29,7 +29,7 @@ from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.own_code.imports import NO_CODE
 from tests.orchestration.sample_grids import key_in, small
 from tests.orchestration.sample_results import result_of

@@ -15,7 +15,7 @@ from dpsweep.orchestration.records.attempts import read_attempts
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from tests.orchestration.sample_grids import small
 
 GREEDY = """

@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
 from dpsweep.orchestration.execution.upkeep import damaged_files, prune_norms
-from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep, tuning
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import Limits
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -71,7 +71,7 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
         shutil.move(uri, kept)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tuning, "delete_folder", keep)
+        patch.setattr(run, "delete_folder", keep)
         patch.setattr("dpsweep.orchestration.sweeps.tuning_stages.RandomTrials.number_at", lambda law, uniform: 3)
         return run_sweep(replace(request(folder), tracking_uri=None)), kept
 

@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
-from dpsweep.orchestration.pipeline.tuning import best_candidates
+from dpsweep.orchestration.pipeline.run import best_candidates
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.states import TrialState
 from tests.orchestration.reference import assert_same_trial

@@ -24,9 +24,8 @@ from dpsweep.workers.data.base import (
     make_split,
     pixels,
 )
-from dpsweep.workers.data.breast_cancer import breast_cancer, breast_cancer_wisconsin
+from dpsweep.workers.data.bundled import breast_cancer, breast_cancer_wisconsin, digits
 from dpsweep.workers.data.cifar import cifar10
-from dpsweep.workers.data.digits import digits
 from dpsweep.workers.data.dutch import dutch
 from dpsweep.workers.data.given import (
     as_bytes,

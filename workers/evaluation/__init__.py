@@ -5,8 +5,6 @@ Other packages import only the modules in `__all__`.
 
 __all__ = [
     "attack_results",
-    "held_out",
-    "membership_scores",
     "outcomes",
     "predictions",
     "rates",

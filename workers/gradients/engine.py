@@ -46,19 +46,27 @@ from dpsweep.workers.gradients.layers import (
     without_batch,
 )
 from dpsweep.workers.gradients.linear import gram_together
-from dpsweep.workers.gradients.micro_batches import (
+from dpsweep.workers.gradients.modes import RandomState, modes_of
+from dpsweep.workers.gradients.pass_results import (
+    BatchNorms,
+    Combination,
+    Pass,
+    Sums,
+    WeightedSum,
+    infinite_for_nan,
+    require_same,
+)
+from dpsweep.workers.gradients.per_row import reading_as_verified
+from dpsweep.workers.gradients.planners import (
     LastMicroBatch,
     MicroBatch,
+    Planner,
+    default_planner,
     micro_batches,
     require_known,
     require_rows,
     with_padding,
 )
-from dpsweep.workers.gradients.modes import RandomState, modes_of
-from dpsweep.workers.gradients.norms import Combination, Sums, infinite_for_nan
-from dpsweep.workers.gradients.pass_results import BatchNorms, Pass, WeightedSum, require_same
-from dpsweep.workers.gradients.per_row import reading_as_verified
-from dpsweep.workers.gradients.planners import Planner, default_planner
 from dpsweep.workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
 

@@ -10,7 +10,7 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpsweep.workers.gradients import attention, convolution, embedding, linear, normalization, recurrent, standardized
+from dpsweep.workers.gradients import attention, convolution, embedding, linear, normalization, recurrent
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, widen
 from dpsweep.workers.gradients.rules import Differentiate, Rewrite, Rule
 from dpsweep.workers.models import WeightStandardizedConv2d
@@ -47,7 +47,7 @@ RULES: Mapping[type[nn.Module], Rule] = {
     nn.InstanceNorm2d: normalization.instance_norm,
     nn.InstanceNorm3d: normalization.instance_norm,
     nn.PReLU: prelu,
-    WeightStandardizedConv2d: standardized.standardized_convolution,
+    WeightStandardizedConv2d: convolution.standardized_convolution,
 }
 
 
@@ -152,12 +152,12 @@ def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
     layers: from `which_read_outputs`.
     """
     modules = [layer.module for layer in layers]
-    return standardized.outputs_are_precise([each for each in modules if isinstance(each, WeightStandardizedConv2d)])
+    return convolution.outputs_are_precise([each for each in modules if isinstance(each, WeightStandardizedConv2d)])
 
 
 def which_read_outputs(layers: Sequence[Layer]) -> tuple[Layer, ...]:
     """Return the layers whose rule reads the output, if it is precise enough."""
-    return tuple(layer for layer in layers if layer.rule is standardized.standardized_convolution)
+    return tuple(layer for layer in layers if layer.rule is convolution.standardized_convolution)
 
 
 def without_batch(layers: Sequence[Layer]) -> set[str]:

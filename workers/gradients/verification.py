@@ -19,8 +19,8 @@ from dpsweep.workers.gradients.checks import has_half_precision, refuse_changed
 from dpsweep.workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
 from dpsweep.workers.gradients.divided import is_divided
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
-from dpsweep.workers.gradients.mixing import where_rows_mix
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
+from dpsweep.workers.gradients.proofs import where_rows_mix
 
 T = TypeVar("T")
 S = TypeVar("S")

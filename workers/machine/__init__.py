@@ -5,7 +5,6 @@ Other packages import only the modules in `__all__`.
 
 __all__ = [
     "checkpoint",
-    "device_use",
     "devices",
     "folders",
     "memory",

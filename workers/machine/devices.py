@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.machine.device_use import DeviceUse
-from dpsweep.workers.machine.memory import peak_bytes
+from dpsweep.workers.machine.memory import DeviceUse, peak_bytes
 
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that a process may use; Ray sets it to those that a worker has reserved."""

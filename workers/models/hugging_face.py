@@ -13,8 +13,8 @@ from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.models.adapters import Adapter, Trainable, require_package, trained_parts
-from dpsweep.workers.own_code.own_weights import model_folder
+from dpsweep.workers.models.pretrained import Adapter, Trainable, require_package, trained_parts
+from dpsweep.workers.own_code.own_record import model_folder
 
 Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
 

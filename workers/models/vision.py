@@ -13,9 +13,8 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import IMAGENET_SCALING, Scaling, pixels
-from dpsweep.workers.models.adapters import Adapter, Trainable, require_package, trained_parts
 from dpsweep.workers.models.convolutional import require_image
-from dpsweep.workers.models.pretrained import load_pretrained
+from dpsweep.workers.models.pretrained import Adapter, Trainable, load_pretrained, require_package, trained_parts
 
 Package = Literal["timm", "torchvision"]
 

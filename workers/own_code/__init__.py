@@ -8,5 +8,4 @@ __all__ = [
     "own_modules",
     "own_record",
     "own_sources",
-    "own_weights",
 ]

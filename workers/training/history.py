@@ -17,7 +17,7 @@ from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.workers.evaluation.scores import Evaluation
-from dpsweep.workers.machine.device_use import DeviceUse
+from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import TrialSpec
 

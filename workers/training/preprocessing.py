@@ -24,9 +24,8 @@ from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.models import load_weights
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
-from dpsweep.workers.training.kept_features import in_blocks, kept_in, require_folder, with_features
+from dpsweep.workers.training.kept_features import TextFeatures, in_blocks, kept_in, require_folder, with_features
 from dpsweep.workers.training.robust_ranges import private_ranges, scaled_by
-from dpsweep.workers.training.text_features import TextFeatures
 
 _LEAST_DEVIATION: Final = 0.02
 

@@ -28,8 +28,13 @@ from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Dataset, Split
-from dpsweep.workers.evaluation.attack_results import GroupAttack, MembershipAttack, auc_interval
-from dpsweep.workers.evaluation.membership_scores import MembershipScores, write_membership
+from dpsweep.workers.evaluation.attack_results import (
+    GroupAttack,
+    MembershipAttack,
+    MembershipScores,
+    auc_interval,
+    write_membership,
+)
 from dpsweep.workers.evaluation.predictions import predict
 from dpsweep.workers.machine.devices import choose_device
 from dpsweep.workers.noise.gaussian_sources import derive_seed

@@ -23,8 +23,7 @@ from dpsweep.accounting.records.user_files import write_users
 from dpsweep.workers.clipping import claims, make_clipping
 from dpsweep.workers.data import Dataset, load_dataset, ownership
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
-from dpsweep.workers.evaluation.held_out import write_wrong
-from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes
+from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes, write_wrong
 from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
 from dpsweep.workers.evaluation.references import reference_scores
 from dpsweep.workers.machine.checkpoint import (
@@ -35,8 +34,8 @@ from dpsweep.workers.machine.checkpoint import (
     part_of,
     save_checkpoint,
 )
-from dpsweep.workers.machine.device_use import DeviceUse, write_device_use
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device
+from dpsweep.workers.machine.memory import DeviceUse, write_device_use
 from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.models import build_model
 from dpsweep.workers.noise.noise_sources import make_noise_source

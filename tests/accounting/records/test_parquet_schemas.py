@@ -12,8 +12,8 @@ import pyarrow.parquet as parquet
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records.group_files import read_groups
 from dpsweep.accounting.records.parquet_schemas import DEEPEST, MOST_COLUMNS, require_shallow_schema
+from dpsweep.accounting.records.user_files import read_groups
 from dpsweep.workers.data import load_source
 from dpsweep.workers.spec import DataSpec
 

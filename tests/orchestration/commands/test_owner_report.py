@@ -25,7 +25,7 @@ from dpsweep.orchestration.records.later_results import AuditRecord, write_audit
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.evaluation.membership_scores import read_membership
+from dpsweep.workers.evaluation.attack_results import read_membership
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.commands.test_main import run_main

@@ -10,7 +10,7 @@ import pytest
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.commands.main import main
-from dpsweep.orchestration.execution.job_package import LARGEST, Asked, packaged, read_job
+from dpsweep.orchestration.execution.submission import LARGEST, Asked, packaged, read_job
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import Limits
 from dpsweep.orchestration.records.manifest import new_manifest, write_manifest

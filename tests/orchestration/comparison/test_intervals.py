@@ -23,7 +23,7 @@ from dpsweep.orchestration.comparison.intervals import (
     unnoticed,
     unpaired,
 )
-from dpsweep.orchestration.comparison.seeds import pooled
+from dpsweep.orchestration.comparison.settings import pooled
 
 
 def of_seeds(*values: float, **changes: Any) -> RunValues:

@@ -10,6 +10,7 @@ import os
 import re
 import shutil
 import subprocess
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,7 +25,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.execution.cluster import connected
+from dpsweep.orchestration.execution.cluster import connected, stderr_without
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -115,7 +116,6 @@ LONGER = small(
     accounting={"individual": "rdp"},
 )
 """Long enough for a node to be lost in the middle of a trial."""
-
 
 SEARCH = """
 import sys
@@ -403,3 +403,47 @@ def test_allowed_code_from_elsewhere_reaches_the_workers(address: str, tmp_path:
     resumed = run_on(address, folder, sweep, *allow, **path)
     assert resumed.returncode == 0, resumed.stderr
     assert run_on(address, folder, sweep, **path).returncode == 2
+
+
+def test_only_the_lines_with_the_text_are_left_out(capfd: pytest.CaptureFixture[str]) -> None:
+    with stderr_without(b"level"):
+        os.write(2, b"one\nthe level is set\ntwo")
+        os.write(2, b"three\n")
+    os.write(2, b"the level after the block\n")
+    assert capfd.readouterr().err == "one\ntwothree\nthe level after the block\n"
+
+
+def test_what_is_said_before_a_crash_is_seen() -> None:
+    code = """
+import os, time
+from dpsweep.orchestration.execution.cluster import stderr_without
+with stderr_without(b"level"):
+    os.write(2, b"the level is set\\nthe reason\\n")
+    time.sleep(0.5)
+    os.abort()
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
+    assert done.returncode == -6
+    assert done.stderr == "the reason\n"
+
+
+SCRIPT = """
+import os, signal, sys
+from dpsweep.orchestration.execution.cluster import told_if_killed
+with told_if_killed("the same command continues"):
+    exec(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize(
+    ("ending", "code", "told"),
+    [
+        ("os._exit(1)", 1, True),
+        ("os.kill(os.getpid(), signal.SIGKILL)", -9, True),
+        ("pass", 0, False),
+        ("raise SystemExit(3)", 3, False),
+    ],
+)
+def test_only_an_end_by_force_is_told(ending: str, code: int, told: bool) -> None:
+    done = subprocess.run([sys.executable, "-c", SCRIPT, ending], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (code, "the same command continues\n" if told else "")

@@ -28,8 +28,8 @@ from dpsweep.orchestration.execution.prediction import (
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan
-from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import AttackSpec, NormSpec, RmiaSpec

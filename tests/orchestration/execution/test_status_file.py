@@ -19,7 +19,7 @@ from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from dpsweep.orchestration.tracking.no_tracking import NO_TRACKING
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_grids import small
 

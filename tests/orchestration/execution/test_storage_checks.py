@@ -41,8 +41,8 @@ from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.resources import ResourceSettings
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.trials.trial import Progress, TrainingResult, run_trial
 from tests.accounting.stored_trial import account_trial, job_of

@@ -23,9 +23,8 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution import submission
 from dpsweep.orchestration.execution.environment import reread_environment
-from dpsweep.orchestration.execution.job_package import Package
 from dpsweep.orchestration.execution.on_ray import SWEEP_GAUGES
-from dpsweep.orchestration.execution.submission import SubmittedSweeps
+from dpsweep.orchestration.execution.submission import Package, SubmittedSweeps
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import Turn
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot

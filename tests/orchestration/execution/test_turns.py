@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.execution.gpus import off_gpu_nodes
+from dpsweep.orchestration.execution.nodes import off_gpu_nodes
 from dpsweep.orchestration.execution.turns import Entry, waits_before
 from dpsweep.orchestration.records.limits import Turn
 from tests.orchestration.processes import script
@@ -21,7 +21,7 @@ import ray
 from dpsweep.orchestration.execution import turns
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.records.limits import Turn
-from dpsweep.orchestration.sweeps.resources import ResourceSettings
+from dpsweep.orchestration.sweeps.sections import ResourceSettings
 
 turns._LOOK = 0.0
 ray.init(address="local", num_cpus=2, num_gpus=1, include_dashboard=False, log_to_driver=False, logging_level="ERROR")

@@ -17,10 +17,9 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
-from dpsweep.orchestration.records.integrity import met_other_data
+from dpsweep.orchestration.records.integrity import met_other_data, write_public_reports
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
-from dpsweep.orchestration.records.report_digests import write_public_reports
 from dpsweep.orchestration.records.results import TrialResult, read_result
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
@@ -177,7 +176,7 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
     with monkeypatch.context() as patch:
         for module in ("dpsweep.accounting.records.sealed", "dpsweep.accounting.records.sealed"):
             patch.setattr(f"{module}.read_bytes", refused)
-        patch.setattr("dpsweep.orchestration.records.report_digests.digest_of", refused)
+        patch.setattr("dpsweep.orchestration.records.integrity.digest_of", refused)
         render_again(str(tmp_path))
     assert verified(tmp_path).exit_code == 0
     Path(files.results).write_text("[]")

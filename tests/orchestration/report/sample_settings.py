@@ -17,7 +17,7 @@ from dpsweep.orchestration.records.published import (
     PublishedTrial,
 )
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.style import style_of
+from dpsweep.orchestration.report.plot import style_of
 
 Row = dict[str, str]
 

@@ -23,8 +23,8 @@ from dpsweep.orchestration.report.exact_results import (
     training_scores_table,
 )
 from dpsweep.orchestration.report.figures import Scene
+from dpsweep.orchestration.report.plot import style_of
 from dpsweep.orchestration.report.private_figures import risks
-from dpsweep.orchestration.report.style import style_of
 from dpsweep.workers.evaluation.attack_results import MembershipAttack
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
 

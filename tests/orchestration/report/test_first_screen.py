@@ -25,8 +25,8 @@ from dpsweep.orchestration.records.published import PublishedSweep, PublishedTri
 from dpsweep.orchestration.report.first_screen import Tile, _neighbours, decision, tiles
 from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
-from dpsweep.orchestration.report.style import style_of
-from dpsweep.orchestration.report.summary import one_page, summary_pdf
+from dpsweep.orchestration.report.plot import style_of
+from dpsweep.orchestration.report.writing import one_page, summary_pdf
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers

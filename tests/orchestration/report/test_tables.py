@@ -14,7 +14,7 @@ from dpsweep.orchestration.records.published import (
     PublishedPrivacy,
 )
 from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.style import style_of
+from dpsweep.orchestration.report.plot import style_of
 from dpsweep.orchestration.report.tables import (
     classes_table,
     group_sizes_table,

@@ -10,10 +10,10 @@ import yaml
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.sweeps.compare import CompareSettings
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.identity import LONGEST_KEY
 from dpsweep.orchestration.sweeps.schema import EXAMPLES, parse_sweep
+from dpsweep.orchestration.sweeps.sections import CompareSettings
 from dpsweep.orchestration.sweeps.text import read_text
 from dpsweep.workers.spec import Component
 from tests.orchestration.sample_grids import SMALL, keys_of, small

@@ -14,8 +14,8 @@ import yaml
 from pydantic import BaseModel
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.sweeps.fields import NO_KEY
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.sections import NO_KEY
 from tests.orchestration.sample_grids import SMALL
 
 Path = tuple[str, ...]

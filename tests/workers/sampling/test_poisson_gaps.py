@@ -11,8 +11,11 @@ from mpmath import mp
 from scipy.stats import binom, binomtest, chisquare, kstest
 
 from dpsweep.accounting.records.keystream import KEY_BYTES, KeyedStream
-from dpsweep.workers.sampling.poisson_gaps import (
+from dpsweep.workers.sampling.samplers import (
     FEWEST_ROWS,
+    KeyedRows,
+    RowDraws,
+    SeededRows,
     _below,
     _occur,
     are_worth_it,
@@ -20,7 +23,6 @@ from dpsweep.workers.sampling.poisson_gaps import (
     rate_below,
     rows_by_gaps,
 )
-from dpsweep.workers.sampling.samplers import KeyedRows, RowDraws, SeededRows
 
 N = 1_200_000
 

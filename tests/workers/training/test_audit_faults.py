@@ -25,7 +25,7 @@ from dpsweep.workers.clipping.flat import FlatClipping
 from dpsweep.workers.clipping.global_ import GlobalClipping
 from dpsweep.workers.clipping.naive import NaiveReweighting
 from dpsweep.workers.clipping.quantile import QuantileClipping
-from dpsweep.workers.gradients.norms import Combination
+from dpsweep.workers.gradients.pass_results import Combination
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.sampling.samplers import PoissonSampler
 from dpsweep.workers.spec import AuditSpec, Component, SamplingSpec

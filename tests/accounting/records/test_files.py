@@ -14,8 +14,7 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.errors import DataCorruption, StorageError
-from dpsweep.accounting.records.files import list_files, read_bytes
-from dpsweep.accounting.records.read_ahead import AHEAD, READERS, read_in_turn
+from dpsweep.accounting.records.files import AHEAD, READERS, list_files, read_bytes, read_in_turn
 from dpsweep.accounting.records.shards import NormShards, read_contributions
 from tests.accounting.stored_trial import snapshot, write_norms
 from tests.orchestration.servers import has_s3, put_object, s3

@@ -11,7 +11,7 @@ import pytest
 
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.report.html import named
-from dpsweep.orchestration.report.style import CLIPPING_COLOURS, style_of
+from dpsweep.orchestration.report.plot import CLIPPING_COLOURS, style_of
 from tests.orchestration.sample_outcomes import outcomes, trial
 
 
