@@ -80,7 +80,7 @@ class PrivacyCurve:
         convex.
         """
         epsilon = require_finite("epsilon", epsilon, at_least=0.0)
-        points, upper = self.profile.epsilons, self.profile.upper
+        points, upper = self.profile.epsilons, self.profile.worst
         lower = None if self.profile.lower is None else self.profile.lower.max(axis=0)
         right = int(np.searchsorted(points, epsilon, side="left"))
         if right == len(points):
@@ -112,14 +112,18 @@ class PrivacyCurve:
         return CertifiedInterval(None if upper is None else 1.0 - float(upper[0]), 1.0 - float(lower[0]))
 
     def most_found(self, false_positive_rates: npt.ArrayLike) -> Array:
-        """Return the true positive rates that no attack passes at the given rates [points]: 1 - lower `trade_off`."""
-        return self._attacks.limit(_rates(false_positive_rates))
+        """Return the true positive rates that no attack passes which says of records whether they took part.
+
+        At the given rates [points], of records that did not. At most 1 - lower `trade_off`, which also covers attacks
+        that say whether they are missing.
+        """
+        return self._attacks.limit_of(0, _rates(false_positive_rates))
 
     @property
     def advantage(self) -> CertifiedInterval:
         """Membership advantage: the largest true minus false positive rate of any attack, which is delta(0)."""
         least = None if self.profile.lower is None else float(self.profile.lower[:, 0].max())
-        return CertifiedInterval(least, float(self.profile.upper[0]))
+        return CertifiedInterval(least, float(self.profile.worst[0]))
 
     def reconstruction(self, prior: float) -> float:
         """Return an upper bound on the probability that any attack reconstructs the record (the group's records,

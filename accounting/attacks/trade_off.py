@@ -35,7 +35,14 @@ class AttackBounds:
         """Return true positive rates that no attack passes, in either direction, at each rate [points]: concave,
         rising.
         """
-        lines = self._limits + self._slopes * false_positive_rates[:, None]
+        return self._lowest(self._limits, false_positive_rates)
+
+    def limit_of(self, direction: int, false_positive_rates: Array) -> Array:
+        """Return the same of one direction, as the profile counts them: the positives are its first distribution."""
+        return self._lowest(self._starts(self.profile.upper, direction), false_positive_rates)
+
+    def _lowest(self, starts: Array, false_positive_rates: Array) -> Array:
+        lines = starts + self._slopes * false_positive_rates[:, None]
         return np.asarray(np.clip(lines.min(axis=1) + _ROUNDING, false_positive_rates, 1.0))
 
     def achieved(self, false_positive_rate: float, lower: Array) -> float:
@@ -69,11 +76,14 @@ class AttackBounds:
     @cached_property
     def _limits(self) -> Array:
         """Return where the lines of the upper bounds on delta start, at false positive rate 0 [lines]."""
-        return self._intercepts(self.profile.upper, self.profile.upper)
+        return self._intercepts(self.profile.worst, self.profile.worst)
 
-    def _starts(self, lower: Array, direction: int) -> Array:
-        """Return where the lines that the ROC curve of a direction reaches start, at false positive rate 0 [lines]."""
-        return self._intercepts(lower[direction], lower[1 - direction])
+    def _starts(self, bounds: Array, direction: int) -> Array:
+        """Return where the lines of bounds [2, points] on the deltas of a direction start, at rate 0 [lines].
+
+        Of upper bounds they are lines that its ROC curve does not pass, of lower ones lines that it reaches.
+        """
+        return self._intercepts(bounds[direction], bounds[1 - direction])
 
     def _intercepts(self, own: Array, swapped: Array) -> Array:
         falls = np.exp(-self.profile.epsilons[: self._near])

@@ -57,7 +57,9 @@ class StatedRun:
     delta: float
 
     def most_found(self, exponent: int) -> Array:
-        """Return the largest true positive rates at `_RATES` if the noise is divided by RATIO^exponent."""
+        """Return the largest shares of canaries in that are found at the shares `_RATES` of those out, if the noise is
+        divided by RATIO^exponent.
+        """
         return _most_found(self.trace, exponent)
 
     def epsilon(self, exponent: int) -> float:
@@ -86,10 +88,12 @@ def ranks_epsilon(inside: Array, outside: Array, run: StatedRun, confidence: flo
     Assumes that scores are independent, and all of ``outside`` have one distribution. From the noisy sums they do:
     noise is isotropic and directions are orthogonal. Thresholds are order statistics of ``outside``, so that their
     false positive rates are those of uniform numbers, whatever the distribution. A canary that took part is above a
-    threshold of rate alpha with probability at most 1 - f(alpha), for the trade-off function f of the run. The number
-    of thresholds below each, summed over canaries, is therefore stochastically at most that of canaries which attain f
-    at every rate at once. It is simulated: with T of N simulated sums at least the observed one, (1 + T) / (1 + N) is
-    the p-value of a Monte Carlo test (Davison and Hinkley 1997, Section 4.2), valid for every N.
+    threshold of rate alpha with probability at most 1 - f(alpha). Here f is the trade-off function of the run with a
+    record, as the positives, and without it: the pair of a round dominates in that direction alone, too
+    (docs/group-proof.md, Theorem 1). The number of thresholds below each, summed over canaries, is therefore
+    stochastically at most that of canaries which attain f at every rate at once. It is simulated: with T of N simulated
+    sums at least the observed one, (1 + T) / (1 + N) is the p-value of a Monte Carlo test (Davison and Hinkley 1997,
+    Section 4.2), valid for every N.
     """
     error = 1.0 - require_finite("confidence", confidence, above=0.0, below=1.0)
     if min(len(inside), len(outside)) == 0:
@@ -117,7 +121,7 @@ def scores_of(run: StatedRun, included: NDArray[np.bool_], generator: np.random.
     """Return random scores of canaries; the ``included`` ones show all that the stated run allows.
 
     A canary that took no part scores above the score of rate alpha with probability alpha. One that did so with
-    probability 1 - f(alpha), for the trade-off function f of the run: the best that an attack could do.
+    probability 1 - f(alpha), for the f of `ranks_epsilon`: the best that an attack could do.
     """
     uniform = generator.random(len(included))
     return -np.where(included, np.interp(uniform, run.most_found(0), _RATES), uniform)

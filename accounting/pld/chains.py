@@ -108,8 +108,8 @@ def profile_of_chain(chain: Chain, deltas: Sequence[float] = ()) -> CertifiedPro
     found = _points(chain, epsilon_of_rounds(chain.one, least).upper, least)
     epsilons = grid(min(float(gaussian.epsilons[-1]), _epsilon_below(found, least)))
     before = np.searchsorted(gaussian.epsilons, epsilons, side="right") - 1
-    upper = np.minimum(gaussian.upper[before], [_delta_below(found, float(each)) for each in epsilons])
-    return CertifiedProfile(epsilons, np.minimum.accumulate(upper), None)
+    upper = np.minimum(gaussian.worst[before], [_delta_below(found, float(each)) for each in epsilons])
+    return CertifiedProfile(epsilons, np.minimum.accumulate([upper, upper], axis=1), None)
 
 
 class _Points(NamedTuple):
@@ -174,7 +174,7 @@ def _lines(profile: CertifiedProfile) -> _Lines:
     FPR).
     """
     used = profile.epsilons <= -_LEAST_LOG_RATE
-    epsilons, deltas = profile.epsilons[used], profile.upper[used]
+    epsilons, deltas = profile.epsilons[used], profile.worst[used]
     swapped = (1.0 - np.exp(-epsilons) * (1.0 - deltas)) * _ROUND_UP
     log_slopes, starts = np.concatenate([epsilons[::-1], -epsilons]), np.concatenate([deltas[::-1], swapped])
     starts = np.maximum(starts, _LEAST_START)

@@ -38,13 +38,18 @@ _LOOSE = 0.01  # gap between the bounds, relative to delta at epsilon 0, above w
 class CertifiedProfile:
     """Bounds on delta at each of ``epsilons`` [points], which ascend from 0; the bounds never rise with epsilon.
 
-    `upper`: on delta of the worse direction, shape [points]. `lower`: on the exact delta of the rounds' dominating
-    pairs, by direction, shape [2, points]; None where these are not the run's (`CertifiedEpsilon`), and for chains.
+    `upper`: by direction, as in `DIRECTIONS`, shape [2, points]. `lower`: on the exact delta of the rounds' dominating
+    pairs, likewise; None where these are not the run's (`CertifiedEpsilon`), and for chains.
     """
 
     epsilons: Array
     upper: Array
     lower: Array | None
+
+    @property
+    def worst(self) -> Array:
+        """Upper bounds on delta of the worse direction, [points]."""
+        return np.asarray(self.upper.max(axis=0))
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which never tightens a bound
@@ -57,12 +62,12 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
     """
     least = min([RESOLVED, *deltas])
     if not rounds.is_private:
-        return CertifiedProfile(np.zeros(1), np.ones(1), np.ones((2, 1)))
+        return CertifiedProfile(np.zeros(1), np.ones((2, 1)), np.ones((2, 1)))
     if rounds.is_one_gaussian:
         epsilons = grid(gaussian_epsilon(rounds.gaussian, least)[0])
-        return _at(epsilons, partial(gaussian_delta, rounds.gaussian))
+        return _at(epsilons, [partial(gaussian_delta, rounds.gaussian)] * 2)
     if (bends := corners(rounds)) is not None and (exactly := exact_deltas(rounds)) is not None:
-        return _at(np.union1d(grid(float(bends[-1]), 1.0), bends), exactly)
+        return _at(np.union1d(grid(float(bends[-1]), 1.0), bends), [exactly] * 2)
     aims = [_Aim(0.0, min(total_variation(rounds), 1.0), 1e-8)]
     reached = [(epsilon_of_rounds(rounds, each).upper, each) for each in deltas]
     aims += [_Aim(epsilon, delta, 1e-4) for epsilon, delta in reached if epsilon < math.inf]
@@ -76,8 +81,8 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
     upper[:, 0], lower[:, 0] = upper[:, 0].min(), lower[:, 0].max()  # total variation is symmetric
     highest = np.minimum.accumulate(upper, axis=1).max(axis=0)
     if not np.max(highest - lower.max(axis=0)) <= _LOOSE * lower[0, 0]:
-        highest = np.minimum(highest, delta_ceilings(rounds, epsilons))
-    return _monotone(epsilons, highest, lower)
+        upper = np.minimum(upper, delta_ceilings(rounds, epsilons))
+    return _monotone(epsilons, upper, lower)
 
 
 class _Aim(NamedTuple):
@@ -105,10 +110,10 @@ def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Arr
     return upper, lower
 
 
-def _at(epsilons: Array, deltas: Deltas) -> CertifiedProfile:
-    """Return the profile of a closed form that is the same in both directions."""
-    bounds = np.array([deltas(float(each)) for each in epsilons])
-    return _monotone(epsilons, bounds[:, 0], bounds[:, [1, 1]].T)
+def _at(epsilons: Array, deltas: Sequence[Deltas]) -> CertifiedProfile:
+    """Return the profile of closed forms, one for each direction."""
+    bounds = np.array([[of_direction(float(each)) for each in epsilons] for of_direction in deltas])
+    return _monotone(epsilons, bounds[:, :, 0], bounds[:, :, 1])
 
 
 def grid(reach: float, beyond: float = _BEYOND) -> Array:
@@ -130,4 +135,4 @@ def _monotone(epsilons: Array, upper: Array, lower: Array) -> CertifiedProfile:
     A lower bound holds at all smaller ones.
     """
     falling = np.maximum.accumulate(lower[:, ::-1], axis=1)[:, ::-1]
-    return CertifiedProfile(epsilons, np.minimum.accumulate(upper), falling)
+    return CertifiedProfile(epsilons, np.minimum.accumulate(upper, axis=1), falling)

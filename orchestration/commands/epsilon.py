@@ -516,7 +516,7 @@ def _write_curve_plot(path: Path, curves: Sequence[PrivacyCurve], delta: float) 
         profile = curve.profile
         least = None if profile.lower is None else profile.lower.max(axis=0)
         lower = None if least is None else np.where(least > 0.0, least, np.nan)
-        _lines(figure, 1, curve.unit, colour, profile.epsilons, profile.upper, lower)
+        _lines(figure, 1, curve.unit, colour, profile.epsilons, profile.worst, lower)
         for column, rates in enumerate(scales, start=2):
             missed, missed_at_most = curve.trade_off(rates)
             achieved = None if missed_at_most is None else 1.0 - missed_at_most

@@ -33,6 +33,20 @@ PLD: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "accounting/attacks/curves.py",
+        ("tests/accounting/attacks/test_curves.py",),
+        B("limit_of(0, _rates(", "limit_of(1, _rates(", "an audit takes records that took part for missing ones"),
+    ),
+    *bugs_in(
+        "accounting/attacks/trade_off.py",
+        ("tests/accounting/attacks/test_curves.py",),
+        B(
+            "(self.profile.worst, self.profile.worst)",
+            "(self.profile.upper[0], self.profile.upper[1])",
+            "the risk of attacks is that of one direction",
+        ),
+    ),
+    *bugs_in(
         "accounting/pld/chains.py",
         ("tests/accounting/pld/test_chains.py",),
         B("lines.starts[lowest] + slope * starts", "lines.starts[lowest] + starts", "later links cost no more", True),

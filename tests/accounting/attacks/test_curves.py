@@ -110,6 +110,9 @@ class TestOfOneSampledStep:
         # between the tangents of both directions the published curve is their convex hull
         assert_brackets(curve, RATES, np.maximum(removed, added), upper=0.05, lower=0.01)
         assert_brackets(curve, RATES[at_low_rates], removed[at_low_rates], upper=1e-4, lower=1e-3)
+        most = curve.most_found(RATES)  # of attacks on a record that took part, which add nothing to those removed
+        assert (most >= removed).all()
+        assert (most <= removed + 1e-4).all()
 
     @pytest.mark.parametrize("epsilon", [0.0, 0.01, 0.2, 1.0, 2.5])
     def test_delta_is_the_integral(self, epsilon: float) -> None:

@@ -10,18 +10,26 @@ import pytest
 import torch
 from scipy import stats
 
-from dpsweep.accounting import account
-from dpsweep.workers.spec import AuditSpec, Component, NormSpec
+from dpsweep.accounting import Trace, account
+from dpsweep.accounting.audits import scores_of
+from dpsweep.workers.noise.gaussian_sources import SeededNoise
+from dpsweep.workers.noise.step_noise import make_step_noise
+from dpsweep.workers.sampling.samplers import SeededRows
+from dpsweep.workers.spec import AuditSpec, Component, NormSpec, TrialSpec
 from dpsweep.workers.training.audit_prospects import (
     SIMULATED,
+    _stated,
     _trained,
     noise_factor,
     prospect,
 )
+from dpsweep.workers.training.canary_evidence import CanaryBatches, make_evidence
+from dpsweep.workers.training.gradient_canaries import share_of, times_of
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores
 from tests.workers.training.test_gradient_canaries import (
     AUDIT,
     FILTER,
+    KINDS,
     LAST,
     RESUMED,
     ROWS,
@@ -47,6 +55,36 @@ def test_audits_of_the_mechanism_show_as_much_as_was_foreseen() -> None:
     assert list(found.shown) == sorted(found.shown)
     assert found.enough is not None
     assert found.enough <= 2000
+
+
+ITERATES = ("poisson", "fixed", "random allocation", "filter", "turns", "banded in turns", "rows of users")
+
+
+def evidence_of(spec: TrialSpec, trace: Trace, count: int, seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """Evidence of the iterates of a run about canaries, half of which take part, and which ones do."""
+    batches, included = CanaryBatches(spec, count, ROWS, SeededRows(seed)), np.arange(count) % 2 == 0
+    noise = make_step_noise(trace.strategy, SeededNoise(seed, torch.device("cpu")))
+    evidence, length = make_evidence(batches, trace.strategy), times_of(trace) * share_of(trace)
+    multipliers = [segment.noise_multiplier for segment in trace.segments for _ in range(segment.steps)]
+    for multiplier in multipliers:
+        drawn = batches.next()
+        noisy, _ = noise.released({"canaries": torch.from_numpy(drawn * included * length)}, multiplier)
+        evidence.see(noisy["canaries"].double().numpy(), drawn, length, multiplier)
+    return evidence.total, included
+
+
+@pytest.mark.parametrize("kind", ITERATES)
+def test_iterates_show_as_much_as_was_foreseen(kind: str) -> None:
+    """Of the same shares of canaries that take no part, as many that do are found."""
+    spec = trial(**{**KINDS, "poisson": (0.0, {})}[kind][1])
+    trace = planned_mechanism(spec, ROWS).trace(spec.epochs)
+    scores, included = evidence_of(spec, trace, 40_000, 0)
+    expected = scores_of(_stated(spec, trace), included, np.random.default_rng(0))
+    for rate in (0.01, 0.1, 0.5, 0.9):
+        found, foreseen = (
+            np.mean(each[included] > np.quantile(each[~included], 1 - rate)) for each in (scores, expected)
+        )
+        assert found == pytest.approx(foreseen, abs=0.015)
 
 
 LAST_MODELS: dict[str, dict[str, Any]] = {

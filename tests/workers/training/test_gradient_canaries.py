@@ -211,14 +211,13 @@ KINDS: dict[str, tuple[float, dict[str, Any]]] = {
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("seed", range(2))
 @pytest.mark.parametrize("kind", KINDS)
-def test_every_kind_of_run_is_audited_and_none_is_accused(kind: str, seed: int, tmp_path: Path) -> None:
-    """Bounds are at least the share of the claim beside each kind."""
+def test_every_kind_of_run_is_audited_and_none_is_accused(kind: str, tmp_path: Path) -> None:
+    """Bounds are at least the share of the claim beside each kind. One in twenty may accuse a run, and so not both."""
     least, changes = KINDS[kind]
-    spec = trial(seed=seed, **changes)
-    found = audited(trainer_of(spec, tmp_path)).everyone.epsilon / claimed(spec)
-    assert least < found <= 1.0
+    specs = [trial(seed=seed, **changes) for seed in range(2)]
+    found = [audited(trainer_of(spec, tmp_path / str(spec.seed))).everyone.epsilon / claimed(spec) for spec in specs]
+    assert least < min(found) <= 1.0
 
 
 @pytest.mark.parametrize("audit", [AUDIT, LAST], ids=["iterates", "last model"])
