@@ -278,13 +278,14 @@ def require_safe(files: SweepFiles) -> None:
     Only what a sweep writes is looked at: other files in the folder are the user's own. A folder that is not there is
     safe. Raises: InvalidInput with what was found, and how to get a folder that is safe.
     """
+    plain, folders, in_place = _plain(files), _local(files.folders), files.in_place
     try:
         require_own_folder(str(files.local_folder))
-        require_no_links(files)
-        for folder in _local(files.folders):
+        _require_plain(files, plain)
+        for folder in folders:
             require_plain_folder(folder)
             require_own_folders(folder)
-        require_library_files(files.in_place)
+        require_library_files(in_place)
     except (UnsafeFile, StorageError, OSError) as error:
         raise InvalidInput(f"{error}; another --output is a new folder, which only you can change") from error
 
@@ -294,10 +295,19 @@ def require_no_links(files: SweepFiles) -> None:
 
     Raises: UnsafeFile naming the first; StorageError for a folder that may not be read.
     """
+    _require_plain(files, _plain(files))
+
+
+def _plain(files: SweepFiles) -> tuple[list[str], list[str]]:
+    """Return the local paths of all files of a sweep and its candidates outside their folders, and of these folders."""
     sweeps = (files, SweepFiles(files.tuning), SweepFiles(files.selection))
     own = [path for each in sweeps for path in (*each.top_files, each.manifest, each.lock)]
+    return _local(own), _local(folder for each in sweeps for folder in each.folders)
+
+
+def _require_plain(files: SweepFiles, plain: tuple[list[str], list[str]]) -> None:
     try:
-        require_plain(_local(own), _local(folder for each in sweeps for folder in each.folders))
+        require_plain(*plain)
     except OSError as error:
         raise StorageError(f"cannot read {error.filename or files.root}: {error.strerror}; check who may") from error
 

@@ -340,40 +340,17 @@ def _with_own_noise(choice: Choice) -> Choice:
     return {**rest, "schedule": Component(schedule.name, params), "sigma": sigma}
 
 
-def _trial(sweep: SweepSpec, choice: Choice, **own: Any) -> TrialSpec:
-    """Return the trial of one combination, without a key. own: fields of private trials, or of baselines, alone."""
-    shared = {axis: choice[axis] for axis in (*_SHARED, "seed")}
-    common = {
-        "delta": sweep.privacy.delta,
-        "attacks": sweep.attacks or AttackSpec(),
-        "min_group_size": sweep.min_group_size or MIN_GROUP_SIZE,
-        "noise_source": sweep.noise_source,
-        "execution": sweep.execution,
-    }
-    return TrialSpec(key="", **{**shared, **common, **own})
-
-
 def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None) -> GridPoint:
     adjacency, audit = sweep.privacy.adjacency, sweep.audit
-    trial = _trial(
-        sweep,
-        choice,
-        optimizer=sweep.baseline.optimizer or choice["optimizer"],
-        clipping=Component(BASELINE),
-        noise=NoiseSpec(0.0),
-        audit=audit if audit is not None and audit.kind == "rows" else None,
-        adjacency=None if adjacency is None else of_records(adjacency),
-        reference=sweep.reference,
-    )
-    trial, setting = _adapted(sweep, trial, None, candidate)
-    canonical = content(trial)
-    key = trial_key((NON_PRIVATE, f"seed{trial.seed}"), canonical)
-    named, tried = replace(trial, key=key), _tried(choice, candidate)
-    return GridPoint(named, tried, content=canonical, setting=setting, candidate=candidate)
-
-
-def _tried(choice: Choice, candidate: int | None) -> Choice:
-    return choice if candidate is None else {**choice, "candidate": candidate}
+    own = {
+        "optimizer": sweep.baseline.optimizer or choice["optimizer"],
+        "clipping": Component(BASELINE),
+        "noise": NoiseSpec(0.0),
+        "audit": audit if audit is not None and audit.kind == "rows" else None,
+        "adjacency": None if adjacency is None else of_records(adjacency),
+        "reference": sweep.reference,
+    }
+    return _point(sweep, choice, own, candidate, (NON_PRIVATE,))
 
 
 def _private(
@@ -385,32 +362,56 @@ def _private(
 ) -> GridPoint:
     choice = _with_own_noise(chosen)
     clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
-    trial = _trial(
-        sweep,
-        choice,
-        clipping=clipping,
-        noise=NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
-        audit=sweep.audit,
-        adjacency=sweep.privacy.adjacency,
-        budget=sweep.privacy.budget,
-        selection=sweep.tune.selection if sweep.tune else None,
-        users=_users(choice, sweep.privacy.rows_per_user),
-    )
-    trial, setting = _adapted(sweep, trial, target, candidate)
-    canonical = content(trial, target, sweep.privacy.accountant, release)
+    own = {
+        "clipping": clipping,
+        "noise": NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
+        "audit": sweep.audit,
+        "adjacency": sweep.privacy.adjacency,
+        "budget": sweep.privacy.budget,
+        "selection": sweep.tune.selection if sweep.tune else None,
+        "users": _users(choice, sweep.privacy.rows_per_user),
+    }
     level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
+    words = (short_name(clipping.name), short_name(schedule.name), level)
+    return _point(sweep, choice, own, candidate, words, target, baseline.key if baseline else None, release)
+
+
+def _point(
+    sweep: SweepSpec,
+    choice: Choice,
+    own: Mapping[str, Any],
+    candidate: int | None,
+    words: Sequence[str],
+    target: float | None = None,
+    baseline: str | None = None,
+    release: ReleaseSpec | None = None,
+) -> GridPoint:
+    """Return the trial of one combination. own: fields of private trials, or of baselines, alone."""
+    shared = {axis: choice[axis] for axis in (*_SHARED, "seed")}
+    common = {
+        "delta": sweep.privacy.delta,
+        "attacks": sweep.attacks or AttackSpec(),
+        "min_group_size": sweep.min_group_size or MIN_GROUP_SIZE,
+        "noise_source": sweep.noise_source,
+        "execution": sweep.execution,
+    }
+    trial, setting = _adapted(sweep, TrialSpec(key="", **{**shared, **common, **own}), target, candidate)
+    canonical = content(trial, target, sweep.privacy.accountant, release)
     users = () if trial.users is None else (f"{trial.users.sampling}{trial.users.max_records}",)
-    words = (short_name(clipping.name), short_name(schedule.name), level, *users, f"seed{trial.seed}")
-    key = trial_key(words, canonical)
+    key = trial_key((*words, *users, f"seed{trial.seed}"), canonical)
     return GridPoint(
         replace(trial, key=key),
         _tried(choice, candidate),
         target_epsilon=target,
-        baseline=baseline.key if baseline else None,
+        baseline=baseline,
         content=canonical,
         setting=setting,
         candidate=candidate,
     )
+
+
+def _tried(choice: Choice, candidate: int | None) -> Choice:
+    return choice if candidate is None else {**choice, "candidate": candidate}
 
 
 def _users(choice: Choice, declared: RowsPerUserSettings | None) -> UserSpec | None:

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.workers.own_code.own_sources import GIVEN
-from dpsweep.workers.spec import ExecutionSpec, NormSpec, TrialSpec, at_speed_of
+from dpsweep.workers.spec import NormSpec, TrialSpec
 
 LONGEST_KEY: Final = 120
 """Maximum length of a trial's key. It names a folder; file systems allow 255 bytes."""
@@ -44,7 +44,7 @@ def content(
     `target_epsilon`: the epsilon to which ``accountant`` calibrates the noise; it replaces the noise multiplier, which
     follows from it. `release`: the release of statistics after training.
 
-    >>> from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec
+    >>> from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, SamplingSpec
     >>> spec = TrialSpec("any", DataSpec("digits"), Component("mlp"), SamplingSpec("poisson", 64), Component("flat"),
     ...                  NoiseSpec(1.0), epochs=2, delta=1e-5, seed=0)
     >>> from dataclasses import replace
@@ -62,8 +62,10 @@ def content(
      "method":"poisson"},
      "seed":0}
     """
-    found = _plain(at_speed_of(spec, ExecutionSpec()))
+    found = _plain(spec)
     del found["key"]
+    if execution := found.pop("execution", None):  # of these options, autocast alone changes results
+        found |= {"execution": {"autocast": execution["autocast"]}} if "autocast" in execution else {}
     if target_epsilon is not None:
         del found["noise"]["initial_noise_multiplier"]
         found |= {"target_epsilon": _number(target_epsilon)}
