@@ -131,12 +131,14 @@ def prospect_line(found: AuditProspect) -> str:
     audit, shown, goal = found.audit, found.shown, f"{GOALS[found.audit.transcript]:g} of the claim"
     canaries = f"{audit.canaries:,} canaries ({audit.kind}, {audit.transcript})"
     simulated = f"{number(shown[0])} to {number(shown[-1])} in {SIMULATED} simulated runs"
-    about = f"about {number(shown[len(shown) // 2])}"
-    if (audit.kind, audit.transcript) == ("gradient", "last_model"):
-        shows = f"{about} ({simulated})"
-    else:
-        shows = f"{about} at most ({simulated}, whose canaries leak all that may leak)"
+    shows = f"about {number(shown[len(shown) // 2])} ({simulated})"
+    if (audit.kind, audit.transcript) != ("gradient", "last_model"):
+        shows += " if its canaries leak all that may leak"
+    if found.of_canary < found.claim:
+        shows += f", of the {number(found.of_canary)} that the filter leaves a canary"
     enough = f"no number that fits shows {goal}" if found.enough is None else f"{found.enough:,} canaries show {goal}"
+    if found.most is not None:
+        enough += f", as {found.most[0]:,} show about {number(found.most[1])}"
     return f"audit of ε {number(found.claim)} by {canaries}: shows {shows}; {enough}; {_cost(found)}"
 
 

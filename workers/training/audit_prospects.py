@@ -9,7 +9,9 @@ which are trained here as in the run. The audit itself uses the same tests.
 from __future__ import annotations
 
 import functools
+import itertools
 import math
+import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Final
@@ -18,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.audits import StatedRun, scores_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Trace
@@ -37,6 +40,8 @@ GOALS: Final = {"iterates": 0.6, "last_model": 0.3}
 """Share of the claim that an audit should show, by transcript."""
 _MOST_MISSES: Final = 1
 """Simulated audits that may stay below the goal where a number of canaries is enough."""
+_FEW: Final = 5
+"""Simulated audits with the largest number of canaries, where no number is enough."""
 _POOL: Final = (4000, 20_000)
 """Least and largest number of canaries whose own parameters are trained, half of them with contributions."""
 _MOST_DRAWS: Final = 100_000_000
@@ -52,17 +57,21 @@ _Draw = Callable[[NDArray[np.bool_], np.random.Generator], NDArray[np.float64]]
 class AuditProspect:
     """Results of simulated audits of a planned run.
 
-    `audit`: as asked for. `claim`: epsilon of the trial. `shown`: lower bounds on epsilon of `SIMULATED` simulated
-    audits, ascending. `enough`: least tried number of canaries with which all audits but one show the share of
-    `GOALS`; None if no tried number is, of those that data or model have room for. `noise_factor`: the canaries move
+    `audit`: as asked for. `claim`: epsilon of the trial. `of_canary`: epsilon of a canary alone, below the claim where
+    a filter limits it. `shown`: lower bounds on epsilon of `SIMULATED` simulated audits, ascending. `enough`: least
+    tried number of canaries with which all audits but one show the share of `GOALS`; None if no tried number is, of
+    those that data or model have room for. `most`: then the largest of these, and what so many show at the median of a
+    few audits; None if there is no room for any. `noise_factor`: the canaries move
     the model about as far as noise so many times as large would. It is 1 where they move none of it, and None where the
     size of the model is unknown. `left_out`: expected share of training examples that the audit leaves out.
     """
 
     audit: AuditSpec
     claim: float
+    of_canary: float
     shown: tuple[float, ...]
     enough: int | None
+    most: tuple[int, float] | None
     noise_factor: float | None
     left_out: float
 
@@ -76,11 +85,16 @@ def prospect(
     if audit.kind == "gradient":
         room = parameters or _NUMBERS[-1]
     goal = GOALS[audit.transcript] * claim
-    enough = next((count for count in _NUMBERS if count <= room and _suffice(bounds(count), goal)), None)
-    if audit.kind == "rows":
-        return AuditProspect(audit, claim, tuple(shown), enough, 1.0, audit.canaries / 2.0 / examples)
-    factor = 1.0 if audit.transcript == "last_model" else noise_factor(spec, audit, trace, parameters)
-    return AuditProspect(audit, claim, tuple(shown), enough, factor, 0.0)
+    fitting = [count for count in _NUMBERS if count <= room]
+    enough, most = next((count for count in fitting if _suffice(bounds(count), goal)), None), None
+    if enough is None and fitting:
+        most = fitting[-1], statistics.median(itertools.islice(bounds(fitting[-1]), _FEW))
+    of_canary = claim if trace.filter is None else account(_stated(spec, trace).trace, spec.delta).epsilon
+    factor: float | None = 1.0
+    if (audit.kind, audit.transcript) == ("gradient", "iterates"):
+        factor = noise_factor(spec, audit, trace, parameters)
+    left_out = audit.canaries / 2.0 / examples if audit.kind == "rows" else 0.0
+    return AuditProspect(audit, claim, of_canary, tuple(shown), enough, most, factor, left_out)
 
 
 def simulated(

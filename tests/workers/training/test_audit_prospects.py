@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,6 +56,7 @@ def test_audits_of_the_mechanism_show_as_much_as_was_foreseen() -> None:
     assert list(found.shown) == sorted(found.shown)
     assert found.enough is not None
     assert found.enough <= 2000
+    assert (found.most, found.of_canary) == (None, claim)
 
 
 ITERATES = ("poisson", "fixed", "random allocation", "filter", "turns", "banded in turns", "rows of users")
@@ -134,3 +136,15 @@ def test_rows_cost_examples_and_too_many_canaries_do_not_fit() -> None:
     run = poisson(1.0, 20)
     found = prospect(trial(AUDIT), AuditSpec(50), run.trace, 8.0, 250, None)
     assert (found.noise_factor, found.left_out, found.enough) == (1.0, 0.1, None)
+    assert found.most is not None
+    count, shown = found.most
+    assert count == 200
+    assert found.shown[SIMULATED // 2] <= shown < 0.3 * 8.0
+    assert prospect(trial(AUDIT), AuditSpec(50), run.trace, 8.0, 60, None).most is None
+
+
+def test_a_filter_leaves_a_canary_less_than_the_claim() -> None:
+    spec = trial(**KINDS["filter"][1])
+    trace = planned_mechanism(spec, ROWS).trace(spec.epochs)
+    found = prospect(spec, replace(AUDIT, canaries=100), trace, 3.0, ROWS, None)
+    assert 0.7 * 3.0 < found.of_canary == account(_stated(spec, trace).trace, spec.delta).epsilon < 0.9 * 3.0
