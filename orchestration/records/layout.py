@@ -19,7 +19,7 @@ from dpsweep.accounting.records.local_files import (
     require_plain,
     require_plain_folder,
 )
-from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.accounting.records.trial_files import Below, TrialFiles, below
 
 _DIGITS: Final = 8
 """Digits of the digest in the name of a local folder."""
@@ -92,12 +92,9 @@ class SweepFiles:
 
     root: str
 
-    def _below(self, *names: str) -> str:
-        return "/".join((self.root.rstrip("/"), *names))
-
     def trial(self, key: str) -> TrialFiles:
         """Return the files of the trial called ``key``."""
-        return TrialFiles(self._below(_TRIALS, key))
+        return TrialFiles(below(self.root, _TRIALS, key))
 
     def attempts(self, key: str) -> str:
         """Return the folder of the attempts at a trial (`AttemptLog`). Nothing deletes it: released results stay
@@ -105,64 +102,30 @@ class SweepFiles:
         """
         return f"{self.attempts_of_all}/{key}"
 
-    @property
-    def trials(self) -> str:
-        """Folder of the trials."""
-        return self._below(_TRIALS)
-
-    @property
-    def private(self) -> str:
-        """Folder of files that only the owner of the data may read."""
-        return self._below("private")
-
-    @property
-    def manifest(self) -> str:
-        """The submitted sweep, versions, git state, hardware, and where your own code was read (JSON)."""
-        return self._below("sweep.json")
-
-    @property
-    def results(self) -> str:
-        """All trials as JSON, as ``dpsweep run --json`` prints them."""
-        return self._below("results.json")
-
-    @property
-    def comparison(self) -> str:
-        """Settings with intervals, differences with verdicts, and warnings (JSON)."""
-        return self._below("comparison.json")
-
-    @property
-    def report(self) -> str:
-        """The report that may be shared under the sweep's release mode."""
-        return self._below("report.html")
-
-    @property
-    def private_report(self) -> str:
-        """The report with exact statistics of the training examples."""
-        return self._below("private", "report.html")
-
-    @property
-    def report_digests(self) -> str:
-        """sha256 of the report, `comparison` and `results`, as private as these are."""
-        return self._below("digests.json")
-
-    @property
-    def private_report_digests(self) -> str:
-        """sha256 of `private_report`."""
-        return self._below("private", "digests.json")
+    trials = Below("Folder of the trials.", _TRIALS)
+    private = Below("Folder of files that only the owner of the data may read.", "private")
+    manifest = Below(
+        "The submitted sweep, versions, git state, hardware, and where your own code was read (JSON).", "sweep.json"
+    )
+    results = Below("All trials as JSON, as ``dpsweep run --json`` prints them.", "results.json")
+    comparison = Below("Settings with intervals, differences with verdicts, and warnings (JSON).", "comparison.json")
+    report = Below("The report that may be shared under the sweep's release mode.", "report.html")
+    private_report = Below("The report with exact statistics of the training examples.", "private/report.html")
+    report_digests = Below("sha256 of the report, `comparison` and `results`, as private as these are.", "digests.json")
+    private_report_digests = Below("sha256 of `private_report`.", "private/digests.json")
 
     def audits(self, key: str) -> str:
         """Return the folder of the audits of a trial by `dpsweep audit` (private)."""
-        return self._below("private", "audits", key)
+        return below(self.root, "private", "audits", key)
 
     @property
     def audited_copy(self) -> str:
         """The copy of a trial that `dpsweep audit` trains and deletes."""
         return str(self.local_folder / "private" / "audited-copy")
 
-    @property
-    def all_given(self) -> str:
-        """The folder with copies of the data that Python code gave, while a sweep runs (private)."""
-        return self._below("private", "given")
+    all_given = Below(
+        "The folder with copies of the data that Python code gave, while a sweep runs (private).", "private/given"
+    )
 
     def given(self, name: str) -> str:
         """Return one of these copies."""
@@ -206,45 +169,19 @@ class SweepFiles:
         """The embedded MLflow store (SQLite)."""
         return self.local_folder / DATABASE
 
-    @property
-    def artifacts(self) -> str:
-        """Figures and reports of the embedded MLflow store."""
-        return self._below("mlflow-artifacts")
-
-    @property
-    def tuning(self) -> str:
-        """Folder of the tuning sweep."""
-        return self._below("tuning")
-
-    @property
-    def selection(self) -> str:
-        """Folder of the candidates of a private selection, deleted after it."""
-        return self._below("private", "selection")
-
-    @property
-    def claim(self) -> str:
-        """The claim of the driver that runs the sweep; object stores only."""
-        return self._below("driver.json")
-
-    @property
-    def status(self) -> str:
-        """Progress of the sweep (JSON); it may be shown like the report."""
-        return self._below("status.json")
-
-    @property
-    def probe(self) -> str:
-        """File by which nodes check that the storage is shared."""
-        return self._below("storage-probe")
+    artifacts = Below("Figures and reports of the embedded MLflow store.", "mlflow-artifacts")
+    tuning = Below("Folder of the tuning sweep.", "tuning")
+    selection = Below("Folder of the candidates of a private selection, deleted after it.", "private/selection")
+    claim = Below("The claim of the driver that runs the sweep; object stores only.", "driver.json")
+    status = Below("Progress of the sweep (JSON); it may be shown like the report.", "status.json")
+    probe = Below("File by which nodes check that the storage is shared.", "storage-probe")
 
     @property
     def lock(self) -> str:
         """Local file whose lock the process holds that changes the sweep."""
         return str(self.local_folder / LOCK)
 
-    @property
-    def attempts_of_all(self) -> str:
-        """Folder of the attempts at all trials."""
-        return self._below("attempts")
+    attempts_of_all = Below("Folder of the attempts at all trials.", "attempts")
 
     @property
     def in_place(self) -> tuple[str, ...]:

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import stat
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.files import digest_of, read_bytes
 from dpsweep.accounting.records.sealed import read_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import app
@@ -169,14 +171,16 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
     files = SweepFiles(str(tmp_path))
     written = (files.report, files.results, files.comparison, files.private_report)
 
-    def refused(uri: str) -> bytes:
-        assert uri not in written, f"{uri} is read back"
-        return read_bytes(uri)
+    def refusing(read: Callable[[str], Any]) -> Callable[[str], Any]:
+        def refused(uri: str) -> Any:
+            assert uri not in written, f"{uri} is read back"
+            return read(uri)
+
+        return refused
 
     with monkeypatch.context() as patch:
-        for module in ("dpsweep.accounting.records.sealed", "dpsweep.accounting.records.sealed"):
-            patch.setattr(f"{module}.read_bytes", refused)
-        patch.setattr("dpsweep.orchestration.records.integrity.digest_of", refused)
+        patch.setattr("dpsweep.accounting.records.sealed.read_bytes", refusing(read_bytes))
+        patch.setattr("dpsweep.orchestration.records.integrity.digest_of", refusing(digest_of))
         render_again(str(tmp_path))
     assert verified(tmp_path).exit_code == 0
     Path(files.results).write_text("[]")
