@@ -56,6 +56,11 @@ class StatedRun:
     least: Trace
     delta: float
 
+    @property
+    def of_canary(self) -> float:
+        """Epsilon of a canary: at most the claim, which may count releases besides, or what a filter allows."""
+        return _epsilon(self.trace, self.delta)
+
     def most_found(self, exponent: int) -> Array:
         """Return the largest shares of canaries in that are found at the shares `_RATES` of those out, if the noise is
         divided by RATIO^exponent.
@@ -72,6 +77,11 @@ def _divided(trace: Trace, exponent: int) -> Trace:
     factor = RATIO**exponent
     segments = (replace(each, noise_multiplier=each.noise_multiplier / factor) for each in trace.segments)
     return replace(trace, segments=tuple(segments))
+
+
+@functools.lru_cache(maxsize=256)
+def _epsilon(trace: Trace, delta: float) -> float:
+    return account(trace, delta).epsilon
 
 
 @functools.lru_cache(maxsize=256)

@@ -134,8 +134,8 @@ def prospect_line(found: AuditProspect) -> str:
     shows = f"about {number(shown[len(shown) // 2])} ({simulated})"
     if (audit.kind, audit.transcript) != ("gradient", "last_model"):
         shows += " if its canaries leak all that may leak"
-    if found.of_canary < found.claim:
-        shows += f", of the {number(found.of_canary)} that the filter leaves a canary"
+    if number(found.of_canary) != number(found.claim):
+        shows += f", of the {number(found.of_canary)} that they pay"
     enough = f"no number that fits shows {goal}" if found.enough is None else f"{found.enough:,} canaries show {goal}"
     if found.most is not None:
         enough += f", as {found.most[0]:,} show about {number(found.most[1])}"

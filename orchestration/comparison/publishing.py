@@ -129,7 +129,8 @@ def published_audit(found: AuditResult | None) -> PublishedAudit | None:
     tests = {test.name: test.lower_bound for test in found.tests}
     counts = everyone.epsilon, everyone.guesses, everyone.correct
     canaries = max((test.canaries for test in found.tests), default=everyone.canaries)
-    return PublishedAudit(found.confidence, *counts, groups, tests, found.kind, found.transcript, canaries)
+    kind = found.kind, found.transcript
+    return PublishedAudit(found.confidence, *counts, groups, tests, *kind, canaries=canaries, of_canary=found.of_canary)
 
 
 def _courses(result: TrialResult) -> dict[str, PublishedCourse]:

@@ -72,10 +72,10 @@ class AuditRecord:
 
     `key`: of the trial. `canaries`, `kind`, `transcript`, `confidence`: as of `dpsweep.workers.spec.AuditSpec`. `seed`:
     of the copy. `delta`: where bounds and claim hold. `claim`: epsilon that the trial claims. `lower_bound`: on
-    epsilon, the best of those of the tests; 0 proves nothing, and more than the claim contradicts it.
-    `lower_bounds`: of each test. `groups`: of the canaries of each group with enough to prove
-    anything. `guesses`, `correct`: those of the test with the best bound; 0 if that counts none. `seconds`: duration of
-    the copy.
+    epsilon, the best of those of the tests; 0 proves nothing. `of_canary`: epsilon that a made-up canary pays, at most
+    the claim; of rows, the claim. A bound above it contradicts the claim. `lower_bounds`: of each test.
+    `groups`: of the canaries of each group with enough to prove anything. `guesses`, `correct`: those of the test with
+    the best bound; 0 if that counts none. `seconds`: duration of the copy.
     """
 
     key: str
@@ -86,6 +86,7 @@ class AuditRecord:
     seed: int
     delta: float
     claim: float
+    of_canary: float
     lower_bound: float
     lower_bounds: dict[str, float]
     groups: dict[str, float]
@@ -119,6 +120,7 @@ def record_of(key: str, result: AuditResult, canaries: int, seed: int, claim: fl
         seed=seed,
         delta=result.delta,
         claim=claim,
+        of_canary=claim if result.of_canary is None else result.of_canary,
         lower_bound=best.epsilon,
         lower_bounds={test.name: test.lower_bound for test in result.tests},
         groups={group.name: group.epsilon for group in result.groups},
@@ -161,4 +163,5 @@ def _audit(uri: str) -> PublishedAudit:
         transcript=found.transcript,
         canaries=found.canaries,
         name=found.name,
+        of_canary=found.of_canary,
     )

@@ -291,7 +291,7 @@ class PublishedAudit:
     canaries of each group, by name. `tests`: bounds of each test that was made on all canaries, by name. `kind`,
     `transcript`: as of `dpsweep.workers.spec.AuditSpec`. All bounds hold together with probability ``confidence``; 0
     means that nothing was proved. `name`: of an audit by `dpsweep audit`, on a copy of the trial; "" for one of the
-    trial itself.
+    trial itself. `of_canary`: epsilon that made-up canaries pay.
     """
 
     confidence: float
@@ -304,6 +304,7 @@ class PublishedAudit:
     transcript: str = "last_model"
     canaries: int = 0
     name: str = ""
+    of_canary: float | None = None
 
     def as_dict(self) -> dict[str, object]:
         """Return plain values for JSON."""
@@ -313,6 +314,7 @@ class PublishedAudit:
             "transcript": self.transcript,
             "canaries": self.canaries,
             "confidence": self.confidence,
+            "of_canary": self.of_canary,
             "lower_bound": self.epsilon,
             "lower_bounds": dict(self.tests),
             "groups": dict(self.groups),

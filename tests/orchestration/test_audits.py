@@ -59,7 +59,7 @@ def test_audits_stay_private(tmp_path: Path, release: str) -> None:
     assert "What an audit proves" in shown
     assert str(CANARY) in shown
     assert f"{RIGHT} of 200" in shown
-    assert "above the claim" in shown
+    assert "contradicts the claim" in shown
     record = render_again(files.root).record
     trial = record.trial(record.points[0])
     assert trial.audit is None

@@ -146,7 +146,7 @@ class AuditResult:
 
     `everyone`: the best bound from all canaries. `groups`: bounds from the canaries of each group with enough to prove
     anything. `tests`: the bound of each test that was made on all canaries. `kind`, `transcript`: as of the
-    `AuditSpec`.
+    `AuditSpec`. `of_canary`: epsilon that made-up canaries pay; bounds above it contradict it, even below the claim.
     """
 
     delta: float
@@ -156,6 +156,7 @@ class AuditResult:
     tests: tuple[AuditTest, ...] = ()
     kind: str = "rows"
     transcript: str = "last_model"
+    of_canary: float | None = None
 
 
 @dataclass(frozen=True)

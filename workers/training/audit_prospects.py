@@ -20,7 +20,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.audits import StatedRun, scores_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Trace
@@ -57,13 +56,13 @@ _Draw = Callable[[NDArray[np.bool_], np.random.Generator], NDArray[np.float64]]
 class AuditProspect:
     """Results of simulated audits of a planned run.
 
-    `audit`: as asked for. `claim`: epsilon of the trial. `of_canary`: epsilon of a canary alone, below the claim where
-    a filter limits it. `shown`: lower bounds on epsilon of `SIMULATED` simulated audits, ascending. `enough`: least
-    tried number of canaries with which all audits but one show the share of `GOALS`; None if no tried number is, of
-    those that data or model have room for. `most`: then the largest of these, and what so many show at the median of a
-    few audits; None if there is no room for any. `noise_factor`: the canaries move
-    the model about as far as noise so many times as large would. It is 1 where they move none of it, and None where the
-    size of the model is unknown. `left_out`: expected share of training examples that the audit leaves out.
+    `audit`: as asked for. `claim`: epsilon of the trial. `of_canary`: epsilon that canaries pay, below the claim
+    where a filter or further releases are part of that. `shown`: lower bounds on epsilon of `SIMULATED` simulated
+    audits, ascending. `enough`: least tried number of canaries with which all audits but one show the share of
+    `GOALS`; None if no tried number is, of those that data or model have room for. `most`: then the largest of these,
+    and what so many show at the median of a few audits; None if there is no room for any. `noise_factor`: the canaries
+    move the model about as far as noise so many times as large would. It is 1 where they move none of it, and None
+    where the size of the model is unknown. `left_out`: expected share of training examples that the audit leaves out.
     """
 
     audit: AuditSpec
@@ -89,7 +88,7 @@ def prospect(
     enough, most = next((count for count in fitting if _suffice(bounds(count), goal)), None), None
     if enough is None and fitting:
         most = fitting[-1], statistics.median(itertools.islice(bounds(fitting[-1]), _FEW))
-    of_canary = claim if trace.filter is None else account(_stated(spec, trace).trace, spec.delta).epsilon
+    of_canary = _stated(spec, trace).of_canary if audit.kind == "gradient" else claim
     factor: float | None = 1.0
     if (audit.kind, audit.transcript) == ("gradient", "iterates"):
         factor = noise_factor(spec, audit, trace, parameters)

@@ -176,7 +176,7 @@ def audit_gradient_scores(
     found = tuple(tested(name, share) for name, share in SHARES.items())
     best = max(found, key=lambda each: each.lower_bound)
     everyone = GroupAudit("all", len(included), best.guesses, best.correct, best.lower_bound)
-    return AuditResult(run.delta, spec.confidence, everyone, (), found, spec.kind, spec.transcript)
+    return AuditResult(run.delta, spec.confidence, everyone, (), found, spec.kind, spec.transcript, run.of_canary)
 
 
 def _middle(

@@ -11,10 +11,11 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.orchestration.commands.audit import _lines
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.pipeline import render_again
-from dpsweep.orchestration.records.later_results import audit_schema
+from dpsweep.orchestration.records.later_results import AuditRecord, audit_schema
 from dpsweep.orchestration.records.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained, trained_sweep
 from tests.orchestration.public_values import words
@@ -42,6 +43,7 @@ def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(file
     (found,) = json.loads(done.stdout)["audits"]
     assert 0.0 < found["lower_bound"] <= found["claim"]
     assert found["lower_bound"] == max(found["lower_bounds"].values())
+    assert 0.99 * found["claim"] < found["of_canary"] <= found["claim"]
     assert {*found} - {"sensitive"} == {*audit_schema()["properties"]}
     stored = Path(files.audits(KEYS[0]), f"{NAME}.json")
     assert stat.S_IMODE(stored.stat().st_mode) == 0o600
@@ -53,6 +55,32 @@ def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(file
     stored.write_bytes(stored.read_bytes().replace(b"lower_bound", b"upper_bound"))
     with pytest.raises(DataCorruption, match=f"{NAME}.json"):
         render_again(files.root)
+
+
+@pytest.mark.parametrize(("bound", "said"), [(0.6, "60% of the claim"), (0.95, "that it CONTRADICTS the claim")])
+def test_a_bound_is_compared_with_what_its_canaries_pay(bound: float, said: str) -> None:
+    """Under a filter that is less than the claim, and the test with the best bound is told with what it assumes."""
+    record = AuditRecord(
+        key="filter",
+        canaries=2000,
+        kind="gradient",
+        transcript="iterates",
+        confidence=0.95,
+        seed=0,
+        delta=1e-5,
+        claim=1.0,
+        of_canary=0.9,
+        lower_bound=bound,
+        lower_bounds={"steinke": 0.1, "ranks": bound},
+        groups={},
+        guesses=0,
+        correct=0,
+        seconds=3.0,
+    )
+    first, second, third, _ = _lines(record, "file")
+    assert said in first
+    assert "canaries (gradient, iterates) that pay at most ε 0.900" in second
+    assert "ranks assumes that the run is the stated one but for the scale of its noise" in third
 
 
 def test_what_cannot_be_audited_is_refused_before_any_training(files: SweepFiles) -> None:

@@ -144,7 +144,8 @@ def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
     trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
 ) -> None:
     copy = TrialFiles(str(shutil.copytree(trial.root, tmp_path / "out" / "trials" / "key")))
-    audit = AuditRecord("key", 2000, "gradient", "iterates", 0.95, 0, 1e-5, 5.0, 3.217, {"ranks": 3.217}, {}, 0, 0, 1.0)
+    bounds = {"ranks": 3.217}
+    audit = AuditRecord("key", 2000, "gradient", "iterates", 0.95, 0, 1e-5, 5.0, 5.0, 3.217, bounds, {}, 0, 0, 1.0)
     write_audit(SweepFiles(str(tmp_path / "out")), audit)
     write_audit(SweepFiles(str(tmp_path / "out")), replace(audit, kind="rows", lower_bound=4.321))
     example = int(epsilons.example_ids[3])

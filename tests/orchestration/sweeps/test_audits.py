@@ -34,7 +34,7 @@ def test_in_a_line() -> None:
     found = AuditProspect(audit, 8.0, 7.0, (4.0, 5.0, 6.0), 200, None, 1.077, 0.0)
     assert prospect_line(found) == (
         "audit of ε 8.00 by 2,000 canaries (gradient, iterates): shows about 5.00 (4.00 to 6.00 in 9 simulated runs) "
-        "if its canaries leak all that may leak, of the 7.00 that the filter leaves a canary; 200 canaries show 0.6 of "
+        "if its canaries leak all that may leak, of the 7.00 that they pay; 200 canaries show 0.6 of "
         "the claim; the canaries move the model about as far as if noise were 7.7% larger"
     )
     last = AuditProspect(AuditSpec(2000, kind="gradient"), 8.0, 8.0, (4.0, 5.0, 6.0), 200, None, 1.0, 0.0)
