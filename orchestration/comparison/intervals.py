@@ -84,19 +84,6 @@ class RunValues:
     reach: Array
     overlap: float = 0.0
 
-    @classmethod
-    def of_one(
-        cls,
-        values: Array,
-        resampled: Array,
-        splits: npt.NDArray[np.int64],
-        units: float = 0.0,
-        reach: tuple[float, float] = (0.0, 1.0),
-        overlap: float = 0.0,
-    ) -> RunValues:
-        """Return one number of each run: values [R], resampled [R, B]."""
-        return cls(values[:, None], resampled[..., None], splits, np.array([units]), np.array([reach]), overlap)
-
     def of(self, runs: Sequence[int]) -> RunValues:
         """Keep only these runs."""
         at = list(runs)

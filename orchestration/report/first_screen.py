@@ -70,7 +70,7 @@ def tiles(data: PublishedSweep, found: Findings, style: Style) -> tuple[Tile, ..
     groups = _for_nobody(found, shown) if best is None else _for_whom(found, best)
     picture = _by_group(found, shown, style)
     return (
-        _how_private(data, found, shown),
+        _how_private(data, shown),
         replace(groups, picture=picture, title=_groups_title(found)),
         _at_what_cost(found, best, style),
     )
@@ -200,7 +200,7 @@ def _by_level(found: Findings) -> str:
     return f"The best at {listed(clauses)}."
 
 
-def _how_private(data: PublishedSweep, found: Findings, setting: Setting) -> Tile:
+def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
     cost = setting.over_seeds(epsilon)
     privacy = next((trial.privacy for trial in setting.trials if trial.privacy), None)
     whole, seeds = composed(data.trials), setting.composition

@@ -255,7 +255,7 @@ def _groups(
         "privacy.</p>",
         key(settings, style),
         f'<figure><div class="panels">{panels["groups"]}</div><figcaption>Markers are means over seeds; whiskers '
-        f"span them, and for εᵢ at least a standard error. {_release_words(data, settings)}</figcaption></figure>",
+        f"span them, and for εᵢ at least a standard error. {_release_words(settings)}</figcaption></figure>",
         panels["who pays"],
         fairness_table(found, style),
         by_group_table(found, style),
@@ -269,7 +269,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
         return ""
     if not panels["single examples"]:
         return section("What single examples paid", note(why_examples_are_missing(data)))
-    caption = f"<figcaption>{_release_words(data, settings)}</figcaption>"
+    caption = f"<figcaption>{_release_words(settings)}</figcaption>"
     return section(
         "What single examples paid",
         "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst case, "
@@ -283,7 +283,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
     )
 
 
-def _release_words(data: PublishedSweep, settings: Sequence[Setting]) -> str:
+def _release_words(settings: Sequence[Setting]) -> str:
     """Return whether the shown statistics of εᵢ are exact or released with DP, and whether the εᵢ are guarantees."""
     found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
     if not found:

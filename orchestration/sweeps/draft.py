@@ -142,7 +142,7 @@ def draft_sweep(
     table, subject = _profiled(path, labels, group, user, text, hashed)
     roles = {*labels, group, user, *([text.name] if text else [])}
     features = [column for column in table.columns if column.name not in roles]
-    left_out = [(each.name, why) for each in features if (why := _unusable(each, table))]
+    left_out = [(each.name, why) for each in features if (why := _unusable(each))]
     used = [column for column in features if column.name not in dict(left_out)]
     used.sort(key=lambda column: column.span is None)  # numbers first, as robust_ranges takes them
     if not used and text is None:
@@ -273,7 +273,7 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
     return column.values
 
 
-def _unusable(column: ColumnProfile, table: TableProfile) -> str | None:
+def _unusable(column: ColumnProfile) -> str | None:
     """Return why the column cannot be a feature of the draft, as a relative clause; None if it can."""
     if column.unreadable is not None:
         kind = column.unreadable

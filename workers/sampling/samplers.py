@@ -187,15 +187,11 @@ class SeededRows:
         self._rng.bit_generator.state = state["generator"]
 
 
-class KeyedBits(Protocol):
+class KeyedBits(Bits, Protocol):
     """Uniform bits from a secret key, reproducible from `state`."""
 
     def octets(self, count: int) -> npt.NDArray[np.uint8]:
         """Return ``count`` uniform bytes."""
-        ...
-
-    def words(self, count: int) -> npt.NDArray[np.uint64]:
-        """Return ``count`` uniform 64-bit words."""
         ...
 
     def state(self) -> dict[str, Any]: ...

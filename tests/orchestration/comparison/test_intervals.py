@@ -6,11 +6,13 @@ import math
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from scipy import stats
 
 from dpsweep.orchestration.comparison.intervals import (
     TAIL,
+    Array,
     Moments,
     RunValues,
     beside,
@@ -26,11 +28,23 @@ from dpsweep.orchestration.comparison.intervals import (
 from dpsweep.orchestration.comparison.settings import pooled
 
 
+def of_one(
+    values: Array,
+    resampled: Array,
+    splits: npt.NDArray[np.int64],
+    units: float = 0.0,
+    reach: tuple[float, float] = (0.0, 1.0),
+    overlap: float = 0.0,
+) -> RunValues:
+    """One number of each run: values [R], resampled [R, B]."""
+    return RunValues(values[:, None], resampled[..., None], splits, np.array([units]), np.array([reach]), overlap)
+
+
 def of_seeds(*values: float, **changes: Any) -> RunValues:
     """Runs whose test examples leave nothing to chance."""
     array = np.array(values)
     splits = np.array(changes.pop("splits", [0] * len(values)))
-    return RunValues.of_one(array, np.repeat(array[:, None], 50, 1), splits, **changes)
+    return of_one(array, np.repeat(array[:, None], 50, 1), splits, **changes)
 
 
 def ends(found: Moments, tail: float = TAIL) -> tuple[float, float]:
@@ -53,9 +67,7 @@ def test_differences_of_pairs_lose_what_pairs_share() -> None:
 
 def test_test_examples_that_two_settings_share_are_paired_without_common_seeds() -> None:
     luck = np.random.default_rng(0).normal(0.0, 0.05, 400)
-    one, other = (
-        RunValues.of_one(np.array([mean]), mean + luck[None], np.zeros(1, dtype=np.int64)) for mean in (0.8, 0.7)
-    )
+    one, other = (of_one(np.array([mean]), mean + luck[None], np.zeros(1, dtype=np.int64)) for mean in (0.8, 0.7))
     low, high = difference_bounds(unpaired(one, other))
     assert high - low < 1e-8
     low, high = ends(moments(one))
@@ -64,7 +76,7 @@ def test_test_examples_that_two_settings_share_are_paired_without_common_seeds()
 
 def test_one_seed_says_that_its_interval_is_of_test_examples() -> None:
     draws = np.random.default_rng(0).normal(0.8, 0.02, (1, 4000))
-    found = moments(RunValues.of_one(np.array([0.8]), draws, np.zeros(1, dtype=np.int64)))
+    found = moments(of_one(np.array([0.8]), draws, np.zeros(1, dtype=np.int64)))
     assert found.covers == "test examples"
     low, high = ends(found)
     assert high - low == pytest.approx(2 * 1.96 * 0.02, rel=0.05)
@@ -79,14 +91,14 @@ def test_a_share_of_nobody_has_the_interval_of_clopper_and_pearson(units: int) -
 
 def test_a_share_of_many_examples_has_the_interval_of_its_resamples() -> None:
     draws = np.random.default_rng(0).binomial(20000, 0.7, (1, 4000)) / 20000
-    low, high = ends(moments(RunValues.of_one(np.array([0.7]), draws, np.zeros(1, np.int64), 20000)))
+    low, high = ends(moments(of_one(np.array([0.7]), draws, np.zeros(1, np.int64), 20000)))
     assert (high - low) / 2 == pytest.approx(1.96 * math.sqrt(0.7 * 0.3 / 20000), rel=0.05)
 
 
 def constant(*values: float, units: float = 80.0) -> RunValues:
     """Runs that treat every test example alike."""
     array = np.array(values)
-    return RunValues.of_one(array, np.repeat(array[:, None], 50, 1), np.zeros(len(values), np.int64), units)
+    return of_one(array, np.repeat(array[:, None], 50, 1), np.zeros(len(values), np.int64), units)
 
 
 @pytest.mark.parametrize("examples", [1, 2, 3, 5, 6, 7, 30])
@@ -121,7 +133,7 @@ def test_many_seeds_tell_small_differences_of_many_examples_apart() -> None:
 
     def runs(errs: int, units: int = 200) -> RunValues:
         right = np.array([(places - run) % 10 >= errs for run in range(10)], dtype=np.float64)
-        return RunValues.of_one(right.mean(1), right @ weights.T, np.zeros(10, np.int64), units)
+        return of_one(right.mean(1), right @ weights.T, np.zeros(10, np.int64), units)
 
     low, high = difference_bounds(paired(runs(1), runs(2)), 1e-4)
     assert 0.0 < low < 0.1 < high
@@ -143,12 +155,10 @@ def test_two_seeds_that_agree_by_chance_are_no_certainty() -> None:
     differently that what seeds explain is more than the bootstrap's variance."""
     draws = np.random.default_rng(0).normal(size=(2, 1000))
     draws[1] -= (draws[0] @ draws[1] / (draws[0] @ draws[0]) + 0.1) * draws[0]
-    runs = RunValues.of_one(np.array([0.003, 0.003]), 0.003 + 0.01 * draws, np.zeros(2, dtype=np.int64))
+    runs = of_one(np.array([0.003, 0.003]), 0.003 + 0.01 * draws, np.zeros(2, dtype=np.int64))
     low, high = ends(moments(runs))
     assert low < -0.005 < 0.003 < 0.011 < high
-    other = RunValues.of_one(
-        np.zeros(2), 0.01 * np.random.default_rng(1).normal(size=(2, 1000)), np.zeros(2, dtype=np.int64)
-    )
+    other = of_one(np.zeros(2), 0.01 * np.random.default_rng(1).normal(size=(2, 1000)), np.zeros(2, dtype=np.int64))
     low, high = difference_bounds(unpaired(runs, other))
     assert low < 0.0 < high
 
