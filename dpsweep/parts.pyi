@@ -76,6 +76,7 @@ class ExecutionSection(TypedDict, total=False):
     device: str
     allow_cpu: bool
     micro_batch_size: int | None
+    last_micro_batch: Literal["shorter", "padded"]
     threads: int
     checkpoint_every_epochs: float
     deterministic: bool

@@ -355,6 +355,8 @@ class ExecutionSpec:
     """Let trials that reserve a GPU train on the CPU where torch sees no GPU; otherwise they are refused."""
     micro_batch_size: Annotated[int, Field(ge=1)] | None = None
     """Examples whose gradients are computed at a time; by default the whole batch."""
+    last_micro_batch: Literal["shorter", "padded"] = "shorter"
+    """``padded``: the last micro-batch is filled up with rows of weight 0, so that all have one shape."""
     threads: Annotated[int, Field(ge=1, le=MAX_THREADS)] = 1
     """Threads of torch in each trial."""
     checkpoint_every_epochs: Annotated[float, Field(ge=1e-6)] = 1.0
@@ -366,9 +368,17 @@ class ExecutionSpec:
 
     def __post_init__(self) -> None:
         check_bounds(self, "execution")
+        if self.last_micro_batch == "padded" and self.micro_batch_size is None:
+            raise InvalidInput(
+                "execution.last_micro_batch is padded, but execution.micro_batch_size, to which it would be, is null; "
+                "give a micro_batch_size"
+            )
 
 
-SPEED: Final = ("device", "allow_cpu", "micro_batch_size", "threads", "checkpoint_every_epochs", "deterministic")
+SPEED: Final = (
+    *("device", "allow_cpu", "micro_batch_size", "last_micro_batch"),
+    *("threads", "checkpoint_every_epochs", "deterministic"),
+)
 """Fields of `ExecutionSpec` that affect only speed; changing them does not make it another trial."""
 
 

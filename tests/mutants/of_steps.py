@@ -443,6 +443,16 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("if any(UNKNOWN in values", "if any(() is values", "objects that are not looked into count as equal", True),
     ),
     *bugs_in(
+        "workers/gradients/planners.py",
+        ("tests/workers/gradients/test_static_shapes.py",),
+        B(
+            "with_padding(y, rows), len(x) // multiplicity)",
+            "with_padding(y, rows), size)",
+            "padding counts as examples",
+            True,
+        ),
+    ),
+    *bugs_in(
         "workers/gradients/engine.py",
         ("tests/workers/gradients/test_synchronisations.py",),
         B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),

@@ -58,11 +58,14 @@ from dpsweep.workers.gradients.pass_results import (
 )
 from dpsweep.workers.gradients.per_row import reading_as_verified
 from dpsweep.workers.gradients.planners import (
+    LastMicroBatch,
     MicroBatch,
     Planner,
     default_planner,
     micro_batches,
+    require_known,
     require_rows,
+    with_padding,
 )
 from dpsweep.workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
@@ -83,9 +86,10 @@ WeighRows = Callable[[BatchNorms, slice], Tensor]
 class GradientEngine:
     """Per-example gradients of ``per_example_loss(model(x), y)`` with respect to the trainable parameters.
 
-    micro_batch_size: maximum number of examples in memory at once; None for the whole batch. multiplicity: K
-    consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De et al.
-    2022). layerwise: whether to also return norms per layer, and to accept weights per layer. planner: chooses
+    micro_batch_size: maximum number of examples in memory at once; None for the whole batch. last_micro_batch: a last
+    micro-batch with fewer examples stays "shorter", or is "padded" with rows of weight 0, so that all have one shape.
+    multiplicity: K consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De
+    et al. 2022). layerwise: whether to also return norms per layer, and to accept weights per layer. planner: chooses
     among equivalent computations; by default `default_planner`. autocast: dtype of `torch.autocast` in the forward
     pass, or None.
 
@@ -112,6 +116,7 @@ class GradientEngine:
         per_example_loss: PerExampleLoss,
         *,
         micro_batch_size: int | None = None,
+        last_micro_batch: LastMicroBatch = "shorter",
         multiplicity: int = 1,
         layerwise: bool = False,
         planner: Planner | None = None,
@@ -121,10 +126,11 @@ class GradientEngine:
             raise InvalidInput(f"micro_batch_size is {micro_batch_size}, but must be at least 1, or None")
         if not multiplicity >= 1:
             raise InvalidInput(f"multiplicity is {multiplicity}, but must be at least 1")
+        require_known(last_micro_batch, micro_batch_size)
         check_model(model)
         self.model = model
         self._loss = per_example_loss
-        self._micro_batch_size = micro_batch_size
+        self._micro_batch_size, self._last_micro_batch = micro_batch_size, last_micro_batch
         self._multiplicity = multiplicity
         self._planner = planner or default_planner(next(iter(model.parameters())).device)
         self._autocast = autocast
@@ -226,9 +232,13 @@ class GradientEngine:
         """
         if first.random_state is not None:
             first.random_state.restore()
-        losses, gradients = self._differentiate(*batch)
-        self._add(sums, gradients, weights, first.finite)
-        return torch.isclose(first.norms.losses, losses, rtol=1e-5, atol=1e-6, equal_nan=True).logical_not_().any()
+        losses, gradients = self._differentiate(batch.x, batch.y)
+        self._add(sums, batch, gradients, weights, first.finite)
+        return (
+            torch.isclose(first.norms.losses, losses[: batch.examples], rtol=1e-5, atol=1e-6, equal_nan=True)
+            .logical_not_()
+            .any()
+        )
 
     def _sum_rowwise(
         self, batch: MicroBatch, look: Look, start: int, weigh: WeighRows, sums: Sums
@@ -238,7 +248,7 @@ class GradientEngine:
         norms = done.norms
         rows = slice(start, start + norms.norms.shape[0])
         weights = done.without_infinite(self._checked(weigh(norms, rows), norms))
-        self._add(sums, done.gradients, weights, done.finite)
+        self._add(sums, batch, done.gradients, weights, done.finite)
         return norms, weights, done.non_finite()
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[MicroBatch]:
@@ -255,7 +265,7 @@ class GradientEngine:
         else:
             self._compare_again(x, y)
         size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
-        return micro_batches(x, y, size, self._multiplicity)
+        return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
         """Verify a few examples of a micro-batch. Returns whether the result is conclusive; for one example it is not.
@@ -330,7 +340,8 @@ class GradientEngine:
     def _compare_again(self, x: Tensor, y: Tensor) -> None:
         """Check some examples of a later batch, if it is to be compared. Raises: InvalidInput."""
         most, size = len(x) // self._multiplicity, self._micro_batch_size or _AGAIN
-        examples = min(_AGAIN, size, most)
+        padded = self._last_micro_batch == "padded"  # then all passes have one shape
+        examples = size * (size <= most) if padded else min(_AGAIN, size, most)
         if self._later.is_to_be_compared(examples):
             some = self._some(x, y, spread(most, self._later.seen, examples))
             with reading_as_verified():
@@ -371,13 +382,13 @@ class GradientEngine:
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
         """Return a pass that records its initial random state if it draws, so that it can be repeated."""
-        before = RandomState.of(batch[0].device)
+        before = RandomState.of(batch.x.device)
         done = self._pass(batch, look, keep=False)
         return done if before.is_current() else replace(done, random_state=before)
 
     def _pass(self, batch: MicroBatch, look: Look, *, keep: bool) -> Pass:
-        before = RandomState.of(batch[0].device) if self._outputs.are_read else None
-        losses, gradients = self._differentiate(*batch)
+        before = RandomState.of(batch.x.device) if self._outputs.are_read else None
+        losses, gradients = self._differentiate(batch.x, batch.y)
         squares: dict[str, Tensor] = {}
         prepared: dict[str, ExampleGradients] = {}
         square_together(gradients.values())
@@ -395,7 +406,7 @@ class GradientEngine:
             norms, finite = self._combination.precise(squares, {**gradients, **prepared}, losses)
         elif isinstance(look, Together):
             infinite_for_nan(norms)
-        return Pass(norms, finite, prepared)
+        return Pass(norms.of_first(batch.examples), finite, prepared)
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Return the losses [B], and the per-example gradients of every parameter in factored form."""
@@ -446,10 +457,12 @@ class GradientEngine:
     def _add(
         self,
         sums: Sums,
+        batch: MicroBatch,
         gradients: Mapping[str, ExampleGradients],
         weights: Tensor,
         finite: Tensor | None,
     ) -> None:
+        weights = with_padding(weights, batch.x.shape[0] // self._multiplicity)
         kept = None if finite is None else finite.nonzero().squeeze(1)
         if kept is not None and not len(kept):
             return
@@ -518,7 +531,7 @@ class Looks:
         """Return the result of ``compute``, which may be called a second time, with the same random numbers."""
         if len(batches) <= 1 or self._at_each:
             return compute(AtOnce())
-        before, together = RandomState.of(batches[0][0].device), Together()
+        before, together = RandomState.of(batches[0].x.device), Together()
         done = [compute(together)]
         if together.all_finite():
             return done[0]

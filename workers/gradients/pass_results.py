@@ -112,12 +112,19 @@ class BatchNorms:
     layer_norms: Tensor | None
     losses: Tensor
 
+    def of_first(self, examples: int) -> BatchNorms:
+        """Return norms and losses of the first examples."""
+        if examples == self.losses.shape[0]:
+            return self
+        layer_norms = None if self.layer_norms is None else self.layer_norms[:examples]
+        return BatchNorms(self.norms[:examples], layer_norms, self.losses[:examples])
+
 
 @dataclass(frozen=True)
 class Pass:
     """One micro-batch after its backward pass.
 
-    `finite`: mask of finite norms, or None if all are. `gradients`: empty after a norm pass.
+    `finite`: mask of finite norms, padding included, or None if all are. `gradients`: empty after a norm pass.
     `random_state`: the state from which the pass started, or None if it drew nothing.
     """
 
@@ -130,11 +137,12 @@ class Pass:
         """Return weights [B] or [B, L], set to 0 for examples whose norm is not finite."""
         if self.finite is None:
             return weights
-        return weights.masked_fill(~(self.finite if weights.dim() == 1 else self.finite[:, None]), 0.0)
+        finite = self.finite[: len(weights)]
+        return weights.masked_fill(~(finite if weights.dim() == 1 else finite[:, None]), 0.0)
 
     def non_finite(self) -> int:
         """Return the number of examples whose norm is not finite."""
-        return 0 if self.finite is None else int((~self.finite).sum())
+        return 0 if self.finite is None else int((~self.finite[: len(self.norms.losses)]).sum())
 
 
 @dataclass(frozen=True)

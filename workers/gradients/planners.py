@@ -1,6 +1,6 @@
 """Planners choose among equivalent computations, by a cost model (a pure function of shapes) or by timing them.
 
-Also splits a batch into micro-batches.
+Also splits a batch into micro-batches, whose last one may be padded so that all have one shape.
 
 The alternatives of a choice agree up to floating-point error. `ShapePlanner` always makes the same choice for the same
 shapes, so that a resumed run is bit-identical to an uninterrupted one. `TimingPlanner` times all alternatives once for
@@ -13,25 +13,47 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import Final, Generic, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
 
-MicroBatch = tuple[Tensor, Tensor]
-"""Rows of x and y, K for each example."""
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Rows of x and y, K for each example. examples: number of examples; all rows after them are padding."""
+
+    x: Tensor
+    y: Tensor
+    examples: int
 
 
-def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int) -> list[MicroBatch]:
+LastMicroBatch = Literal["shorter", "padded"]
+"""Treatment of a last micro-batch with fewer examples than the others."""
+
+
+def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
     """Return the rows in micro-batches of ``size`` examples; every row is in one of them, and an empty batch has
     none.
     """
-    rows, step = x.shape[0], size * multiplicity
+    rows, step, make = x.shape[0], size * multiplicity, _LAST[last]
     if 0 < rows <= step:  # without a view of all rows
-        return [(x, y)]
-    return [(x[start : start + step], y[start : start + step]) for start in range(0, rows, step)]
+        return [make(x, y, size, multiplicity)]
+    return [
+        make(x[start : start + step], y[start : start + step], size, multiplicity) for start in range(0, rows, step)
+    ]
+
+
+def require_known(last: str, micro_batch_size: int | None) -> None:
+    """Raise InvalidInput for an unknown `LastMicroBatch`, and for "padded" without a micro-batch size."""
+    if last not in _LAST:
+        raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(_LAST)}")
+    if last == "padded" and micro_batch_size is None:
+        raise InvalidInput(
+            "last_micro_batch is padded, but there is no micro_batch_size to which it could be; give micro_batch_size"
+        )
 
 
 def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
@@ -42,6 +64,25 @@ def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
     rows, targets = x.shape[0], y.shape[0]
     if rows % multiplicity or rows != targets:
         raise InvalidInput(f"x has {rows} rows and y {targets}, but both need the same multiple of {multiplicity} rows")
+
+
+def _shorter(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
+    return MicroBatch(x, y, x.shape[0] // multiplicity)
+
+
+def _padded(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
+    """Return the micro-batch, padded with zeros to ``size`` examples."""
+    rows = size * multiplicity
+    return MicroBatch(with_padding(x, rows), with_padding(y, rows), len(x) // multiplicity)
+
+
+_LAST: Final[Mapping[str, Callable[[Tensor, Tensor, int, int], MicroBatch]]] = {"shorter": _shorter, "padded": _padded}
+
+
+def with_padding(values: Tensor, rows: int) -> Tensor:
+    """Return ``values`` [b, ...], followed by zeros to length ``rows``."""
+    missing = rows - values.shape[0]
+    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
 
 
 T = TypeVar("T")

@@ -144,6 +144,7 @@ class LocalGradients:
                 self.model,
                 loss,
                 micro_batch_size=execution.micro_batch_size,
+                last_micro_batch=execution.last_micro_batch,
                 multiplicity=multiplicity,
                 layerwise=method.layerwise,
                 planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
