@@ -10,7 +10,7 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpsweep.workers.gradients import attention, convolution, embedding, linear, normalization, recurrent
+from dpsweep.workers.gradients import convolution, embedding, linear, normalization, rewritten
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, widen
 from dpsweep.workers.gradients.rules import Differentiate, Rewrite, Rule
 from dpsweep.workers.models import WeightStandardizedConv2d
@@ -63,10 +63,10 @@ OUTERMOST: Final = "model"
 """Name of the outermost module as a layer."""
 
 REWRITES: Mapping[type[nn.Module], Rewrite] = {
-    nn.GRU: recurrent.gru_or_rnn,
-    nn.LSTM: recurrent.lstm,
-    nn.RNN: recurrent.gru_or_rnn,
-    nn.MultiheadAttention: attention.self_attention,
+    nn.GRU: rewritten.gru_or_rnn,
+    nn.LSTM: rewritten.lstm,
+    nn.RNN: rewritten.gru_or_rnn,
+    nn.MultiheadAttention: rewritten.self_attention,
 }
 
 

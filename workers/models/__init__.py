@@ -15,14 +15,22 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import build
 from dpsweep.workers.data import Dataset, Preparation, Scaling, Tokens
-from dpsweep.workers.models.convolutional import cnn_dpsgdf, cnn_papernot
-from dpsweep.workers.models.dense import cancer_net, logistic, mlp, pca_mlp
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.models.hugging_face import hugging_face, mean_state, text_trunk
+from dpsweep.workers.models.networks import (
+    cancer_net,
+    cnn_dpsgdf,
+    cnn_papernot,
+    logistic,
+    mlp,
+    pca_mlp,
+    resnet20_gn,
+    unet,
+    wide_resnet,
+    wrn16_4,
+)
 from dpsweep.workers.models.pretrained import load_weights
-from dpsweep.workers.models.residual import resnet20_gn, wide_resnet, wrn16_4
 from dpsweep.workers.models.transformer import language_model, transformer
-from dpsweep.workers.models.unet import unet
 from dpsweep.workers.models.vision import vision
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from dpsweep.workers.spec import Component

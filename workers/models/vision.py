@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import IMAGENET_SCALING, Scaling, pixels
-from dpsweep.workers.models.convolutional import require_image
+from dpsweep.workers.models.networks import require_image
 from dpsweep.workers.models.pretrained import Adapter, Trainable, load_pretrained, require_package, trained_parts
 
 Package = Literal["timm", "torchvision"]

@@ -13,8 +13,8 @@ from torch.nn import functional
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import load_dataset, pixels
 from dpsweep.workers.models import MODELS, build_for_shape, build_model, offered
-from dpsweep.workers.models.convolutional import TemperedSigmoid
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
+from dpsweep.workers.models.networks import TemperedSigmoid
 from dpsweep.workers.spec import Component, DataSpec
 from tests.workers.user_modules import allowed
 
