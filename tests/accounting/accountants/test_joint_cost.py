@@ -58,12 +58,6 @@ def test_runs_that_others_dominate_have_no_lower_bound() -> None:
     assert account_together([filtered], DELTA).epsilon == filtered.filter.epsilon(DELTA, 0.0, ())
 
 
-def test_runs_cost_what_one_run_of_all_their_steps_costs() -> None:
-    together, whole = account_together([poisson()] * 4, DELTA), account(poisson(steps=800), DELTA)
-    assert together.epsilon == pytest.approx(whole.epsilon, rel=1e-3)
-    assert together.epsilon > 1.5 * account(poisson(), DELTA).epsilon
-
-
 @pytest.mark.long
 def test_different_runs_agree_with_dp_accounting() -> None:
     traces = [poisson(1.0), poisson(1.4, steps=100), poisson(1.0, size=500)]

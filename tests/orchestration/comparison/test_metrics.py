@@ -122,7 +122,7 @@ def test_results_json_holds_every_metric_under_its_name() -> None:
         "peak_memory": None,
         "gpu_utilization": None,
     }
-    assert not any(known(TRIAL)[name] for name in OF_COUNTS), "an older version stored no counts"
+    assert not any(known(TRIAL)[name] for name in OF_COUNTS), "without counts"
     assert worst_over_median(TRIAL) == 2.0
 
 

@@ -1,11 +1,8 @@
-"""Bounds on attacks in the one table of metrics: worst case and groups, none for baselines and older trials."""
+"""Bounds on attacks in the one table of metrics: worst case and groups."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 from dpsweep.orchestration.comparison.metrics import final_metrics, known
-from dpsweep.orchestration.comparison.values import advantage, tpr_at_fpr_1pct
 from tests.orchestration.report.pages import rendered
 from tests.orchestration.sample_sweeps import sample_sweep
 
@@ -18,17 +15,6 @@ def test_worst_case_and_groups_are_metrics() -> None:
     assert known(trial)["tpr_at_fpr_1pct"] == shown["privacy/tpr_at_fpr_1pct"] == risks[1].true_positive_rates[1].upper
     assert shown["privacy/advantage_group_of_4"] == risks[4].advantage.upper > risks[1].advantage.upper
     assert shown["privacy/tpr_at_fpr_1pct_group_of_8"] == risks[8].true_positive_rates[1].upper
-
-
-def test_baselines_and_trials_of_older_versions_have_none() -> None:
-    data = sample_sweep()
-    baseline = next(trial for trial in data.trials if trial.is_baseline)
-    private = next(trial for trial in data.trials if trial.privacy and trial.privacy.risks)
-    assert private.privacy is not None
-    older = replace(private, privacy=replace(private.privacy, risks={}))
-    for trial in (baseline, older):
-        assert advantage(trial) is tpr_at_fpr_1pct(trial) is None
-        assert not any("advantage" in name or "tpr" in name for name in final_metrics(trial))
 
 
 def test_the_report_shows_them_rounded_up() -> None:

@@ -108,8 +108,9 @@ def test_noise_multipliers_may_be_given_instead_of_a_target() -> None:
 
 @pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
 def test_shipped_sweeps_are_valid(file: Path) -> None:
-    points = grid(parse_sweep(file.read_text(), str(file)))
-    assert any(point.baseline for point in points)
+    sweep = parse_sweep(file.read_text(), str(file))
+    assert sweep.name == file.stem
+    assert any(point.baseline for point in grid(sweep))
 
 
 def test_scientific_notation_is_a_number() -> None:
