@@ -205,7 +205,7 @@ def _settings() -> tuple[object, ...]:
 
 def _own_modules() -> list[ModuleType]:
     """Loaded modules that are not part of Python, of an installed package or of dpsweep, by name."""
-    own = [module for name, module in list(sys.modules.items()) if not is_of_a_package(name)]
+    own = [module for name, module in sys.modules.copy().items() if not is_of_a_package(name)]
     return sorted(own, key=lambda module: module.__name__)
 
 

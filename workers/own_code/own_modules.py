@@ -117,7 +117,7 @@ def load_module(name: str, files: Iterable[SourceFile], folders: Iterable[str], 
         loaded = {each: sys.modules[each] for each in wanted if each in sys.modules}
         forgotten: dict[str, ModuleType] = {}
         if not all(_is_executed(module, wanted[each], subject) for each, module in loaded.items()):
-            others = {each: module for each, module in [*sys.modules.items()] if _source(module) is not None}
+            others = {each: module for each, module in sys.modules.copy().items() if _source(module) is not None}
             forgotten = {**loaded, **others}
             _forget(forgotten)
         _finder.wanted = wanted
@@ -171,9 +171,9 @@ def _keep_packages(forgotten: Mapping[str, ModuleType]) -> None:
     Python takes a module for one of its package, and an import of it by name fails where the package is missing.
     """
     for name, package in forgotten.items():
-        if name not in sys.modules and any(each.startswith(f"{name}.") for each in sys.modules):
+        if name not in sys.modules and any(each.startswith(f"{name}.") for each in sys.modules.copy()):
             sys.modules[name] = package
-    for name, module in [*sys.modules.items()]:
+    for name, module in sys.modules.copy().items():
         parent, _, last = name.rpartition(".")
         if parent in forgotten and not hasattr(sys.modules[parent], last):
             setattr(sys.modules[parent], last, module)
