@@ -71,6 +71,18 @@ def test_what_is_not_known_is_no_section() -> None:
     assert "their training examples" in training_scores_section(SETTINGS, STYLE, "classification")
 
 
+def test_a_bound_above_what_its_canaries_pay_contradicts_a_higher_claim() -> None:
+    trial = next(each for each in TRIALS if each.privacy is not None and each.privacy.is_private)
+    claim = (trial.privacy.epsilon if trial.privacy else None) or math.nan
+
+    def said(share: float) -> str:
+        audit = PublishedAudit(0.95, share * claim, 0, 0, kind="gradient", name="copy", of_canary=0.9 * claim)
+        return audits_section([replace(trial, audits=(audit,))])
+
+    assert "contradicts the claim" in said(0.95)
+    assert "contradicts the claim" not in said(0.85)
+
+
 def test_bound_attacks_and_audits_are_in_one_picture() -> None:
     trial = next(each for each in TRIALS if each.privacy is not None and each.privacy.is_private)
     names = [group.name for group in trial.quality.groups] if trial.quality else []
