@@ -7,7 +7,7 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from dpsweep.accounting.records.trial_files import Below, TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
 from dpsweep.orchestration.records.later_results import audit_schema
@@ -166,7 +166,7 @@ def results() -> str:
 
 def _files(files: SweepFiles | TrialFiles) -> Iterator[tuple[str, str]]:
     """Path and description of each file and folder, in the order of the class."""
-    layout = {name: each for name, each in vars(type(files)).items() if isinstance(each, property | Below)}
+    layout = {name: each for name, each in vars(type(files)).items() if isinstance(each, property)}
     paths = {name: getattr(files, name) for name in layout if name not in _NOT_LISTED}
     for name in (name for name, path in paths.items() if isinstance(path, str)):  # lists of paths repeat single ones
         about = inspect.cleandoc(layout[name].__doc__ or "").replace("``", "`")

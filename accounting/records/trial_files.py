@@ -7,7 +7,7 @@ file system has modes).
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import TYPE_CHECKING, Any
 
 
 def below(root: str, *names: str) -> str:
@@ -15,22 +15,16 @@ def below(root: str, *names: str) -> str:
     return "/".join((root.rstrip("/"), *names))
 
 
-class Rooted(Protocol):
-    """An object with paths below a root."""
-
-    @property
-    def root(self) -> str:
-        """An absolute local path or an object-store URI."""
-
-
-class Below:
-    """A path below the root of the object whose attribute this is. about: shown in docs/results.md."""
+class Below(property):
+    """A path below the root of the object whose property this is. about: shown in docs/results.md."""
 
     def __init__(self, about: str, name: str) -> None:
-        self.__doc__, self._name = about, name
+        super().__init__(lambda files: f"{files.root.rstrip('/')}/{name}")
+        self.__doc__ = about
 
-    def __get__(self, files: Rooted, _: type[Rooted]) -> str:
-        return below(files.root, self._name)
+    if TYPE_CHECKING:
+
+        def __get__(self, instance: Any, owner: type | None = None, /) -> str: ...  # type: ignore[override]  # no class is asked
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from dpsweep.accounting.records.trial_files import Below, TrialFiles
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.records.layout import SweepFiles
 from tests.orchestration.sample_grids import small
 
@@ -415,9 +415,9 @@ def role_of(place: str) -> str:
 
 
 def _paths(files: SweepFiles | TrialFiles) -> Iterator[str]:
-    """What the attributes of a layout name; those that take arguments are given by `places`."""
+    """What the properties of a layout name; those that take arguments are given by `places`."""
     for name, value in vars(type(files)).items():
-        if isinstance(value, property | Below) and isinstance(found := getattr(files, name), str | Path):
+        if isinstance(value, property) and isinstance(found := getattr(files, name), str | Path):
             yield str(found)
 
 
