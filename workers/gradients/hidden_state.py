@@ -8,12 +8,13 @@ the gradients of all others, and no noise covers it. `HiddenState` reads such va
 from __future__ import annotations
 
 import hashlib
+import inspect
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache, lru_cache, partial
+from functools import cache, cached_property, lru_cache, partial
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
@@ -447,3 +448,29 @@ def is_of_a_package(home: str) -> bool:
 @cache
 def _is_installed(file: str) -> bool:
     return is_installed(Path(file).resolve(), Path("/"))  # asked of thousands of modules
+
+
+def own_modules() -> list[ModuleType]:
+    """Loaded modules that are not part of Python, of an installed package or of dpsweep, by name."""
+    own = [module for name, module in sys.modules.copy().items() if not is_of_a_package(name)]
+    return sorted(own, key=lambda module: module.__name__)
+
+
+def codes_of(module: ModuleType) -> Iterator[tuple[str, str]]:
+    """Names and digests of the functions that a module or its classes define, and of those that decorators wrap."""
+    for name, value in list(vars(module).items()):
+        if isinstance(value, type) and value.__module__ == module.__name__:
+            for key, member in list(vars(value).items()):
+                yield from _codes_in(f"{name}.{key}", member)
+        else:
+            yield from _codes_in(name, value)
+
+
+def _codes_in(name: str, value: object) -> Iterator[tuple[str, str]]:
+    if isinstance(value, FunctionType):
+        yield name, code_digest(value.__code__)
+    if isinstance(value, FunctionType | staticmethod | classmethod | property | cached_property) or callable(value):
+        for key in ("__wrapped__", "__func__", "fget", "func"):
+            inner = inspect.getattr_static(value, key, None)
+            if isinstance(inner, FunctionType) and inner is not value:
+                yield from _codes_in(f"{name}.{key}", inner)

@@ -12,16 +12,12 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import inspect
 import platform
 import re
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cached_property
 from pathlib import Path
-from types import FunctionType, ModuleType
 from typing import Any, Final
 
 import numpy as np
@@ -34,7 +30,7 @@ from dpsweep.accounting.records.encryption import is_encrypting
 from dpsweep.accounting.records.files import read_bytes, write_in_private_folder
 from dpsweep.accounting.records.local_files import UnsafeFile, make_private_folder
 from dpsweep.workers.gradients.deterministic_passes import same
-from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, code_digest, is_of_a_package
+from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, codes_of, own_modules
 from dpsweep.workers.gradients.modes import modes_of
 from dpsweep.workers.machine.folders import node_folder
 
@@ -187,8 +183,8 @@ def digest_of(model: nn.Module, loss: object, x: Tensor, y: Tensor, *others: obj
     add([(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()])
     add(sorted(modes_of(model).items()))
     add(sorted(hidden.items()))
-    for module in _own_modules():
-        add((module.__name__, sorted(_codes_of(module))))
+    for module in own_modules():
+        add((module.__name__, sorted(codes_of(module))))
     return digest.hexdigest()
 
 
@@ -201,29 +197,3 @@ def _settings() -> tuple[object, ...]:
         torch.are_deterministic_algorithms_enabled(),
         (cuda.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, torch.backends.mkldnn.enabled),
     )
-
-
-def _own_modules() -> list[ModuleType]:
-    """Loaded modules that are not part of Python, of an installed package or of dpsweep, by name."""
-    own = [module for name, module in sys.modules.copy().items() if not is_of_a_package(name)]
-    return sorted(own, key=lambda module: module.__name__)
-
-
-def _codes_of(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Names and digests of the functions that a module or its classes define, and of those that decorators wrap."""
-    for name, value in list(vars(module).items()):
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            for key, member in list(vars(value).items()):
-                yield from _codes_in(f"{name}.{key}", member)
-        else:
-            yield from _codes_in(name, value)
-
-
-def _codes_in(name: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, FunctionType):
-        yield name, code_digest(value.__code__)
-    if isinstance(value, FunctionType | staticmethod | classmethod | property | cached_property) or callable(value):
-        for key in ("__wrapped__", "__func__", "fget", "func"):
-            inner = inspect.getattr_static(value, key, None)
-            if isinstance(inner, FunctionType) and inner is not value:
-                yield from _codes_in(f"{name}.{key}", inner)
