@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -40,10 +40,14 @@ _FAR: Final = 1.0
 """Points that are even in log M, over the others."""
 _ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
-_HEAVY: Final = 0.45
+HEAVY: Final = 0.33
 """Shift above which grids of blocks take less time than one transform."""
+_MANY: Final = 3000
+"""Steps above which they do at any shift."""
 _KEPT: Final = 1.0 - 1e-6
 """Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
+_ATOMS: Final = 1.0
+"""Atoms of a law from below for each of its points on a lattice, at least."""
 _LITTLE: Final = 100.0
 """Mass of Q that grids of blocks may lose, over the tail, where both directions are asked for."""
 _DECADES: Final = 4
@@ -211,17 +215,17 @@ def _placed(masses: Array, means: Array, grid: Array, bound: Bound) -> _Law:
 
 
 def _even_law(
-    allocated: AllocatedRound, direction: Direction, tail: float, bound: Bound, order: float
+    allocated: AllocatedRound, direction: Direction, tail: float, bound: Bound, order: float, heavy: float
 ) -> EvenLaw | None:
     """Return the law of the mean on even points, or None where they are too many or too far apart."""
-    if allocated.shift > _HEAVY:
+    if allocated.shift > heavy or allocated.steps > _MANY:
         found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), bound)
         if found is not None and (direction == "remove" or found.lost_of_q <= tail):
             return found
     return law_of_mean(allocated.shift, allocated.steps, tail, bound, order)
 
 
-@functools.lru_cache(maxsize=256)  # both directions ask for the same laws
+@functools.lru_cache(maxsize=1024)  # both directions ask for the same laws
 def _by_blocks(shift: float, steps: int, tail: float, bound: Bound) -> EvenLaw | None:
     """Return the law of the mean by `dpsweep.accounting.pld.allocation_blocks`, if that has a good one."""
     found = sum_of_ratios(shift, steps, tail / steps, bound)
@@ -262,43 +266,67 @@ def _rounded(tail: float) -> float:
     return float(10.0 ** max(_DECADES * math.floor(math.log10(tail) / _DECADES), -300))
 
 
-def allocated_loss(
+def law_of_block(
     allocated: AllocatedRound,
-    spacing: float,
     direction: Direction,
     tail: float,
     bound: Bound,
     tilt: float,
-    fineness: Fineness = FINE,
-) -> LatticeLoss:
-    """Return the law of the loss of a round on a lattice, as `dpsweep.accounting.pld.loss.discretise` gives it.
+    *,
+    instead: Fineness = FINE,
+    heavy: float = HEAVY,
+) -> EvenLaw:
+    """Return the law of the mean of a block, bounded from one side for one direction.
 
-    tilt: of the composition; the law is most precise relative to its moment there.
+    tilt: of the composition; the law is most precise relative to its moment there. instead: the grid of a law that is
+    formed by doubling, as the other ways do not lead to one. heavy: the shift above which grids of blocks are tried
+    first; they are narrower, and take more time.
     """
-    sign = 1.0 if direction == "remove" else -1.0
     order = 1.0 + tilt if direction == "remove" else -tilt
-    even = _even_law(allocated, direction, tail, bound, order) if fineness is FINE else None
-    if even is None:
-        even = _atoms(_mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness))
-    losses, q = sign * np.log(even.values), even.masses
-    p = q * even.values
+    even = _even_law(allocated, direction, tail, bound, order, heavy)
+    return coarse_law(allocated, tail, bound, instead) if even is None else even
+
+
+def coarse_law(allocated: AllocatedRound, tail: float, bound: Bound, fineness: Fineness = COARSE) -> EvenLaw:
+    """Return the law of the mean of a block by doubling, for both directions."""
+    return _atoms(_mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness))
+
+
+def on_lattice(law: EvenLaw, spacing: float, direction: Direction, bound: Bound) -> LatticeLoss:
+    """Return the law of the loss on whole multiples of ``spacing``; law: bounded from the same side.
+
+    From above, points are edges of cells, and from below their middles. There they are few enough to hold atoms each,
+    as empty neighbours have no mass to pool; other points have no mass.
+    """
+    losses = (1.0 if direction == "remove" else -1.0) * np.log(law.values)
+    if bound == "upper":
+        return spread(_cells_of(law, losses, spacing, direction, 0.0), spacing)
+    times = max(math.ceil(_ATOMS * float(np.ptp(losses)) / (spacing * len(losses))), 1)
+    cells = replace(_cells_of(law, losses, times * spacing, direction, 0.5), above=0.0)
+    found = merge(cells, times * spacing)
+    masses, rounding = np.zeros((2, times * (len(found.probabilities) - 1) + 1))
+    masses[::times], rounding[::times] = found.probabilities, found.rounding
+    return LatticeLoss(spacing, times * found.start, masses, 0.0, rounding)
+
+
+def _cells_of(law: EvenLaw, losses: Array, spacing: float, direction: Direction, edge: float) -> Cells:
+    """Return the masses of losses between edges, ``edge`` cells above whole multiples of ``spacing``."""
+    q, p = law.masses, law.masses * law.values
     first, second = (p, q) if direction == "remove" else (q, p)
-    places = np.floor(losses / spacing).astype(np.int64)
+    places = np.floor(losses / spacing - edge).astype(np.int64)
     start = int(places.min())
     size = int(places.max()) - start + 1
     numerator = _sums(places - start, first, size)
-    edges = (start + np.arange(size)) * spacing
+    edges = (start + edge + np.arange(size)) * spacing
     denominator = np.exp(edges) * _sums(places - start, second, size)
-    beyond = even.lost_of_p if direction == "remove" else even.lost_of_q
-    cells = Cells(
-        start=start,
+    return Cells(
+        start=start + edge,
         numerator=numerator,
         denominator=np.clip(denominator, numerator * math.exp(-spacing), numerator),
-        above=beyond if bound == "upper" else 0.0,
+        above=law.lost_of_p if direction == "remove" else law.lost_of_q,
         below=0.0,
         rounding=np.asarray(_ROUNDING * numerator, dtype=np.float64),
     )
-    return spread(cells, spacing) if bound == "upper" else merge(cells, spacing)
 
 
 def mean_from_above(allocated: AllocatedRound, tail: float) -> EvenLaw:

@@ -34,8 +34,8 @@ _FARTHEST: Final = 16.0
 _QUANTILES: Final = (0.16, 0.84)
 _PARTS: Final = 4
 """Cells between two points of a grid by which the law of one ratio is placed on it."""
-_MOST_LEVELS: Final = 38
-"""Most blocks on either side; positions are then exact in doubles."""
+_MOST_LEVELS: Final = 120
+"""Most blocks on either side. Far out, positions are rounded by a few ulps of themselves."""
 
 
 @dataclass(frozen=True)

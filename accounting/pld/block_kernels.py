@@ -19,7 +19,7 @@ Tables = NDArray[np.float64]
 _GIVEN = types.Array(float64, 1, "C", readonly=True)
 _FOUND = types.Array(float64, 1, "C")
 _TABLES = types.Array(float64, 2, "C")
-_STEPS = 2.0 ** np.arange(64)
+_STEPS = 2.0 ** np.arange(128)
 """Distances of points in blocks, in units; a table takes less time than powers."""
 _AT_ONCE = 4
 """Points of one law that `_add_products` pairs with all of the other at a time, to load and store sums less often."""
@@ -91,6 +91,48 @@ def pool(masses: Array, offsets: Array, gaps: Array) -> None:
                 masses[at - 1] += masses[at]
                 offsets[at - 1] += offsets[at] + masses[at] * gaps[at - 1]
             masses[at] = offsets[at] = 0.0
+
+
+@kernel(_FOUND, float64, _FOUND)
+def absorb(masses: Array, spacing: float, left: Array) -> None:
+    """Move negative masses outwards onto positive ones, so that mass and mean stay, until none is negative.
+
+    masses [points]: of the losses of a pair, under its first measure. The mean that stays is that of exp(-loss), which
+    is the mass under the other one. Each negative mass takes from the nearest positive ones on either side, or above
+    alone where there is none below. Where there is none above it is left out, and put into left [points].
+    """
+    size = len(masses)
+    below, depth = np.zeros(size, np.int64), 0
+    right = 0
+    for at in range(size):
+        if masses[at] > 0.0:
+            below[depth] = at
+            depth += 1
+            continue
+        missing = -masses[at]
+        masses[at] = 0.0
+        right = max(right, at + 1)
+        while missing > 0.0:
+            while right < size and not masses[right] > 0.0:
+                right += 1
+            if right == size:
+                left[at] = missing
+                break
+            if depth == 0:
+                taken = min(missing, masses[right])
+                masses[right] -= taken
+                missing -= taken
+                continue
+            under = below[depth - 1]
+            nearer, whole = math.exp(-(at - under) * spacing), math.exp(-(right - under) * spacing)
+            from_under, from_right = (nearer - whole) / (1.0 - whole), (1.0 - nearer) / (1.0 - whole)
+            of_under, of_right = masses[under] / from_under, masses[right] / from_right
+            taken = min(missing, min(of_under, of_right))
+            masses[under] = 0.0 if taken == of_under else max(masses[under] - taken * from_under, 0.0)
+            masses[right] = 0.0 if taken == of_right else max(masses[right] - taken * from_right, 0.0)
+            missing -= taken
+            if not masses[under] > 0.0:
+                depth -= 1
 
 
 @helper

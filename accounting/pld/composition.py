@@ -29,9 +29,10 @@ from dpsweep.accounting.pld.ceilings import (
 )
 from dpsweep.accounting.pld.curve import Composed
 from dpsweep.accounting.pld.exact import HIGHEST_EXACT, exact_deltas, exact_epsilon
-from dpsweep.accounting.pld.fourier import LatticePlan, compose, compose_upper
+from dpsweep.accounting.pld.fourier import compose, compose_upper
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan, spacing_for
+from dpsweep.accounting.pld.lattice_plan import LatticePlan
 from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw

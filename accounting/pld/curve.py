@@ -29,6 +29,7 @@ class Curve:
     ``at[j]`` and ``beyond[j]`` sum the composed law, untilted, over the losses from ``losses[j]`` on, times
     1 - exp(losses[j] - loss) and times exp(losses[j] - loss): delta at losses[j], and what it grows by below, because
     delta(eps) / scale = at + (1 - exp(eps - losses[j])) beyond at the first loss above eps. No term cancels another.
+    Mass at ``infinity`` is added from above. From below it is what may be counted too much, and subtracted.
     """
 
     bound: Bound
@@ -75,12 +76,14 @@ class Curve:
         with np.errstate(over="ignore", invalid="ignore"):  # infinity and NaN certify nothing
             if self.bound == "upper":
                 return np.asarray(np.exp(self.log_scale) * (value + additive) * (1 + self.relative) + self.infinity)
-            return np.asarray(np.exp(self.log_scale) * (value - additive) * max(0.0, 1 - self.relative))
+            found = np.exp(self.log_scale) * (value - additive) * max(0.0, 1 - self.relative)
+            return np.asarray(found - np.expm1(self.infinity))
 
     def _uncertified(self, delta: float, additive: float) -> float:
         if self.bound == "upper":
             return float((delta - self.infinity) / np.exp(self.log_scale) / (1 + self.relative) - additive)
-        return float(delta / np.exp(self.log_scale) / max(1 - self.relative, _EPS) + additive)
+        missing = delta + math.expm1(min(self.infinity, 1.0))
+        return float(missing / np.exp(self.log_scale) / max(1 - self.relative, _EPS) + additive)
 
 
 @dataclass(frozen=True)

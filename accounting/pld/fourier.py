@@ -33,16 +33,16 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 from scipy import fft
 
-from dpsweep.accounting.pld.allocation import COARSE, FINE, Fineness, allocated_loss
+from dpsweep.accounting.pld.allocation import coarse_law, on_lattice
 from dpsweep.accounting.pld.allocation_transform import Spectrum, powered
+from dpsweep.accounting.pld.block_laws import MOST_LEFT, BlockLaw, laws_from_above, laws_of_blocks
 from dpsweep.accounting.pld.curve import Composed, Curve
 from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.lattice_plan import OPPOSITE, LatticePlan
 from dpsweep.accounting.pld.levels import Between, Round
 from dpsweep.accounting.pld.loss import (
-    BOUNDS,
     MAX_ATOMS,
     Bound,
-    Direction,
     LatticeLoss,
     lower_offset,
     table_length,
@@ -52,34 +52,10 @@ from dpsweep.accounting.pld.saddlepoint import log_peak
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array, RoundLaw, SensitivityMixture
 
 _EPS = float(np.finfo(np.float64).eps)
-_OPPOSITE: dict[Direction, Direction] = {"remove": "add", "add": "remove"}
 _CHUNKS = 8  # fixed, so that the order of products, and so every bit, does not depend on the number of cores
 _POINTS_AT_ONCE = 1 << 20  # points of all lattices that are filled at the same time, at some 300 bytes each
 _POINTS_ALONE = 1 << 14  # points of all rounds together below which starting threads takes longer than filling lattices
 _POINTS_HELD = 1 << 23  # points of all lattices that a growing composition holds, at 8 bytes each
-
-
-@dataclass(frozen=True)
-class LatticePlan:
-    """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
-
-    tilt: theta. up, down: the Chernoff bounds on aliasing use the tilts theta + up and theta - down. centre: the
-    epsilon of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses,
-    which a round may round up (or, for the lower bound, drop). opposite: tilt of the Chernoff bound on the other
-    direction, None if no such bound is good enough.
-    """
-
-    direction: Direction
-    spacing: float
-    points: int
-    bottom: float
-    tilt: float
-    up: float
-    down: float
-    centre: float
-    tail: float
-    floor: float
-    opposite: float | None
 
 
 @dataclass(frozen=True)
@@ -94,6 +70,7 @@ class _Factor:
     log_down: float  # at tilt - down
     infinity: float
     rounding: float  # bound on the relative error of all masses
+    excess: float = 0.0  # of a bound from below: tilted mass that may be too much, relative to that from above
 
     def __mul__(self, other: _Factor) -> _Factor:
         return _Factor(
@@ -105,11 +82,12 @@ class _Factor:
             self.log_down + other.log_down,
             self.infinity + other.infinity,
             self.rounding + other.rounding,
+            self.excess + other.excess,
         )
 
     def power(self, count: int) -> _Factor:
         """Return ``count``-fold composition with itself, by squaring."""
-        scaled = (self.offset, self.log_mgf, self.log_up, self.log_down, self.infinity, self.rounding)
+        scaled = (self.offset, self.log_mgf, self.log_up, self.log_down, self.infinity, self.rounding, self.excess)
         return _Factor(powered(self.spectrum, count), count * self.rounds, *(count * value for value in scaled))
 
 
@@ -147,20 +125,33 @@ Product = TypeVar("Product", bound=_Composable)
 
 def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
     """Compose all rounds from above and below; the result is certified for any plan."""
+    laws = laws_of_blocks(rounds, plan)
     total = _product(
         rounds,
         plan,
         lambda law: _factors_of(law, plan),
         lambda epsilon: _randomised_response(epsilon, plan),
-        lambda block: _factors_of_allocated(block, plan),
+        lambda block: _factors_of_block(laws(block), plan),
     )
     return Composed(
         upper=_curve(total.upper, plan, "upper"),
-        lower=_curve(total.lower, plan, "lower"),
+        lower=_curve(_with_excess(total.lower, total.upper), plan, "lower"),
         opposite_tilt=plan.opposite,
         log_opposite=total.log_opposite,
         opposite_infinity=total.opposite_infinity,
     )
+
+
+def _with_excess(lower: _Factor, upper: _Factor) -> _Factor:
+    """Return a bound from below whose excess is relative to itself.
+
+    What its laws have too much, at most `MOST_LEFT` each, may meet losses of other rounds that the bound from above has
+    at infinity.
+    """
+    if not lower.excess:
+        return lower
+    excess = math.expm1(lower.excess) * math.exp(upper.log_mgf - lower.log_mgf)
+    return replace(lower, excess=excess, infinity=lower.infinity + MOST_LEFT * lower.rounds * upper.infinity)
 
 
 def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
@@ -169,15 +160,16 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
     def of_round(law: RoundLaw) -> _Factor:
         return _factors((_from_above(law, plan),), plan)[0]
 
-    def of_allocated(block: AllocatedRound) -> _Factor:
-        return _factors((_allocated_from_above(block, plan, FINE),), plan)[0]
+    def of_pure(epsilon: float) -> _Factor:
+        return _randomised_response(epsilon, plan).upper
 
-    total = _product(rounds, plan, of_round, lambda eps: _randomised_response(eps, plan).upper, of_allocated)
+    laws = laws_from_above(rounds, plan)
+
+    def of_block(block: AllocatedRound) -> _Factor:
+        return _factors((laws(block),), plan)[0]
+
+    total = _product(rounds, plan, of_round, of_pure, of_block)
     return _curve(total, plan, "upper")
-
-
-def _allocated_from_above(block: AllocatedRound, plan: LatticePlan, fineness: Fineness) -> LatticeLoss:
-    return allocated_loss(block, plan.spacing, plan.direction, plan.tail, "upper", plan.tilt, fineness)
 
 
 def _from_above(law: RoundLaw, plan: LatticePlan) -> LatticeLoss:
@@ -258,7 +250,10 @@ def _drawn(one: tuple[_Factor, float], other: tuple[_Factor, float], share: floa
 
 
 def _with_mean(law: Round, plan: LatticePlan) -> tuple[_Factor, float]:
-    rounded = _allocated_from_above(law, plan, COARSE) if isinstance(law, AllocatedRound) else _from_above(law, plan)
+    if isinstance(law, AllocatedRound):
+        rounded = on_lattice(coarse_law(law, plan.tail, "upper"), plan.spacing, plan.direction, "upper")
+    else:
+        rounded = _from_above(law, plan)
     factor = _factors((rounded,), plan)[0]
     with np.errstate(divide="ignore"):
         weights = np.exp(np.log(rounded.probabilities) + plan.tilt * rounded.losses - factor.log_mgf)
@@ -318,20 +313,21 @@ def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
     upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
     if plan.opposite is None:
         return _Factors(upper, lower, math.inf)
-    opposite = table.law(_OPPOSITE[plan.direction], "upper")
+    opposite = table.law(OPPOSITE[plan.direction], "upper")
     return _Factors(
         upper, lower, _log_mgf(opposite.probabilities, opposite.losses, plan.opposite), opposite.infinity_mass
     )
 
 
-def _factors_of_allocated(block: AllocatedRound, plan: LatticePlan) -> _Factors:
-    laws = [allocated_loss(block, plan.spacing, plan.direction, plan.tail, bound, plan.tilt) for bound in BOUNDS]
-    upper, lower = _factors(laws, plan)
-    if plan.opposite is None:
+def _factors_of_block(found: BlockLaw, plan: LatticePlan) -> _Factors:
+    upper, lower = _factors((found.upper, found.lower), plan)
+    if math.isfinite(found.left):
+        excess = math.exp(found.left - upper.log_mgf) + max(lower.log_mgf - upper.log_mgf, 0.0)
+        lower = replace(lower, excess=excess)
+    if found.opposite is None or plan.opposite is None:
         return _Factors(upper, lower, math.inf)
-    opposite = allocated_loss(block, plan.spacing, _OPPOSITE[plan.direction], plan.tail, "upper", plan.opposite)
-    log_opposite = _log_mgf(opposite.probabilities, opposite.losses, plan.opposite)
-    return _Factors(upper, lower, log_opposite, opposite.infinity_mass)
+    log_opposite = _log_mgf(found.opposite.probabilities, found.opposite.losses, plan.opposite)
+    return _Factors(upper, lower, log_opposite, found.opposite.infinity_mass)
 
 
 def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
@@ -437,7 +433,7 @@ def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:
         peak = np.exp(log_peak(theta))
         above = np.exp(np.minimum(0.0, total.log_up - total.log_mgf - plan.up * (losses + points * spacing)))
         below = np.exp(min(0.0, total.log_down - total.log_mgf + plan.down * (lowest + offset) * spacing))
-        per_epsilon = per_epsilon + peak * (above + below)
+        per_epsilon = per_epsilon + peak * (above + below + total.excess)
     else:
         distance = np.maximum(top - losses, np.log1p(1 / theta))  # exp(-theta u) (1 - exp(-u)) is largest there
         tail = min(0.0, total.log_up - total.log_mgf - plan.up * top)

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import fft
 
-from dpsweep.accounting.pld.fourier import LatticePlan, transform_error
+from dpsweep.accounting.pld.fourier import transform_error
+from dpsweep.accounting.pld.lattice_plan import LatticePlan
 from dpsweep.accounting.pld.loss import MAX_POINTS
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 

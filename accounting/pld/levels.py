@@ -28,7 +28,7 @@ _DIGITS: Final = 13
 """Decimals by which sensitivities of one kind are told from others, over the largest."""
 _NEAREST: Final = 1e-5
 """Least distance of two levels that others lie between, relative to their coordinate."""
-_MARGIN: Final = 1e-9
+MARGIN: Final = 1e-9
 """What is added to the share of the stronger round, far above its error from rounding."""
 
 
@@ -51,7 +51,7 @@ class _Kind:
     @property
     def places(self) -> Array:
         """The coordinate in which draws are linear; shape [rounds]."""
-        return _coordinate(self.sizes, float(self.sizes[0]))
+        return coordinate(self.sizes, float(self.sizes[0]))
 
 
 def from_few(rounds: Iterable[Round], table: Cumulants, tilt: float, allowed: float) -> Mapping[Round, Round | Between]:
@@ -94,7 +94,7 @@ def _shape(shifts: Array) -> tuple[float, ...]:
     return tuple(np.round(shifts / shifts.max(), _DIGITS).tolist())
 
 
-def _coordinate(sizes: Array, least: float) -> Array:
+def coordinate(sizes: Array, least: float) -> Array:
     """Return erf(x / sqrt(6)) of each size x, less 1 where it is near 1."""
     scaled = sizes / LEVEL_SCALE
     return np.asarray(special.erf(scaled) if least < 1.0 else -special.erfc(scaled), dtype=np.float64)
@@ -117,9 +117,9 @@ def _chosen(places: Array, logs: Array, counts: Array, allowed: float) -> Sequen
 def _placed(kind: _Kind, nodes: Sequence[int]) -> Iterator[tuple[Round, Round | Between]]:
     yield from ((kind.rounds[node], kind.rounds[node]) for node in nodes)
     for weaker, stronger in pairwise(nodes):
-        places = _coordinate(kind.sizes[weaker : stronger + 1], float(kind.sizes[weaker]))
+        places = coordinate(kind.sizes[weaker : stronger + 1], float(kind.sizes[weaker]))
         low, high = float(places[0]), float(places[-1])
-        shares = (places - low) / (high - low) + _MARGIN if high - low > _NEAREST * abs(low) else np.ones(len(places))
+        shares = (places - low) / (high - low) + MARGIN if high - low > _NEAREST * abs(low) else np.ones(len(places))
         for at in range(weaker + 1, stronger):
             share = min(float(shares[at - weaker]), 1.0)
             yield kind.rounds[at], Between(kind.rounds[weaker], kind.rounds[stronger], share)

@@ -55,8 +55,9 @@ _NEWTON_STEPS = 60
 class LatticeLoss:
     """Law of a loss on the lattice: ``probabilities[i]`` at loss ``(start + i) * spacing``, shape [nodes].
 
-    ``infinity_mass`` sits at +infinity. A lower bound's law may sum to less than 1: the missing mass counts as
-    loss -infinity. ``rounding[i]`` bounds the floating-point error of the mass of the cell at node i.
+    ``infinity_mass`` sits at +infinity; in a lower bound's law it is what a delta may be too high by. That law may sum
+    to less than 1: the missing mass counts as loss -infinity. ``rounding[i]`` bounds the floating-point error of the
+    mass of the cell at node i.
     """
 
     spacing: float

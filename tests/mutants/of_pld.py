@@ -198,5 +198,12 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("masses[at - 1] -= needed", "masses[at - 1] -= 0.0", "a pool keeps what it takes"),
+        B("left[at] = missing", "left[at] = 0.0", "what a law has too much is forgotten"),
+    ),
+    *bugs_in(
+        "accounting/pld/block_levels.py",
+        ("tests/accounting/pld/test_block_levels.py",),
+        B("(farther, -share)", "(farther, 0.0)", "a law from below has too much mass"),
+        B("(stronger, share)", "(stronger, 0.5 * share)", "a draw loses mass", True),
     ),
 )

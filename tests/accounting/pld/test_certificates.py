@@ -15,9 +15,10 @@ from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.pld import composition, delta_pld, epsilon_pld, fourier
 from dpsweep.accounting.pld.curve import Composed
-from dpsweep.accounting.pld.fourier import LatticePlan, compose, compose_upper
+from dpsweep.accounting.pld.fourier import compose, compose_upper
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan
+from dpsweep.accounting.pld.lattice_plan import LatticePlan
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction, discretise
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, group_law

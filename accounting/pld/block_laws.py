@@ -1,0 +1,161 @@
+"""Laws of the loss of blocks of random allocation, on the lattice of a composition.
+
+Many noise levels lie between few nodes (`dpsweep.accounting.pld.block_levels`).
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+import os
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final, TypeVar
+
+import numpy as np
+
+from dpsweep.accounting.pld.allocation import COARSE, HEAVY, law_of_block, on_lattice
+from dpsweep.accounting.pld.allocation_transform import EvenLaw
+from dpsweep.accounting.pld.block_levels import Level, between_nodes, beyond, drawn
+from dpsweep.accounting.pld.group_rounds import GroupRounds
+from dpsweep.accounting.pld.lattice_plan import OPPOSITE, LatticePlan
+from dpsweep.accounting.pld.loss import Direction, LatticeLoss
+from dpsweep.accounting.pld.saddlepoint import cumulants
+from dpsweep.accounting.pld.sensitivity import AllocatedRound
+
+Found = TypeVar("Found")
+
+_THREADS: Final = 8
+_EXCESS: Final = 1e-5
+"""Most that laws from below may have too much, all together, tilted and relative; with more, nodes are not used."""
+MOST_LEFT: Final = 1e-3
+"""Most that one of them may have too much."""
+_POINTS: Final = 600
+"""Least points of laws that are extended; where they have fewer, their lattice is divided."""
+_DIVISIONS: Final = 9
+
+
+@dataclass(frozen=True)
+class BlockLaw:
+    """The law of the loss of a block from above and below, and from above in the other direction if it is asked for.
+
+    left: log of the tilted mass that ``lower`` may have too much, which is at most `MOST_LEFT` before it is tilted. It
+    may have its mass at infinity too much, too.
+    """
+
+    upper: LatticeLoss
+    lower: LatticeLoss
+    opposite: LatticeLoss | None
+    left: float = -math.inf
+
+
+@dataclass(frozen=True)
+class _Node:
+    """Laws of a node's mean, and of its loss from above; opposite: in the other direction, if it is asked for."""
+
+    above: EvenLaw
+    below: EvenLaw
+    upper: LatticeLoss
+    opposite: LatticeLoss | None
+
+
+def laws_of_blocks(rounds: GroupRounds, plan: LatticePlan) -> Callable[[AllocatedRound], BlockLaw]:
+    """Return the laws of each block of ``rounds``."""
+    levels, nodes = _at_nodes(rounds, plan, lambda block: _node(block, plan, heavy=0.0))
+
+    @functools.cache
+    def above(block: AllocatedRound, spacing: float) -> LatticeLoss:
+        return on_lattice(nodes[block].above, spacing, plan.direction, "upper")
+
+    @functools.cache
+    def below(block: AllocatedRound, spacing: float) -> LatticeLoss:
+        return on_lattice(nodes[block].below, spacing, plan.direction, "lower")
+
+    def extended(level: Level) -> tuple[LatticeLoss, float] | None:
+        halvings = math.ceil(math.log2(max(_POINTS / len(nodes[level.weaker].upper.probabilities), 1.0)))
+        spacing = plan.spacing * 2.0 ** -min(halvings, _DIVISIONS)
+        for at in level.below:
+            law, left = beyond(below(at.nearer, spacing), above(at.farther, spacing), at.share)
+            weights = np.exp(np.minimum(plan.tilt * law.losses, 700.0))
+            of_left = float(left @ weights)
+            if left.sum() <= MOST_LEFT and of_left <= _EXCESS / rounds.count * float(law.probabilities @ weights):
+                return _onto(law, plan.spacing, plan.direction), math.log(of_left) if of_left else -math.inf
+        return None
+
+    def of_block(block: AllocatedRound) -> BlockLaw:
+        level = levels.get(block)
+        lower = None if level is None else extended(level)
+        if level is None or lower is None:
+            return _alone(block, plan)
+        weaker, stronger, opposite = nodes[level.weaker], nodes[level.stronger], None
+        if weaker.opposite is not None and stronger.opposite is not None:
+            opposite = drawn(weaker.opposite, stronger.opposite, level.share)
+        return BlockLaw(drawn(weaker.upper, stronger.upper, level.share), lower[0], opposite, lower[1])
+
+    return of_block
+
+
+def laws_from_above(rounds: GroupRounds, plan: LatticePlan) -> Callable[[AllocatedRound], LatticeLoss]:
+    """Return the law of each block of ``rounds`` from above."""
+    levels, nodes = _at_nodes(rounds, plan, lambda block: _from_above(block, plan, heavy=0.0))
+
+    def of_block(block: AllocatedRound) -> LatticeLoss:
+        level = levels.get(block)
+        if level is None:
+            return _from_above(block, plan)
+        return drawn(nodes[level.weaker], nodes[level.stronger], level.share)
+
+    return of_block
+
+
+def _at_nodes(
+    rounds: GroupRounds, plan: LatticePlan, law: Callable[[AllocatedRound], Found]
+) -> tuple[Mapping[AllocatedRound, Level], Mapping[AllocatedRound, Found]]:
+    """Return where blocks lie between nodes, and the laws of the nodes, on all cores."""
+    if not rounds.allocated:
+        return {}, {}
+    table = cumulants(GroupRounds(allocated=rounds.allocated), plan.direction, plan.tail)
+    levels = between_nodes(rounds.allocated, table, plan.tilt)
+    nodes = list(dict.fromkeys(node for level in levels.values() for node in level.nodes))
+
+    def found(node: AllocatedRound) -> Found:
+        with np.errstate(all="ignore"):  # each thread has its own
+            return law(node)
+
+    with ThreadPoolExecutor(min(_THREADS, os.cpu_count() or 1)) as pool:
+        return levels, dict(zip(nodes, pool.map(found, nodes), strict=True))
+
+
+def _alone(block: AllocatedRound, plan: LatticePlan) -> BlockLaw:
+    node = _node(block, plan, HEAVY)
+    return BlockLaw(node.upper, on_lattice(node.below, plan.spacing, plan.direction, "lower"), node.opposite)
+
+
+def _node(block: AllocatedRound, plan: LatticePlan, heavy: float) -> _Node:
+    above = law_of_block(block, plan.direction, plan.tail, "upper", plan.tilt, heavy=heavy)
+    below = law_of_block(block, plan.direction, plan.tail, "lower", plan.tilt, heavy=heavy)
+    opposite = None
+    if plan.opposite is not None:
+        other = OPPOSITE[plan.direction]
+        law = law_of_block(block, other, plan.tail, "upper", plan.opposite, instead=COARSE, heavy=heavy)
+        opposite = on_lattice(law, plan.spacing, other, "upper")
+    return _Node(above, below, on_lattice(above, plan.spacing, plan.direction, "upper"), opposite)
+
+
+def _from_above(block: AllocatedRound, plan: LatticePlan, heavy: float = HEAVY) -> LatticeLoss:
+    law = law_of_block(block, plan.direction, plan.tail, "upper", plan.tilt, heavy=heavy)
+    return on_lattice(law, plan.spacing, plan.direction, "upper")
+
+
+def _onto(law: LatticeLoss, spacing: float, direction: Direction) -> LatticeLoss:
+    """Return a law from below on a lattice of the same or a larger spacing."""
+    if law.spacing == spacing:
+        return law
+    kept = law.probabilities > 0.0
+    losses, masses = law.losses[kept], law.probabilities[kept]
+    order = slice(None) if direction == "remove" else slice(None, None, -1)
+    values = np.exp(losses if direction == "remove" else -losses)[order]
+    of_q = (np.exp(-losses) * masses if direction == "remove" else masses)[order]
+    found = on_lattice(EvenLaw(values, of_q, 0.0, 0.0), spacing, direction, "lower")
+    return LatticeLoss(spacing, found.start, found.probabilities, law.infinity_mass, 2.0 * found.rounding)

@@ -1,0 +1,102 @@
+"""Blocks of random allocation between nodes: bounds against quadrature, and against laws of each level."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from numpy.typing import NDArray
+
+from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
+from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
+from dpsweep.accounting.pld import AllocatedRound, block_laws, block_levels, epsilon_pld
+from dpsweep.accounting.pld.allocation import law_of_block, on_lattice
+from dpsweep.accounting.pld.block_kernels import absorb
+from dpsweep.accounting.pld.block_levels import beyond, drawn
+from dpsweep.accounting.pld.levels import coordinate
+from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction, LatticeLoss
+from tests.accounting.known import known
+from tests.accounting.pld.test_allocation import delta_of_two_steps
+
+Array = NDArray[np.float64]
+
+
+def hockey_sticks(losses: Array, masses: Array, epsilons: Array) -> Array:
+    return np.asarray(-np.expm1(np.minimum(epsilons[:, None] - losses, 0.0)) @ masses)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_what_absorbs_negative_masses_lowers_every_hockey_stick(seed: int) -> None:
+    random, spacing = np.random.default_rng(seed), 0.1
+    signed = random.normal(0.3, 1.0, 60) * (random.random(60) < 0.8)
+    signed[-1] = -1.0 if seed % 2 else 1.0
+    found, left = signed.copy(), np.zeros(60)
+    absorb(found, spacing, left)
+    losses = np.asarray(spacing * np.arange(60), dtype=np.float64)
+    epsilons = np.asarray(spacing * np.arange(-5.0, 62.0, 0.5), dtype=np.float64)
+    assert (found >= 0.0).all()
+    assert (left.sum() > 0.0) == (seed % 2 == 1)
+    below = hockey_sticks(losses, found, epsilons) - hockey_sticks(losses, left, epsilons)
+    assert (below <= hockey_sticks(losses, signed, epsilons) + 1e-12).all()
+    assert found.sum() - left.sum() == pytest.approx(signed.sum())
+
+
+def law(shift: float, direction: Direction, bound: Bound) -> LatticeLoss:
+    found = law_of_block(AllocatedRound(shift, 2), direction, 1e-14, bound, 2.0, heavy=0.0)
+    return on_lattice(found, 0.01, direction, bound)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
+def test_a_level_between_nodes_agrees_with_quadrature(direction: Direction, share: float) -> None:
+    """Both sides of two steps whose shift lies between the middle two of four nodes."""
+    nodes = np.array([0.8, 0.83, 0.86, 0.89])
+    shift = 0.83 + share * 0.03
+    places, (place,) = coordinate(nodes, 0.8), coordinate(np.array([shift]), 0.8)
+    first = (place - places[1]) / (places[2] - places[1])
+    upper = drawn(law(0.83, direction, "upper"), law(0.86, direction, "upper"), first)
+    lowers = (
+        beyond(
+            law(0.83, direction, "lower"), law(0.8, direction, "upper"), (place - places[1]) / (places[1] - places[0])
+        ),
+        beyond(
+            law(0.86, direction, "lower"), law(0.89, direction, "upper"), (places[2] - place) / (places[3] - places[2])
+        ),
+    )
+    epsilons = np.array([0.1, 0.3, 0.6])
+    exact = np.array([delta_of_two_steps(shift, each, adding=direction == "add") for each in epsilons.tolist()])
+    above = hockey_sticks(upper.losses, upper.probabilities, epsilons) + upper.infinity_mass
+    assert (above >= exact * (1.0 - 1e-9)).all()
+    np.testing.assert_allclose(above, exact, rtol=3e-3)
+    for lower, left in lowers:
+        below = hockey_sticks(lower.losses, lower.probabilities, epsilons)
+        assert left.sum() < 1e-5
+        assert (below - left.sum() - lower.infinity_mass <= exact * (1.0 + 1e-9)).all()
+        np.testing.assert_allclose(below, exact, rtol=1e-2)
+
+
+@pytest.mark.parametrize(("first", "last"), [(9.0, 8.0), (0.63, 0.6)])
+def test_nodes_give_bounds_like_those_of_all_levels(first: float, last: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two blocks an epoch, a side query on each batch, and an unfinished end."""
+    count, sampling = 60, RandomAllocationSampling(8, 2)
+    noise = np.geomspace(first, last, count).tolist()
+    sides = (SideQuery("counts", 30.0),)
+    run = Trace(1000, tuple(Segment(8 * at, 8, sampling, each, sides) for at, each in enumerate(noise)))
+    nodes: list[int] = []
+    original = block_levels.between_nodes
+
+    def counted(*asked: object) -> object:
+        found = original(*asked)  # type: ignore[arg-type]
+        nodes.append(len({node for level in found.values() for node in level.nodes}))
+        return found
+
+    monkeypatch.setattr(block_laws, "between_nodes", counted)
+    with_nodes, cut = epsilon_pld(run, 1e-6), epsilon_pld(run.until(8 * count - 1), 1e-6)
+    assert all(0 < each < count - 8 for each in nodes)
+    monkeypatch.setattr(block_levels, "_FEWEST", math.inf)
+    alone = epsilon_pld(run, 1e-6)
+    assert known(with_nodes.lower) <= alone.upper <= with_nodes.upper * (1.0 + 1e-4)
+    assert known(alone.lower) <= with_nodes.upper <= known(with_nodes.lower) * 1.0004
+    assert known(with_nodes.lower) <= known(alone.lower) * (1.0 + 1e-4)
+    assert (cut.upper, cut.lower) == (with_nodes.upper, None)
