@@ -5,18 +5,21 @@ from __future__ import annotations
 import functools
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from dpsweep.accounting.individual import blocks
 from dpsweep.accounting.individual.blocks import block_spectra, spectrum_columns
-from dpsweep.accounting.individual.contributions import BlockLaw
+from dpsweep.accounting.individual.contour import UNKNOWN
+from dpsweep.accounting.individual.contributions import LARGEST_LOSS, BlockLaw
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.pld import epsilon_of_examples, epsilon_pld
+from dpsweep.accounting.pld import AllocatedRound, EvenLaw, epsilon_of_examples, epsilon_pld, mean_from_above
 
 Array = NDArray[np.float64]
 
@@ -186,3 +189,23 @@ def test_blocks_count_at_their_largest_contribution(name: str) -> None:
         composed = epsilon_of_examples(trace, starts, row[None], 1e-4)
         assert (1.0 - 1e-3) * composed.upper <= each <= 1.03 * composed.upper
         assert composed.lower is None or composed.lower <= each
+
+
+@pytest.mark.parametrize(("direction", "order"), [("remove", 2.0), ("add", -1.0)])
+def test_a_law_that_loses_much_mass_bounds_nothing(
+    direction: str, order: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mass at an infinite loss is taken off delta, at most so much of each block; a law that loses more is not used."""
+    law = BlockLaw(3, 1.0, 1e-12 if direction == "remove" else 1e-13, 2)  # tables are kept
+    nodes, orders = np.array([0.0, 0.5, 1.0]).tobytes(), np.array([2.0, -1.0])
+    lost = 1.01 * LARGEST_LOSS * law.tail
+
+    def losing(steps: int, shift: float, tail: float) -> EvenLaw:
+        found = mean_from_above(AllocatedRound(shift, steps), tail)
+        return replace(found, lost_of_p=lost) if direction == "remove" else replace(found, lost_of_q=lost)
+
+    monkeypatch.setattr(blocks, "_law", losing)
+    moments = blocks.block_moments(law, nodes, orders.tobytes())
+    assert (np.isinf(moments[1:]) == (orders == order)).all()
+    _, errors, _ = spectrum_columns(block_spectra(law, nodes, 1.7, 9.0, direction), 8)
+    assert (errors[1:] >= UNKNOWN).all()
