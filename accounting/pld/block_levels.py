@@ -2,10 +2,10 @@
 
 Guarantee: under Q, the expectation F of any convex function of a block's likelihood ratio is convex in the coordinate
 of `dpsweep.accounting.pld.levels`. So between two nodes F is at most its chord: a public draw between the nodes, made
-of laws from above, dominates the block. And F is at least the chord of the next two nodes on one side, extended: a law
-from below at the nearer one, times 1 + s, less s times a law from above at the farther one. `beyond` makes a law of
-that whose masses are positive (docs/accounting-proofs.md, "Many noise levels"). The choice of nodes decides how close
-a bound is, not whether it holds.
+of laws from above, dominates the block. And F is at least the chord of the next two nodes on one side, extended. That
+is a law from below at the nearer one, times 1 + s, less s times one from above at the farther one. `beyond` makes a law
+of that whose masses are positive (docs/accounting-proofs.md, "Many noise levels"). The choice of nodes decides how
+close a bound is, not whether it holds.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class Level:
     """A block between nodes.
 
     The public draw of ``stronger`` with the probability ``share``, else ``weaker``, dominates it. It dominates each of
-    ``below``, of which the first is the closest.
+    ``below``; the first is the closest.
     """
 
     weaker: AllocatedRound

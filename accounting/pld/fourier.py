@@ -145,8 +145,8 @@ def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
 def _with_excess(lower: _Factor, upper: _Factor) -> _Factor:
     """Return a bound from below whose excess is relative to itself.
 
-    What its laws have too much, at most `MOST_LEFT` each, may meet losses of other rounds that the bound from above has
-    at infinity.
+    Its laws may have at most `MOST_LEFT` too much, each. That may meet losses of other rounds which the bound from
+    above has at infinity.
     """
     if not lower.excess:
         return lower

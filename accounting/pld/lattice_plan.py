@@ -16,8 +16,8 @@ class LatticePlan:
     """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
 
     tilt: theta. up, down: the Chernoff bounds on aliasing use the tilts theta + up and theta - down. centre: the
-    epsilon of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses,
-    which a round may round up (or, for the lower bound, drop). opposite: tilt of the Chernoff bound on the other
+    epsilon of interest. tail: probability that a round may lose to infinity. floor: probability of the least losses; a
+    round may round them up, or drop them for the lower bound. opposite: tilt of the Chernoff bound on the other
     direction, None if no such bound is good enough.
     """
 

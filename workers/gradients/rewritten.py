@@ -1,9 +1,9 @@
 """Modules of torch that are rewritten as linear layers around what is differentiated by hand.
 
-nn.MultiheadAttention becomes two linear layers around scaled dot products. nn.RNN, nn.LSTM and nn.GRU become linear
-maps around a recurrence that is differentiated by hand. The gates before their activations are a linear map of the
-inputs plus a linear map of the previous states. Their gradients at all positions therefore give the per-example
-gradients of all weights, as for two linear layers.
+Self-attention becomes two linear layers around scaled dot products. Recurrent layers become linear maps around a
+recurrence that is differentiated by hand. The gates before their activations are a linear map of the inputs plus a
+linear map of the previous states. Their gradients at all positions therefore give the per-example gradients of all
+weights, as for two linear layers.
 """
 
 from __future__ import annotations
