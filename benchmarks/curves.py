@@ -50,6 +50,7 @@ CURVES: Final[Mapping[str, Mapping[str, Curve]]] = {
     "c-table2": _SCHEDULES,
     "c-table2-uniform": _SCHEDULES,
     "c-table2-same-epochs": _SCHEDULES,
+    "c-table2-longer": _SCHEDULES,
     "c-table2-validation": _SCHEDULES,
     "d-mnist": _DIGITS,
     "d-mnist-short": _DIGITS,

@@ -21,9 +21,13 @@ from benchmarks.printed import (
     attacked,
     bounds,
     cancer,
+    hinge,
     individual,
+    levels_of_validation,
+    longer_epochs,
     losses,
     mnist,
+    naive_on_mnist,
     noises,
     of_clipping,
     paper_d,
@@ -49,7 +53,10 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         "Paper A on MNIST with a convolutional network: Figures 1 and 4 to 8, Table 3",
         (*individual(), *of_clipping(".9726", ".9717")),
     ),
-    "a-thresholds": Experiment("Paper A, Appendix C: bounds, as multiples of the median norm", tuple(thresholds())),
+    "a-mnist-hinge": Experiment("Paper A, Appendix F on MNIST: the hinge loss", tuple(hinge())),
+    "a-thresholds": Experiment(
+        "Paper A, Appendices C and E: bounds, as multiples of the median norm", tuple(thresholds())
+    ),
     "a-cifar": Experiment("Paper A on CIFAR-10: Figures 1, 2, 4, 5 and 12, Table 3"),
     "a-cifar-small": Experiment(
         "Paper A on CIFAR-10, Figure 14: the two-layer network of Papernot et al., 30 epochs",
@@ -76,9 +83,12 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
     "c-table2-same-epochs": Experiment(
         "Paper C, Table II on MNIST, without privacy and uniform for as many epochs", tuple(same_epochs())
     ),
+    "c-table2-longer": Experiment(
+        "Paper C, Table II on MNIST, without privacy and uniform for 64 and 100 epochs", tuple(longer_epochs())
+    ),
     "c-table2-validation": Experiment(
-        "Paper C, Table II on MNIST, validation",
-        table_ii("per_layer · validation", "Validation", "64", ".930", ".930"),
+        "Paper C, Table II and Figure 4 on MNIST, validation",
+        (*table_ii("per_layer · validation", "Validation", "64", ".930", ".930"), *levels_of_validation()),
     ),
     "c-table2-layers": Experiment(
         "Paper C, Table II on MNIST, with noise 4 sigma on every layer and twice the rho",
@@ -102,10 +112,11 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         },
         *losses("non-private", "SGD", {"male": ("0.52", "0.19"), "female": ("0.53", "0.19")}),
         *losses("flat · constant", "DPSGD", {"male": ("0.59", "0.26"), "female": ("0.53", "0.12")}),
+        *losses("naive · constant", "Naive", {"male": ("0.59", "0.26"), "female": ("0.53", "0.12")}),
         *losses("dpsgd_f · constant", "DPSGD-F", {"male": ("0.51", "0.19"), "female": ("0.52", "0.18")}),
     ),
     "d-mnist": mnist("Paper D, Tables 1 and 2 on MNIST with 500 of class 8"),
-    "d-mnist-short": mnist("The same with 20 epochs at three times the learning rate"),
+    "d-mnist-short": mnist("The same with 20 epochs at three times the learning rate", *naive_on_mnist()),
     "d-table3": Experiment("Paper D, Table 3 on MNIST with 500 of class 8: clipping bounds of DPSGD", tuple(bounds())),
     "d-figure3": Experiment("Paper D, Figure 3(b) on MNIST with 500 of class 8: noise", tuple(noises())),
     "d-mnist-search": Experiment("What brings DPSGD-F to its printed change of accuracy on MNIST?", tuple(search())),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -50,6 +51,14 @@ def training_accuracy(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, f
     train = _dataset(trial).train
     predicted = trial.predict(train.features).argmax(1)
     return {"training_accuracy": float((predicted == train.labels.numpy()).mean())}
+
+
+def epochs_of_each_noise(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
+    """Return how many epochs the schedule kept each noise multiplier (paper C, Figure 4)."""
+    if not isinstance(trial.result, TrialResult):
+        return {}
+    counts = Counter(f"epochs_at.{record.noise_multiplier:.4g}" for record in trial.result.training.history)
+    return {name: float(count) for name, count in counts.items()}
 
 
 def mean_gradients(trial: dpsweep.Trial, files: TrialFiles) -> Mapping[str, float | None]:
@@ -160,6 +169,7 @@ def _dataset(trial: dpsweep.Trial) -> Any:
 MEASURES: Mapping[str, tuple[Measure, ...]] = {
     "a": (of_examples, of_groups, of_refreshes, by_pld, release_error, membership),
     "c": (training_accuracy,),
+    "c-table2-validation": (training_accuracy, epochs_of_each_noise),
     "d": (of_examples,),
     "adult": (of_examples,),
     "mnist": (of_examples,),

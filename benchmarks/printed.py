@@ -66,6 +66,7 @@ def adult(title: str) -> Experiment:
         },
         *losses("non-private", "SGD", {"Male": ("0.48", "0.08"), "Female": ("0.27", "0.11")}),
         *losses("flat · constant", "DPSGD", {"Male": ("0.68", "0.41"), "Female": ("0.31", "0.12")}),
+        *losses("naive · constant", "Naive", {"Male": ("0.71", "0.43"), "Female": ("0.32", "0.13")}),
         *losses("dpsgd_f · constant", "DPSGD-F", {"Male": ("0.50", "0.12"), "Female": ("0.27", "0.08")}),
     )
 
@@ -95,7 +96,14 @@ _PRINTED_SGD: Final = dict(zip(_GROUPS_OF_MNIST, (".9855", ".9903", ".9292"), st
 _PRINTED_F: Final = dict(zip(_GROUPS_OF_MNIST, ("-.0293", "-.0281", "-.0432"), strict=True))
 
 
-def mnist(title: str) -> Experiment:
+def naive_on_mnist() -> Iterator[Item]:
+    """Naive in paper D's Tables 1 and 2 on MNIST."""
+    setting, changes = "naive · constant", dict(zip(_GROUPS_OF_MNIST, ("-.1500", "-.1512", "-.1510"), strict=True))
+    yield from _by_group(setting, "Naive", "accuracy_change", changes, "change")
+    yield from losses(setting, "Naive", {"2": ("3.08", "0.83"), "8": ("1.89", "0.76")})
+
+
+def mnist(title: str, *more: Item) -> Experiment:
     """Paper D, Tables 1 and 2, on MNIST, for all examples and for classes 2 and 8."""
     return paper_d(
         title,
@@ -107,6 +115,7 @@ def mnist(title: str) -> Experiment:
         *losses("non-private", "SGD", {"2": ("0.04", "0.68"), "8": ("0.04", "4.76")}),
         *losses("flat · constant", "DPSGD", {"2": ("0.41", "13.53"), "8": ("2.16", "100.46")}),
         *losses("dpsgd_f · constant", "DPSGD-F", {"2": ("0.20", "1.45"), "8": ("0.42", "2.53")}),
+        *more,
     )
 
 
@@ -254,13 +263,50 @@ def same_epochs() -> Iterator[Item]:
         ("Exponential", 71, "6.74092", (".971", ".965"), (".922", ".925")),
         ("Polynomial", 44, "5.3066", (".963", ".959"), (".925", ".929")),
     ):
-        for of, setting, printed in (
-            ("without privacy", f"non-private · epochs {epochs}", plain),
-            ("uniform", f"per_layer · constant · epochs {epochs} · sigma {sigma}", uniform),
-        ):
-            for number, value in zip(("training_accuracy", "accuracy"), printed, strict=True):
-                what = "training" if number == "training_accuracy" else "test"
-                yield Item(f"{epochs} epochs as {schedule}, {of}: {what} accuracy", setting, number, value)
+        yield from _as_long_as(schedule, epochs, sigma, plain, uniform)
+
+
+def longer_epochs() -> Iterator[Item]:
+    """The same for the columns "Validation" and "Uniform", whose uniform noise is that of the column itself."""
+    yield from _as_long_as("Validation", 64, "6.4", (".97", ".964"), (".924", ".926"))
+    yield from _as_long_as("Uniform", 100, "8", (".978", ".970"), (".918", ".919"))
+
+
+def _as_long_as(
+    schedule: str, epochs: int, sigma: str, plain: tuple[str, str], uniform: tuple[str, str]
+) -> Iterator[Item]:
+    """Training and test accuracy of ``epochs`` epochs, as printed without privacy and with uniform noise."""
+    for of, setting, printed in (
+        ("without privacy", f"non-private · epochs {epochs}", plain),
+        ("uniform", f"per_layer · constant · epochs {epochs} · sigma {sigma}", uniform),
+    ):
+        for number, value in zip(("training_accuracy", "accuracy"), printed, strict=True):
+            what = "training" if number == "training_accuracy" else "test"
+            yield Item(f"{epochs} epochs as {schedule}, {of}: {what} accuracy", setting, number, value)
+
+
+def levels_of_validation() -> Iterator[Item]:
+    """Paper C, Figure 4: how many epochs the validation schedule keeps each noise multiplier."""
+    for sigma, epochs in (("10", "29"), ("7", "20"), ("4.9", "10")):
+        yield Item(
+            f"Figure 4: epochs at noise multiplier {sigma}",
+            "per_layer · validation",
+            f"epochs_at.{sigma}",
+            epochs,
+            "plain",
+        )
+
+
+def hinge() -> Iterator[Item]:
+    """Paper A, Appendix F with Figure 13: the hinge loss; the paper's numbers are for CIFAR-10."""
+    rows: tuple[tuple[str, str, str, Form], ...] = (
+        ("r of estimates at 1 refresh per epoch", "refreshes_1.correlation", "> .99 (CIFAR-10)", "plain"),
+        ("r over the digits of accuracy and mean epsilon_i", "group_correlation", "", "plain"),
+        ("mean epsilon_i", "mean_example_epsilon", "", "plain"),
+        ("test accuracy", "accuracy", "", "share"),
+    )
+    for of, number, printed, form in rows:
+        yield Item(f"Hinge loss: {of}", "flat · constant", number, printed, form)
 
 
 LINEAR: Final = {

@@ -43,6 +43,7 @@ CORRELATED = {
 IN_ORDER = {(21.928, 20), (18.583, 20), (11.719, 20), (9.931, 20), (3.528, 20), (2.99, 20)}
 PLANNED: Mapping[str, tuple[set[tuple[float, int]], float]] = {
     "a-mnist": ({(1.724, 40)}, 2.4),
+    "a-mnist-hinge": ({(1.705, 40)}, 2.4),
     "a-mnist-cnn": ({(1.705, 40)}, 2.4),
     "a-thresholds": ({(1.323, 20)}, 2.4),
     "a-cifar": ({(3.427, 300)}, 7.8),
@@ -50,6 +51,7 @@ PLANNED: Mapping[str, tuple[set[tuple[float, int]], float]] = {
     "c-table2": ({(10.0, 38), (10.0, 31), (10.0, 71), (10.0, 44)}, 6.766),
     "c-table2-uniform": ({(8.0, 100)}, 6.789),
     "c-table2-same-epochs": ({(4.932, 38), (4.454, 31), (6.741, 71), (5.307, 44)}, 6.789),
+    "c-table2-longer": ({(6.4, 64), (8.0, 100)}, 6.789),
     "c-table2-validation": ({(10.0, 39)}, 6.601),
     "c-table2-layers": ({(5.657, 100), (7.071, 38)}, 10.052),
     "c-table4": ({(10.0, 60)}, 6.672),
