@@ -84,7 +84,7 @@ PLANNED: Mapping[str, tuple[set[tuple[float, int]], float]] = {
     "batches-adult": ({(1.601, 3), (1.789, 3), (6.37, 3), (6.682, 3), (7.318, 3), (32.89, 3)}, 1.0),
     "batches-mnist": ({(1.282, 10), (1.386, 10), (3.419, 10), (3.794, 10), (3.942, 10), (11.798, 10)}, 4.0),
     "noise-mnist": (CORRELATED | IN_ORDER, 8.0),
-    "noise-cifar": (CORRELATED, 8.0),
+    "noise-cifar": (CORRELATED | IN_ORDER, 8.0),
 }
 """The (initial noise multiplier, epochs) of the private trials of each sweep, and the largest epsilon.
 
