@@ -19,7 +19,7 @@ class Below(property):
     """A path below the root of the object whose property this is. about: shown in docs/results.md."""
 
     def __init__(self, about: str, name: str) -> None:
-        super().__init__(lambda files: f"{files.root.rstrip('/')}/{name}")
+        super().__init__(lambda files: below(files.root, name))
         self.__doc__ = about
 
     if TYPE_CHECKING:
