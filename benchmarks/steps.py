@@ -18,6 +18,9 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 CLIP = 1.0
 NOISE_MULTIPLIER = 1.0
 LEARNING_RATE = 0.01
+SETTLED = 9
+"""Steps after which a private step costs what it costs later: the first batch is verified, the 1st and the 8th after it
+are compared."""
 
 Step = Callable[[Tensor, Tensor], None]
 Mean = Callable[[Tensor, Tensor], Mapping[str, Tensor]]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import signal
@@ -84,6 +85,38 @@ def test_a_device_that_is_not_here_is_refused(tmp_path: Path) -> None:
     assert done.returncode == 2
     assert "device is 'cuda:97', but torch finds" in done.stdout
     assert content(tmp_path)["state"] == "no such device"
+
+
+def test_the_script_begins_without_the_packages_that_it_brings(tmp_path: Path) -> None:
+    """It unpacks them. Modules of these names that cannot be imported stand in for their absence."""
+    for module in pack.NEEDED:
+        (tmp_path / f"{module}.py").write_text("raise ModuleNotFoundError(__name__)")
+    path = os.pathsep.join([str(ROOT), str(tmp_path)])
+    code = "import benchmarks.gpu.__main__"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": path}, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+
+
+IN_THE_IMAGE = {
+    *("torch", "torchvision", "triton", "numpy", "scipy", "sklearn", "pandas", "pyarrow", "numba", "PIL", "yaml"),
+    *("typer", "rich", "cloudpickle", "pytest", "hypothesis", "mpmath", "transformers", "peft", "tokenizers", "timm"),
+    "huggingface_hub",
+}
+
+
+def test_all_that_training_imports_is_in_the_image_or_packed() -> None:
+    found = set()
+    for file in [*ROOT.glob("workers/**/*.py"), *ROOT.glob("accounting/**/*.py"), *ROOT.glob("benchmarks/gpu/*.py")]:
+        for node in ast.walk(ast.parse(file.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                found.add(node.module.partition(".")[0])
+            elif isinstance(node, ast.Import):
+                found |= {each.name.partition(".")[0] for each in node.names}
+    own = {"dpsweep", "benchmarks", *sys.stdlib_module_names}
+    packed = {each.replace("-", "_") for names in pack.NEEDED.values() for each in names}
+    assert found - own - IN_THE_IMAGE <= {*pack.NEEDED, *pack.EXTRAS, *packed}
 
 
 DRIVER = """

@@ -24,7 +24,6 @@ from typing import Any
 from benchmarks.gpu import pack
 from benchmarks.gpu.phases import PHASES, SIZES
 from benchmarks.gpu.report import Report
-from benchmarks.gpu.runner import run_phases
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,6 +53,8 @@ def main() -> int:
         if missing := pack.missing():
             print(f"{', '.join(missing)} cannot be imported; collect wheels by --pack FOLDER and name it by --wheels")
             return 2
+        from benchmarks.gpu.runner import run_phases  # imports packages that are unpacked by now
+
         phases = [phase for phase in PHASES if phase.name in (options.phase or [each.name for each in PHASES])]
         report = Report(out, options.device, phases, ROOT)
         signal.signal(signal.SIGTERM, _interrupt)

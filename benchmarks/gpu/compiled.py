@@ -10,7 +10,7 @@ import torch
 from benchmarks import workloads
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
-from benchmarks.steps import Step, dpsweep, plain
+from benchmarks.steps import SETTLED, Step, dpsweep, plain
 from benchmarks.training import built, seconds, synchronize
 from benchmarks.workloads import Workload
 
@@ -30,7 +30,7 @@ def _of(record: Record, name: str, workload: Workload, device: torch.device) -> 
     x, y = workload.examples(workload.batch, device)
 
     def timed(step: Step) -> float:
-        for _ in range(3):
+        for _ in range(SETTLED):
             step(x, y)
         return round(seconds(lambda: step(x, y), _TIMES, device) * 1e3, 3)
 
@@ -57,7 +57,7 @@ def _recorded(step: Callable[[], None], device: torch.device) -> float:
     """Milliseconds of a replayed CUDA graph of the step. Raises: RuntimeError where the step waits for the device."""
     stream = torch.cuda.Stream(device)
     with torch.cuda.stream(stream):
-        for _ in range(3):
+        for _ in range(SETTLED):
             step()
     synchronize(device)
     graph = torch.cuda.CUDAGraph()

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Final
 
 NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
+    "charset_normalizer": ("charset-normalizer",),
     "pydantic": ("pydantic", "pydantic-core", "annotated-types", "typing-inspection"),
     "cryptography": ("cryptography", "cffi"),
     "dp_accounting": ("dp-accounting", "dm-tree"),
@@ -27,7 +28,17 @@ EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     ),
 }
 """Only when asked for: a wheel of 80 MB."""
-REQUIRED: Final = ("torch", "pydantic", "cryptography", "numpy", "scipy", "pyarrow", "sklearn", "PIL")
+REQUIRED: Final = (
+    "torch",
+    "pydantic",
+    "charset_normalizer",
+    "cryptography",
+    "numpy",
+    "scipy",
+    "pyarrow",
+    "sklearn",
+    "PIL",
+)
 """Modules without which nothing can be measured."""
 _PLATFORMS: Final = ("manylinux2014_x86_64", *(f"manylinux_2_{glibc}_x86_64" for glibc in (17, 24, 27, 28, 31, 34)))
 _CONSTRAINTS: Final = Path(__file__).resolve().parents[2] / "constraints.txt"

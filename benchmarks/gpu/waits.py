@@ -23,7 +23,7 @@ from benchmarks.gpu import pictures
 from benchmarks.gpu.equality import trial_on
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
-from benchmarks.steps import dpsweep_with_noise, plain
+from benchmarks.steps import SETTLED, dpsweep_with_noise, plain
 from benchmarks.training import built, synchronize
 from benchmarks.workloads import Workload
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -60,7 +60,7 @@ def _of(record: Record, name: str, workload: Workload, device: torch.device) -> 
 
 
 def _profiled(record: Record, name: str, step: Callable[[], None], device: torch.device) -> None:
-    for _ in range(6):  # verifies the model, compares the 1st and 4th batch after it, chooses among computations
+    for _ in range(SETTLED):
         step()
     synchronize(device)
     elapsed = _milliseconds(step, device)

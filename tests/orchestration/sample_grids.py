@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.pipeline import RunRequest
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.records.published import NON_PRIVATE
@@ -17,6 +16,9 @@ from dpsweep.orchestration.sweeps.grid import drafts, labels_by_axis
 from dpsweep.orchestration.sweeps.identity import short_name
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
+
+if TYPE_CHECKING:
+    from dpsweep.orchestration.pipeline import RunRequest
 
 SMALL = """
 name: small
@@ -38,6 +40,8 @@ def small(**changes: object) -> str:
 
 def in_process(text: str, folder: str | Path, tracking_uri: str | None = NO_TRACKING, **more: Any) -> RunRequest:
     """The request to run a sweep file in this process. more: other fields of the request."""
+    from dpsweep.orchestration.pipeline import RunRequest  # imports MLflow, which other tests do without
+
     return RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, tracking_uri, **more)
 
 

@@ -221,7 +221,8 @@ class ComparedPasses:
     def _backward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Return the losses, and per-example gradients of their sum."""
         losses, capture = self._forward(x, y)
-        return losses.detach(), capture.backward(losses, 1.0 / self.multiplicity)
+        with _any_algorithm():
+            return losses.detach(), capture.backward(losses, 1.0 / self.multiplicity)
 
     def _forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Capture]:
         """Return the losses, and what is captured: the layers, and the input where the model runs on one that has a
@@ -235,6 +236,19 @@ class ComparedPasses:
             with torch.enable_grad(), self.capturing(len(x)) as capture:
                 losses = self.losses(x, y)
         return losses, capture
+
+
+@contextmanager
+def _any_algorithm() -> Iterator[None]:
+    """Let torch choose algorithms that are not deterministic: a gradient of the input, which no step of training takes,
+    may have no other.
+    """
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("default")
+    try:
+        yield
+    finally:
+        torch.set_deterministic_debug_mode(before)
 
 
 @contextmanager

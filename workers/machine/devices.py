@@ -7,6 +7,7 @@ import math
 import os
 import platform
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Final
 
@@ -22,6 +23,20 @@ _RESERVE: Final = "reserve a GPU with resources.gpus where there is one, or set 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _SAMPLE_PERIOD: Final = 1.0
 """Seconds between two samples of a GPU's utilization; NVML averages over up to one second."""
+
+
+@contextlib.contextmanager
+def cpu_by_default() -> Iterator[None]:
+    """Undo ``torch.set_default_device`` of the caller for a while: code that names no device means the CPU."""
+    before = torch.get_default_device()
+    if before.type == "cpu":
+        yield
+        return
+    torch.set_default_device(None)
+    try:
+        yield
+    finally:
+        torch.set_default_device(before)
 
 
 def choose_device(name: str) -> torch.device:

@@ -22,6 +22,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.numerics.rounding import release_grid
@@ -155,9 +156,10 @@ class KeyedNoise:
         """
         if not values:
             return {}
-        joined = self._add(torch.cat([each.flatten() for each in values.values()]), std)
-        parts = joined.split([each.numel() for each in values.values()])
-        return {name: part.view(each.shape).to(each) for part, (name, each) in zip(parts, values.items(), strict=True)}
+        given = list(values.values())
+        parts = _unflatten_dense_tensors(self._add(torch.cat([each.flatten() for each in given]), std), given)
+        same = (part if part.dtype == each.dtype else part.to(each) for part, each in zip(parts, given, strict=True))
+        return dict(zip(values, same, strict=True))
 
     def _add(self, values: Tensor, std: float) -> Tensor:
         """Change ``values`` [n] to `added` of them, in place."""

@@ -18,8 +18,10 @@ from dpsweep.workers.gradients.checks import check_model
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
+from dpsweep.workers.spec import ExecutionSpec
+from dpsweep.workers.training.reproducible import reproducible
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
-from tests.workers.devices import DEVICE
+from tests.workers.devices import DEVICE, NAME
 
 
 def small_model() -> nn.Sequential:
@@ -152,8 +154,8 @@ def test_losses_are_those_of_the_model() -> None:
 
 def test_equal_bits_from_run_to_run() -> None:
     x, y = small_batch()
-    results = [GradientEngine(small_model(), per_example_loss).weighted_sum(x, y, clip) for _ in range(2)]
-    first, second = results
+    with reproducible(ExecutionSpec(device=NAME), seed=0):
+        first, second = (GradientEngine(small_model(), per_example_loss).weighted_sum(x, y, clip) for _ in range(2))
     assert torch.equal(first.norms.norms, second.norms.norms)
     assert all(torch.equal(first.gradients[name], second.gradients[name]) for name in first.gradients)
 

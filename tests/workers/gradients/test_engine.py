@@ -354,7 +354,7 @@ def test_agrees_with_one_example_at_a_time(name: str, multiplicity: int, micro_b
     x, y = CASES[name].inputs()
     expected = gradients_one_by_one(model, x, y, multiplicity)
     examples = len(x) // multiplicity
-    weights = torch.linspace(0.2, 1.0, examples)
+    weights = torch.linspace(0.2, 1.0, examples, device=DEVICE)
     engine = GradientEngine(model, per_example_loss, multiplicity=multiplicity, micro_batch_size=micro_batch_size)
     total = norms_of(expected).norm()
 

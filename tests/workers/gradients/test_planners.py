@@ -12,6 +12,7 @@ from dpsweep.workers.gradients.convolution import Correlations, Geometry
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.planners import Alternative, ShapePlanner, T, TimingPlanner, default_planner
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss, relative_error
+from tests.workers.devices import NAME
 from tests.workers.gradients.test_engine import CASES, TOLERANCE
 
 PLANNED = ["linear on sequences", *(name for name in CASES if "conv" in name)]
@@ -79,6 +80,7 @@ def test_alternatives_are_timed_where_no_rates_are_measured() -> None:
         pytest.param(32, 64, 1, 16, 1, "unfold", id="pointwise, which copies no patches"),
     ],
 )
+@pytest.mark.skipif(NAME != "cpu", reason="measured on a CPU")
 def test_convolutions_are_instantiated_in_the_way_measured_as_fastest(
     inputs: int, outputs: int, groups: int, size: int, kernel: int, cheapest: str
 ) -> None:

@@ -13,6 +13,7 @@ from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.reached import require_reached
+from tests.workers.devices import DEVICE
 
 WIDTH, ROWS = 6, 40
 PLACES = (slice(3), slice(3, 20), slice(20, ROWS))
@@ -87,7 +88,7 @@ def checked(
     part: nn.Module, run: Forward = lambda part, x: part(x), x: Tensor | None = None, allowed: Sequence[str] = ()
 ) -> tuple[str, ...]:
     torch.manual_seed(1)
-    model, rows = Parts(part, run), inputs(0) if x is None else x
+    model, rows = Parts(part, run).to(DEVICE), inputs(0) if x is None else x
     labels = torch.arange(ROWS) % 3
     return require_reached(
         model, lambda place: functional.cross_entropy(model(rows[place]), labels[place]), PLACES, allowed
@@ -182,7 +183,9 @@ def test_adapters_of_peft_train_as_they_begin_and_are_refused_when_frozen(name: 
         vocab_size=50, hidden_size=16, num_hidden_layers=1, num_attention_heads=2, intermediate_size=24, num_labels=3
     )
     adapter = getattr(peft, name)(task_type="SEQ_CLS", **options)
-    model = peft.get_peft_model(transformers.BertForSequenceClassification(config), adapter)
+    with torch.device("cpu"):  # peft draws there
+        model = peft.get_peft_model(transformers.BertForSequenceClassification(config), adapter)
+    model.to(DEVICE)
     x, labels = torch.randint(1, 50, (ROWS, 8)), torch.arange(ROWS) % 3
 
     def losses(place: slice) -> Tensor:

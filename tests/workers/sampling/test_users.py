@@ -24,6 +24,7 @@ from dpsweep.workers.sampling.users import kept_rows, population_of, slots_of, w
 from dpsweep.workers.spec import AttackSpec, AuditSpec, Component, DataSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
 from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, parts_of
 from dpsweep.workers.trials.trial import run_trial
+from tests.workers.devices import DEVICE
 from tests.workers.resumption import Killed, kill_at, run_with_deaths, stored_bytes
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import small_trial
@@ -139,7 +140,7 @@ def gradients(spec: TrialSpec, dataset: Dataset) -> LocalGradients:
 
 def summed(local: LocalGradients, rows: Tensor) -> dict[str, Tensor]:
     decision: Decision = local.decision(ClippingState(BOUND))
-    return local.weighted_sum_rowwise(rows, decision).gradients
+    return local.weighted_sum_rowwise(rows.to(DEVICE), decision).gradients
 
 
 @pytest.mark.parametrize("kind", NETS)

@@ -127,7 +127,8 @@ class Audit:
         trainer.step()  # takes everyone's norm
         fresh = replace(fresh, thresholds=trainer._run.clipping.thresholds)
         trainer._sampler = EvenRows(ROWS, self.batch_size, SeededRows(2))
-        start = torch.tensor([[0.0], [50.0]]).expand(2, ROWS)  # losses and gradients have grown since then
+        # Losses and gradients have grown since then.
+        start = torch.tensor([[0.0], [50.0]], device=DEVICE).expand(2, ROWS)
         ratios = []
         for _ in range(STEPS):
             weight.data.copy_(start)
@@ -135,7 +136,7 @@ class Audit:
             trainer.step()
             moved = self.batch_size * (start - weight.detach())
             ratios.append(self._log_ratio(trainer, (moved[1] - moved[0]) / math.sqrt(2.0)))
-        stacked: npt.NDArray[np.float64] = torch.stack(ratios).double().numpy()
+        stacked: npt.NDArray[np.float64] = torch.stack(ratios).double().cpu().numpy()
         return stacked
 
     def _log_ratio(self, trainer: Trainer, along: Tensor) -> Tensor:

@@ -24,6 +24,7 @@ from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, T
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.trial_mechanism import check_spec
 from dpsweep.workers.trials.trial import run_trial
+from tests.workers.devices import NAME
 from tests.workers.rank_runs import ended, started
 from tests.workers.resumption import assert_same_trial, run_with_deaths
 from tests.workers.training.test_trainer import flat_parameters, new_trainer
@@ -69,7 +70,7 @@ def test_the_model_moves_by_the_noise_of_the_trace(sampling: SamplingSpec, noise
     while trainer.may_continue():
         trainer.step()
         places.append(flat_parameters(trainer))
-    moved = -np.diff(torch.stack(places).double().numpy(), axis=0)
+    moved = -np.diff(torch.stack(places).double().cpu().numpy(), axis=0)
     steps, size = moved.shape
     assert steps == trainer.total_steps
     draws = np.stack([twin.draw(step, 0, size).numpy() for step in range(steps)])
@@ -133,14 +134,14 @@ WIDE = {
 
 @pytest.mark.parametrize(("size", "name"), [(2, "banded"), *(pytest.param(4, e, marks=pytest.mark.long) for e in WIDE)])
 def test_killed_ranks_make_the_noise_of_one_process_to_the_bit(size: int, name: str, tmp_path: Path) -> None:
-    """Without gradients the model of 82,502 weights, two pieces, moves by the noise alone."""
+    """Without gradients the model of 82,502 weights, two pieces on a CPU, moves by the noise alone."""
     spec = WIDE[name]
     run_trial(spec, str(tmp_path / "alone"), code=code_of(spec))
     for dies in (1, None):
         codes = ended(started({"together": spec}, tmp_path, size, dies=dies))
         assert (codes[1] == -signal.SIGKILL) if dies else codes == [0] * size
         parts = [each.name for each in (tmp_path / "together" / "private").glob("checkpoint.pt-*-*")]
-        assert len(parts) == (size - 1 if dies and name == "banded" else 0)
+        assert len(parts) == (size - 1 if dies and name == "banded" and NAME == "cpu" else 0)
     models = [torch.load(tmp_path / way / "model.pt", weights_only=True) for way in ("alone", "together")]
     assert all(torch.equal(models[1][key], values) for key, values in models[0].items())
 

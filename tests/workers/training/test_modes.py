@@ -21,6 +21,7 @@ from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
 from dpsweep.workers.spec import Component, NormSpec
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.trainer import Trainer
+from tests.workers.devices import DEVICE
 from tests.workers.resumption import assert_same_trial, run_with_deaths
 from tests.workers.trial_runs import made_trainer, norms_of, train
 from tests.workers.trial_specs import small_trial
@@ -63,7 +64,7 @@ def test_training_after_an_evaluation_goes_on_in_the_modes_of_the_author(model: 
     for _ in range(2):
         run_epoch(trainer)
         assert modes_of(trainer.released_model()) == modes
-    rows = torch.arange(len(trainer._data))
+    rows = torch.arange(len(trainer._data), device=DEVICE)
     recorded = trainer._everyone.measure().examples.norms
     used = trainer._clipped_sum(rows).norms.norms
     torch.testing.assert_close(used, recorded, rtol=1e-5, atol=1e-6)

@@ -19,7 +19,8 @@ from dpsweep.workers.data import load_dataset
 from dpsweep.workers.models import build_model
 from dpsweep.workers.spec import SamplingSpec
 from dpsweep.workers.training.private_training import PrivateTraining
-from dpsweep.workers.trials.trained_model import load_model
+from dpsweep.workers.trials.trained_model import load_model, load_trained
+from tests.workers.devices import DEVICE
 from tests.workers.own_clipping import NoisyCount
 from tests.workers.trial_runs import norms_of, train
 from tests.workers.trial_specs import TUMOURS, clipping_by, small_trial
@@ -60,7 +61,7 @@ def test_a_loop_with_a_seed_is_the_trial_with_it(clipping: str, sampling: str, t
     _, trace, files = train(spec, tmp_path)
     dataset = load_dataset(TUMOURS)
     engine = PrivateTraining(
-        build_model(spec.model, dataset, spec.seed),
+        build_model(spec.model, dataset, spec.seed).to(DEVICE),
         "cross_entropy",
         {"name": spec.optimizer.name, **spec.optimizer.params},
         dataset,
@@ -78,6 +79,27 @@ def test_a_loop_with_a_seed_is_the_trial_with_it(clipping: str, sampling: str, t
     stored, trained = load_model(files, spec), engine._trainer.released_model()
     assert all(torch.equal(stored.state_dict()[name], value.cpu()) for name, value in trained.state_dict().items())
     np.testing.assert_allclose(engine._recorded()[1], norms_of(files).contributions, rtol=2e-7)
+
+
+def test_the_default_device_of_the_caller_changes_nothing(tmp_path: Path) -> None:
+    """Notebooks set torch's default device. One that holds no values would show in all that follows it."""
+    spec, found = small_trial(), []
+    rows = load_dataset(TUMOURS).test.features.numpy()
+    for place in ("cpu", "meta"):
+        model = net().to(DEVICE)
+        torch.set_default_device(place)
+        try:
+            engine = run(engine_of(model, seed=1))
+            epsilons = engine.epsilons().upper
+            _, _, files = train(spec, tmp_path / place)
+            outputs = load_trained(files, spec).logits(rows)
+            assert torch.get_default_device().type == place
+        finally:
+            torch.set_default_device(None)
+        weights = torch.cat([each.detach().cpu().flatten() for each in model.parameters()])
+        found.append((weights.numpy(), epsilons, outputs))
+    for usual, elsewhere in zip(*found, strict=True):
+        np.testing.assert_array_equal(elsewhere, usual)
 
 
 @pytest.mark.parametrize("name", [name for name in CLIPPING if name not in ("none", "flat", "dpsgd_f", "individual")])

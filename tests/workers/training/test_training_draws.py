@@ -15,6 +15,7 @@ from torchvision.ops import StochasticDepth
 
 from dpsweep.workers.spec import Component, DataSpec, NormSpec, TrialSpec
 from dpsweep.workers.training.trainer import Trainer
+from tests.workers.devices import DEVICE
 from tests.workers.trial_runs import made_trainer, train
 from tests.workers.trial_specs import DROPOUT_NET, small_trial
 
@@ -34,7 +35,7 @@ def first_sum(spec: TrialSpec, folder: Path) -> Tensor:
     """The clipped sum over all examples at the start."""
     trainer = trainer_of(spec, folder)
     trainer.begin()
-    gradients = trainer._clipped_sum(torch.arange(len(trainer._data))).gradients
+    gradients = trainer._clipped_sum(torch.arange(len(trainer._data), device=DEVICE)).gradients
     return torch.cat([gradient.flatten() for gradient in gradients.values()])
 
 

@@ -33,6 +33,7 @@ from dpsweep.workers.spec import (
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.trials.membership import attack, attack_losses, best_threshold
 from dpsweep.workers.trials.trial import Progress, run_trial
+from tests.workers.devices import DEVICE
 from tests.workers.resumption import stored_bytes
 from tests.workers.trial_specs import small_trial
 from tests.workers.user_modules import allowed
@@ -133,7 +134,7 @@ def test_a_trial_attacks_the_model_that_it_stores(tmp_path: Path) -> None:
     """The stored result is that of an attack on the stored model, here of averaged parameters."""
     spec, files = attacked(tmp_path, averaging=Component("ema"))
     dataset = load_dataset(spec.data)
-    model = build_model(spec.model, dataset, seed=1)
+    model = build_model(spec.model, dataset, seed=1).to(DEVICE)
     model.load_state_dict(torch.load(files.model, weights_only=True))
     expected = attack(model, dataset, build_loss(spec.loss), spec.seed)
     scores = evaluate(model, dataset.train, dataset, build_loss(spec.loss), min_group_size=1)
