@@ -111,6 +111,9 @@ def test_noise_of_several_tensors_is_independent_and_in_their_forms(name: str) -
     again = noise.added_to_each(values, 2.0)
     assert all(torch.equal(again[each], noisy[each]) for each in values)
     assert all(torch.equal(found, values[each]) for each, found in noise.added_to_each(values, 0.0).items())
+    one = torch.full((40, 100), 7.0)
+    noise.added_to_each({"only": one}, 2.0)
+    assert (one == 7.0).all()
 
 
 @every_source
