@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -30,7 +30,7 @@ from scipy import special
 
 from dpsweep.accounting.pld.allocation_blocks import sum_of_ratios
 from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean
-from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, merge, spread
+from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, spread
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
 Places = npt.NDArray[np.int64]
@@ -38,7 +38,7 @@ _WIDTH: Final = 2.0
 """Distance from the middle up to which a grid is finest, in standard deviations of log M."""
 _FAR: Final = 1.0
 """Points that are even in log M, over the others."""
-_ROUNDING: Final = 1e-8
+ROUNDING: Final = 1e-8
 """Relative error of masses, far above that of sums of a million positive terms."""
 HEAVY: Final = 0.33
 """Shift above which grids of blocks take less time than one transform."""
@@ -46,8 +46,6 @@ _MANY: Final = 3000
 """Steps above which they do at any shift."""
 _KEPT: Final = 1.0 - 1e-6
 """Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
-_ATOMS: Final = 1.0
-"""Atoms of a law from below for each of its points on a lattice, at least."""
 _LITTLE: Final = 100.0
 """Mass of Q that grids of blocks may lose, over the tail, where both directions are asked for."""
 _DECADES: Final = 4
@@ -293,40 +291,66 @@ def coarse_law(allocated: AllocatedRound, tail: float, bound: Bound, fineness: F
 
 
 def on_lattice(law: EvenLaw, spacing: float, direction: Direction, bound: Bound) -> LatticeLoss:
-    """Return the law of the loss on whole multiples of ``spacing``; law: bounded from the same side.
+    """Return the law of the loss on whole multiples of ``spacing``; law: bounded from the same side."""
+    losses, first, second, above = losses_of(law, direction)
+    if bound == "lower":
+        return lowered(losses, first, ROUNDING * first, spacing)
+    return spread(_cells_of(losses, first, second, above, spacing), spacing)
 
-    From above, points are edges of cells, and from below their middles. There they are few enough to hold atoms each,
-    as empty neighbours have no mass to pool; other points have no mass.
+
+def losses_of(law: EvenLaw, direction: Direction) -> tuple[Array, Array, Array, float]:
+    """Return losses, ascending, masses under the first and the second measure of the pair, and the mass of the first
+    one at an infinite loss.
     """
-    losses = (1.0 if direction == "remove" else -1.0) * np.log(law.values)
-    if bound == "upper":
-        return spread(_cells_of(law, losses, spacing, direction, 0.0), spacing)
-    times = max(math.ceil(_ATOMS * float(np.ptp(losses)) / (spacing * len(losses))), 1)
-    cells = replace(_cells_of(law, losses, times * spacing, direction, 0.5), above=0.0)
-    found = merge(cells, times * spacing)
-    masses, rounding = np.zeros((2, times * (len(found.probabilities) - 1) + 1))
-    masses[::times], rounding[::times] = found.probabilities, found.rounding
-    return LatticeLoss(spacing, times * found.start, masses, 0.0, rounding)
+    losses, of_p = np.asarray(np.log(law.values), dtype=np.float64), law.masses * law.values
+    if direction == "remove":
+        return losses, of_p, law.masses, law.lost_of_p
+    return -losses[::-1], law.masses[::-1], of_p[::-1], law.lost_of_q
 
 
-def _cells_of(law: EvenLaw, losses: Array, spacing: float, direction: Direction, edge: float) -> Cells:
-    """Return the masses of losses between edges, ``edge`` cells above whole multiples of ``spacing``."""
-    q, p = law.masses, law.masses * law.values
-    first, second = (p, q) if direction == "remove" else (q, p)
-    places = np.floor(losses / spacing - edge).astype(np.int64)
+def _cells_of(losses: Array, first: Array, second: Array, above: float, spacing: float) -> Cells:
+    """Return masses between whole multiples of ``spacing``, under both measures of the pair."""
+    places = np.floor(losses / spacing).astype(np.int64)
     start = int(places.min())
     size = int(places.max()) - start + 1
     numerator = _sums(places - start, first, size)
-    edges = (start + edge + np.arange(size)) * spacing
-    denominator = np.exp(edges) * _sums(places - start, second, size)
+    denominator = np.exp((start + np.arange(size)) * spacing) * _sums(places - start, second, size)
     return Cells(
-        start=start + edge,
+        start=start,
         numerator=numerator,
         denominator=np.clip(denominator, numerator * math.exp(-spacing), numerator),
-        above=law.lost_of_p if direction == "remove" else law.lost_of_q,
+        above=above,
         below=0.0,
-        rounding=np.asarray(_ROUNDING * numerator, dtype=np.float64),
+        rounding=np.asarray(ROUNDING * numerator, dtype=np.float64),
     )
+
+
+def lowered(losses: Array, masses: Array, rounding: Array, spacing: float) -> LatticeLoss:
+    """Return a law below that of ``masses`` at ascending ``losses``, on whole multiples of ``spacing``.
+
+    Each mass joins the nearest point, and is merged there. Points that have any are then pooled with the next ones that
+    have some, in terms of exp(-loss), so that all means lie on them. Mass that finds no partner has its loss lowered.
+    rounding: error of each mass.
+    """
+    from dpsweep.accounting.pld.block_kernels import pool  # loads numba and compiled code
+
+    places = np.rint(losses / spacing).astype(np.int64)
+    start = int(places[0]) - 1
+    errors = _sums(places - start, rounding, int(places[-1]) - start + 1)
+    kept = masses > 0.0
+    losses, masses, places = losses[kept], masses[kept], places[kept]
+    if places[0] == 0:  # the point of most mass of a narrow law, which otherwise would have no partner for its rounding
+        places[losses < 0.0] = -1
+    starts = np.flatnonzero(np.diff(places, prepend=places[0] - 1))
+    points = np.append(places[0] - 1, places[starts])
+    sizes = np.exp((points[-1] - points) * spacing)
+    moved = masses * np.expm1(places * spacing - losses)
+    found = np.append(0.0, np.add.reduceat(masses, starts))[::-1].copy()
+    offsets = (np.append(0.0, np.add.reduceat(moved, starts)) * sizes)[::-1].copy()
+    pool(found, offsets, np.diff(sizes[::-1]), rises=True)
+    on_points = np.zeros(len(errors))
+    on_points[points - start] = found[::-1]
+    return LatticeLoss(spacing, start, on_points, 0.0, errors)
 
 
 def mean_from_above(allocated: AllocatedRound, tail: float) -> EvenLaw:

@@ -185,7 +185,7 @@ def _finished(grid: _Grid, masses: Array, offsets: Array, beyond: Array, terms: 
     from dpsweep.accounting.pld.block_kernels import pool
 
     if bound == "lower":
-        pool(masses, offsets, np.diff(grid.distances))
+        pool(masses, offsets, np.diff(grid.distances), rises=False)
         return _Law(grid, masses, terms, 0.0)
     masses[-1] += beyond[0]
     more = max(0.0, float(beyond[1] - beyond[0] * grid.distances[-1])) * grid.unit

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 import numpy as np
-from numba import float64, int64, types
+from numba import boolean, float64, int64, types
 from numpy.typing import NDArray
 
 from dpsweep.accounting.machine_code import helper, kernel
@@ -27,6 +27,9 @@ _NEAREST = 8
 """Most points whose mass is pooled with that of one cell."""
 _MOST = 0.99
 """Largest share of a point's mass that is pooled with another cell, so that what is left keeps its digits."""
+
+_SURELY = 1.0 - 1e-9
+"""What is taken of a mass that must suffice after rounding, too."""
 
 
 @helper
@@ -67,14 +70,23 @@ def _from_above(masses: Array, offsets: Array, gaps: Array, at: int) -> bool:
     return True
 
 
-@kernel(_FOUND, _FOUND, _GIVEN)
-def pool(masses: Array, offsets: Array, gaps: Array) -> None:
+@helper
+def _share_below(masses: Array, offsets: Array, gaps: Array, at: int) -> float:
+    """Return the share of a cell that may be merged into the one below, so that mass below that suffices to pool it."""
+    room = -offsets[at - 1]
+    if at > 1 and masses[at - 2] > 0.0:
+        room += _MOST * (masses[at - 2] * gaps[at - 2] - offsets[at - 2])
+    return float(min(1.0, _SURELY * max(room, 0.0) / (offsets[at] + masses[at] * gaps[at - 1])))
+
+
+@kernel(_FOUND, _FOUND, _GIVEN, boolean)
+def pool(masses: Array, offsets: Array, gaps: Array, rises: bool) -> None:
     """Pool the mass of each cell with mass of a neighbour, so that all of it lies on the cell's point.
 
     Offsets [points] are mass times the distance of its mean above the point, gaps [points - 1] lie between points.
     First the means above their points are pooled with mass from below, wherever that lies as yet. Then the others are
     pooled with mass on points above. A cell whose neighbours have too little is merged with the other neighbour, or
-    dropped.
+    dropped. If mass ``rises``, it may also be moved up: then as much as finds no place below stays on its point.
     """
     last = len(masses) - 1
     for at in range(last + 1):
@@ -87,24 +99,28 @@ def pool(masses: Array, offsets: Array, gaps: Array) -> None:
         if offsets[at] > 0.0 and not _from_below(masses, offsets, gaps, at):
             masses[at] = offsets[at] = 0.0
         if offsets[at] < 0.0 and not _from_above(masses, offsets, gaps, at):
+            merged = 1.0
+            if rises:
+                merged = _share_below(masses, offsets, gaps, at) if at > 0 else 0.0
             if at > 0:
-                masses[at - 1] += masses[at]
-                offsets[at - 1] += offsets[at] + masses[at] * gaps[at - 1]
-            masses[at] = offsets[at] = 0.0
+                masses[at - 1] += merged * masses[at]
+                offsets[at - 1] += merged * (offsets[at] + masses[at] * gaps[at - 1])
+            masses[at] *= 1.0 - merged
+            offsets[at] = 0.0
 
 
-@kernel(_FOUND, float64, _FOUND)
-def absorb(masses: Array, spacing: float, left: Array) -> None:
+@kernel(_FOUND, _GIVEN, _FOUND)
+def absorb(masses: Array, sizes: Array, left: Array) -> None:
     """Move negative masses outwards onto positive ones, so that mass and mean stay, until none is negative.
 
-    masses [points]: of the losses of a pair, under its first measure. The mean that stays is that of exp(-loss), which
-    is the mass under the other one. Each negative mass takes from the nearest positive ones on either side, or above
-    alone where there is none below. Where there is none above it is left out, and put into left [points].
+    masses [points]: of ascending losses of a pair, under its first measure. sizes [points]: multiples of exp(-loss),
+    whose mean is the mass under the other one. Each negative mass takes from the nearest positive ones on either side,
+    or above alone where there is none below. Where there is none above it is left out, and put into left [points].
     """
-    size = len(masses)
-    below, depth = np.zeros(size, np.int64), 0
+    count = len(masses)
+    below, depth = np.zeros(count, np.int64), 0
     right = 0
-    for at in range(size):
+    for at in range(count):
         if masses[at] > 0.0:
             below[depth] = at
             depth += 1
@@ -113,9 +129,9 @@ def absorb(masses: Array, spacing: float, left: Array) -> None:
         masses[at] = 0.0
         right = max(right, at + 1)
         while missing > 0.0:
-            while right < size and not masses[right] > 0.0:
+            while right < count and not masses[right] > 0.0:
                 right += 1
-            if right == size:
+            if right == count:
                 left[at] = missing
                 break
             if depth == 0:
@@ -124,8 +140,8 @@ def absorb(masses: Array, spacing: float, left: Array) -> None:
                 missing -= taken
                 continue
             under = below[depth - 1]
-            nearer, whole = math.exp(-(at - under) * spacing), math.exp(-(right - under) * spacing)
-            from_under, from_right = (nearer - whole) / (1.0 - whole), (1.0 - nearer) / (1.0 - whole)
+            whole = sizes[under] - sizes[right]
+            from_under, from_right = (sizes[at] - sizes[right]) / whole, (sizes[under] - sizes[at]) / whole
             of_under, of_right = masses[under] / from_under, masses[right] / from_right
             taken = min(missing, min(of_under, of_right))
             masses[under] = 0.0 if taken == of_under else max(masses[under] - taken * from_under, 0.0)

@@ -17,10 +17,10 @@ import numpy as np
 
 from dpsweep.accounting.pld.allocation import COARSE, HEAVY, law_of_block, on_lattice
 from dpsweep.accounting.pld.allocation_transform import EvenLaw
-from dpsweep.accounting.pld.block_levels import Level, between_nodes, beyond, drawn
+from dpsweep.accounting.pld.block_levels import Beside, Level, between_nodes, drawn
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice_plan import OPPOSITE, LatticePlan
-from dpsweep.accounting.pld.loss import Direction, LatticeLoss
+from dpsweep.accounting.pld.loss import LatticeLoss
 from dpsweep.accounting.pld.saddlepoint import cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound
 
@@ -31,9 +31,8 @@ _EXCESS: Final = 1e-5
 """Most that laws from below may have too much, all together, tilted and relative; with more, nodes are not used."""
 MOST_LEFT: Final = 1e-3
 """Most that one of them may have too much."""
-_POINTS: Final = 600
-"""Least points of laws that are extended; where they have fewer, their lattice is divided."""
-_DIVISIONS: Final = 9
+_HELD: Final = 64
+"""Pairs of nodes whose laws are held at the same losses."""
 
 
 @dataclass(frozen=True)
@@ -64,23 +63,19 @@ def laws_of_blocks(rounds: GroupRounds, plan: LatticePlan) -> Callable[[Allocate
     """Return the laws of each block of ``rounds``."""
     levels, nodes = _at_nodes(rounds, plan, lambda block: _node(block, plan, heavy=0.0))
 
-    @functools.cache
-    def above(block: AllocatedRound, spacing: float) -> LatticeLoss:
-        return on_lattice(nodes[block].above, spacing, plan.direction, "upper")
-
-    @functools.cache
-    def below(block: AllocatedRound, spacing: float) -> LatticeLoss:
-        return on_lattice(nodes[block].below, spacing, plan.direction, "lower")
+    @functools.lru_cache(_HELD)
+    def beside(nearer: AllocatedRound, farther: AllocatedRound) -> Beside:
+        return Beside.of(nodes[nearer].below, nodes[farther].above, plan.direction)
 
     def extended(level: Level) -> tuple[LatticeLoss, float] | None:
-        halvings = math.ceil(math.log2(max(_POINTS / len(nodes[level.weaker].upper.probabilities), 1.0)))
-        spacing = plan.spacing * 2.0 ** -min(halvings, _DIVISIONS)
         for at in level.below:
-            law, left = beyond(below(at.nearer, spacing), above(at.farther, spacing), at.share)
-            weights = np.exp(np.minimum(plan.tilt * law.losses, 700.0))
+            pair = beside(at.nearer, at.farther)
+            masses, left = pair.beyond(at.share)
+            weights = np.exp(np.minimum(plan.tilt * pair.losses, 700.0))
             of_left = float(left @ weights)
-            if left.sum() <= MOST_LEFT and of_left <= _EXCESS / rounds.count * float(law.probabilities @ weights):
-                return _onto(law, plan.spacing, plan.direction), math.log(of_left) if of_left else -math.inf
+            if left.sum() <= MOST_LEFT and of_left <= _EXCESS / rounds.count * float(masses @ weights):
+                law = pair.lowered(masses, at.share, plan.spacing)
+                return law, math.log(of_left) if of_left else -math.inf
         return None
 
     def of_block(block: AllocatedRound) -> BlockLaw:
@@ -146,16 +141,3 @@ def _node(block: AllocatedRound, plan: LatticePlan, heavy: float) -> _Node:
 def _from_above(block: AllocatedRound, plan: LatticePlan, heavy: float = HEAVY) -> LatticeLoss:
     law = law_of_block(block, plan.direction, plan.tail, "upper", plan.tilt, heavy=heavy)
     return on_lattice(law, plan.spacing, plan.direction, "upper")
-
-
-def _onto(law: LatticeLoss, spacing: float, direction: Direction) -> LatticeLoss:
-    """Return a law from below on a lattice of the same or a larger spacing."""
-    if law.spacing == spacing:
-        return law
-    kept = law.probabilities > 0.0
-    losses, masses = law.losses[kept], law.probabilities[kept]
-    order = slice(None) if direction == "remove" else slice(None, None, -1)
-    values = np.exp(losses if direction == "remove" else -losses)[order]
-    of_q = (np.exp(-losses) * masses if direction == "remove" else masses)[order]
-    found = on_lattice(EvenLaw(values, of_q, 0.0, 0.0), spacing, direction, "lower")
-    return LatticeLoss(spacing, found.start, found.probabilities, law.infinity_mass, 2.0 * found.rounding)

@@ -18,8 +18,10 @@ from typing import Final
 
 import numpy as np
 
+from dpsweep.accounting.pld.allocation import ROUNDING, losses_of, lowered
+from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.levels import MARGIN, coordinate
-from dpsweep.accounting.pld.loss import LatticeLoss
+from dpsweep.accounting.pld.loss import Direction, LatticeLoss
 from dpsweep.accounting.pld.saddlepoint import Cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
@@ -166,33 +168,53 @@ def _in_run(nodes: Array, levels: Array, steps: int) -> Iterator[tuple[Allocated
 
 def drawn(weaker: LatticeLoss, stronger: LatticeLoss, share: float) -> LatticeLoss:
     """Return the law of the loss of a public draw: ``stronger`` with the probability ``share``, else ``weaker``."""
-    return _combined((weaker, 1.0 - share), (stronger, share))
+    first = min(weaker.start, stronger.start)
+    parts = [(round(law.start - first), law, weight) for law, weight in ((weaker, 1.0 - share), (stronger, share))]
+    masses, rounding = np.zeros((2, max(place + len(law.probabilities) for place, law, _ in parts)))
+    for place, law, weight in parts:
+        masses[place : place + len(law.probabilities)] += weight * law.probabilities
+        rounding[place : place + len(law.probabilities)] += weight * law.rounding
+    infinity = sum(weight * law.infinity_mass for _, law, weight in parts)
+    return LatticeLoss(weaker.spacing, first, masses, infinity, rounding)
 
 
-def beyond(nearer: LatticeLoss, farther: LatticeLoss, share: float) -> tuple[LatticeLoss, Array]:
-    """Return a law below ``nearer``, moved away from ``farther`` by ``share`` of the distance.
+@dataclass(frozen=True)
+class Beside:
+    """The laws of two nodes at the same losses, ascending: masses under the first measure of the pair; all [losses].
 
-    Negative masses are moved outwards onto positive ones, or up, which lowers expectations of all functions in
-    question. Those that have no positive one above are left out, and returned [points]. So a delta may be too high by
-    them, and by the law's mass at infinity.
+    infinity: mass of the farther one at an infinite loss.
     """
-    from dpsweep.accounting.pld.block_kernels import absorb  # loads numba and compiled code
 
-    combined = _combined((nearer, 1.0 + share), (farther, -share))
-    left = np.zeros_like(combined.probabilities)
-    absorb(combined.probabilities, combined.spacing, left)
-    return replace(combined, infinity_mass=share * farther.infinity_mass), left
+    losses: Array
+    sizes: Array
+    nearer: Array
+    farther: Array
+    infinity: float
 
+    @classmethod
+    def of(cls, nearer: EvenLaw, farther: EvenLaw, direction: Direction) -> Beside:
+        """Put ``nearer``, bounded from below, beside ``farther``, bounded from above."""
+        (losses, masses, _, _), (others, of_others, _, infinity) = (losses_of(e, direction) for e in (nearer, farther))
+        both = np.union1d(losses, others)
+        below, above = np.zeros((2, len(both)))
+        np.add.at(below, np.searchsorted(both, losses), masses)
+        np.add.at(above, np.searchsorted(both, others), of_others)
+        return cls(both, np.exp(both[-1] - both), below, above, infinity)
 
-def _combined(*parts: tuple[LatticeLoss, float]) -> LatticeLoss:
-    """Return the weighted sum of two laws on the same lattice."""
-    first = min(law.start for law, _ in parts)
-    places = [round(law.start - first) for law, _ in parts]
-    size = max(place + len(law.probabilities) for place, (law, _) in zip(places, parts, strict=True))
-    masses, rounding = np.zeros((2, size))
-    for place, (law, weight) in zip(places, parts, strict=True):
-        stop = place + len(law.probabilities)
-        masses[place:stop] += weight * law.probabilities
-        rounding[place:stop] += abs(weight) * law.rounding
-    infinity = sum(weight * law.infinity_mass for law, weight in parts)
-    return LatticeLoss(parts[0][0].spacing, first, masses, infinity, rounding)
+    def beyond(self, share: float) -> tuple[Array, Array]:
+        """Return masses of a law below the nearer one, moved away from the farther one by ``share`` of the distance.
+
+        Negative masses are moved outwards onto positive ones, or up, which lowers expectations of all functions in
+        question. Those that have no positive one above are left out, and returned, too. So a delta may be too high by
+        them, and by ``share`` of the mass at infinity.
+        """
+        from dpsweep.accounting.pld.block_kernels import absorb  # loads numba and compiled code
+
+        masses, left = (1.0 + share) * self.nearer - share * self.farther, np.zeros_like(self.nearer)
+        absorb(masses, self.sizes, left)
+        return masses, left
+
+    def lowered(self, masses: Array, share: float, spacing: float) -> LatticeLoss:
+        """Return the law of the ``masses`` that `beyond` has found, on a lattice."""
+        rounding = 2.0 * ROUNDING * ((1.0 + share) * self.nearer + share * self.farther)
+        return replace(lowered(self.losses, masses, rounding, spacing), infinity_mass=share * self.infinity)

@@ -189,7 +189,7 @@ PLD: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "accounting/pld/block_kernels.py",
-        ("tests/accounting/pld/test_allocation_blocks.py",),
+        ("tests/accounting/pld/test_allocation_blocks.py", "tests/accounting/pld/test_block_levels.py"),
         B("masses[near + sign] += weight * share", "masses[near] += weight * share", "masses move to the centre", True),
         B(
             "both[index] = ours[index] + 2.0 * near[index]",
@@ -203,7 +203,12 @@ PLD: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/pld/block_levels.py",
         ("tests/accounting/pld/test_block_levels.py",),
-        B("(farther, -share)", "(farther, 0.0)", "a law from below has too much mass"),
+        B("- share * self.farther", "- 0.0 * self.farther", "a law from below has too much mass"),
         B("(stronger, share)", "(stronger, 0.5 * share)", "a draw loses mass", True),
+    ),
+    *bugs_in(
+        "accounting/pld/allocation.py",
+        ("tests/accounting/pld/test_block_levels.py",),
+        B("moved = masses *", "moved = 0.0 * masses *", "a law from below is rounded to the nearest loss"),
     ),
 )

@@ -79,15 +79,31 @@ def test_pools_lie_below_what_they_are_made_of_in_convex_order(seed: int) -> Non
     means = points + offsets / np.where(masses > 0.0, masses, 1.0)
     strikes = np.linspace(-1.0, points[-1] + 1.0, 500)
     pooled, left = masses.copy(), offsets.copy()
-    pool(pooled, left, np.diff(points))
+    pool(pooled, left, np.diff(points), False)
     assert not left.any()
     assert (pooled >= 0.0).all()
     assert (calls(points, pooled, strikes) <= calls(means, masses, strikes) * SLACK).all()
     assert (calls(-points, pooled, -strikes) <= calls(-means, masses, -strikes) * SLACK).all()
     smooth = np.exp(-0.5 * ((points - points[30]) / 8.0) ** 2)
     pooled, left = smooth.copy(), 0.2 * smooth * np.sign(points[30] - points)
-    pool(pooled, left, np.diff(points))
+    pool(pooled, left, np.diff(points), False)
     assert pooled.sum() == pytest.approx(smooth.sum(), rel=1e-12)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_pools_of_mass_that_may_rise_are_at_most_what_they_are_made_of(seed: int) -> None:
+    """Functions that are convex and fall are asked for."""
+    random = np.random.default_rng(seed)
+    points = np.cumsum(random.choice([1.0, 2.0, 20.0], 60))
+    masses = np.exp(random.normal(0.0, seed, 60))
+    offsets = masses * random.uniform(-0.4, 0.4, 60)
+    strikes = np.linspace(-1.0, points[-1] + 1.0, 500)
+    pooled, left = masses.copy(), offsets.copy()
+    pool(pooled, left, np.diff(points), True)
+    assert not left.any()
+    assert (pooled >= 0.0).all()
+    assert (calls(-points, pooled, -strikes) <= calls(-points - offsets / masses, masses, -strikes) * SLACK).all()
+    assert pooled.sum() > 0.9 * masses.sum()
 
 
 @pytest.mark.parametrize(("shift", "steps"), [(2.0, 40), (1.0, 100), (0.7, 1000)])

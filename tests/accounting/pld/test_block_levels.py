@@ -11,11 +11,12 @@ from numpy.typing import NDArray
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.pld import AllocatedRound, block_laws, block_levels, epsilon_pld
-from dpsweep.accounting.pld.allocation import law_of_block, on_lattice
+from dpsweep.accounting.pld.allocation import law_of_block, losses_of, on_lattice
+from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.block_kernels import absorb
-from dpsweep.accounting.pld.block_levels import beyond, drawn
+from dpsweep.accounting.pld.block_levels import Beside, drawn
 from dpsweep.accounting.pld.levels import coordinate
-from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction, LatticeLoss
+from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction
 from tests.accounting.known import known
 from tests.accounting.pld.test_allocation import delta_of_two_steps
 
@@ -32,7 +33,7 @@ def test_what_absorbs_negative_masses_lowers_every_hockey_stick(seed: int) -> No
     signed = random.normal(0.3, 1.0, 60) * (random.random(60) < 0.8)
     signed[-1] = -1.0 if seed % 2 else 1.0
     found, left = signed.copy(), np.zeros(60)
-    absorb(found, spacing, left)
+    absorb(found, np.exp(-spacing * np.arange(60)), left)
     losses = np.asarray(spacing * np.arange(60), dtype=np.float64)
     epsilons = np.asarray(spacing * np.arange(-5.0, 62.0, 0.5), dtype=np.float64)
     assert (found >= 0.0).all()
@@ -42,38 +43,57 @@ def test_what_absorbs_negative_masses_lowers_every_hockey_stick(seed: int) -> No
     assert found.sum() - left.sum() == pytest.approx(signed.sum())
 
 
-def law(shift: float, direction: Direction, bound: Bound) -> LatticeLoss:
-    found = law_of_block(AllocatedRound(shift, 2), direction, 1e-14, bound, 2.0, heavy=0.0)
-    return on_lattice(found, 0.01, direction, bound)
+def law(shift: float, direction: Direction, bound: Bound) -> EvenLaw:
+    return law_of_block(AllocatedRound(shift, 2), direction, 1e-14, bound, 2.0, heavy=0.0)
 
 
+@pytest.mark.parametrize("spacing", [0.002, 0.01, 0.4])
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("share", [0.1, 0.5, 0.9])
-def test_a_level_between_nodes_agrees_with_quadrature(direction: Direction, share: float) -> None:
+def test_a_level_between_nodes_agrees_with_quadrature(direction: Direction, share: float, spacing: float) -> None:
     """Both sides of two steps whose shift lies between the middle two of four nodes."""
     nodes = np.array([0.8, 0.83, 0.86, 0.89])
     shift = 0.83 + share * 0.03
     places, (place,) = coordinate(nodes, 0.8), coordinate(np.array([shift]), 0.8)
     first = (place - places[1]) / (places[2] - places[1])
-    upper = drawn(law(0.83, direction, "upper"), law(0.86, direction, "upper"), first)
-    lowers = (
-        beyond(
-            law(0.83, direction, "lower"), law(0.8, direction, "upper"), (place - places[1]) / (places[1] - places[0])
-        ),
-        beyond(
-            law(0.86, direction, "lower"), law(0.89, direction, "upper"), (places[2] - place) / (places[3] - places[2])
-        ),
-    )
+    fine = min(spacing, 0.01)
+    weaker, stronger = (on_lattice(law(each, direction, "upper"), fine, direction, "upper") for each in (0.83, 0.86))
+    upper = drawn(weaker, stronger, first)
     epsilons = np.array([0.1, 0.3, 0.6])
     exact = np.array([delta_of_two_steps(shift, each, adding=direction == "add") for each in epsilons.tolist()])
-    above = hockey_sticks(upper.losses, upper.probabilities, epsilons) + upper.infinity_mass
-    assert (above >= exact * (1.0 - 1e-9)).all()
-    np.testing.assert_allclose(above, exact, rtol=3e-3)
-    for lower, left in lowers:
-        below = hockey_sticks(lower.losses, lower.probabilities, epsilons)
+    found = hockey_sticks(upper.losses, upper.probabilities, epsilons) + upper.infinity_mass
+    assert (found >= exact * (1.0 - 1e-9)).all()
+    np.testing.assert_allclose(found, exact, rtol=3e-3)
+    for nearer, farther, distance in (
+        (0.83, 0.8, (place - places[1]) / (places[1] - places[0])),
+        (0.86, 0.89, (places[2] - place) / (places[3] - places[2])),
+    ):
+        pair = Beside.of(law(nearer, direction, "lower"), law(farther, direction, "upper"), direction)
+        masses, left = pair.beyond(distance)
+        lower = pair.lowered(masses, distance, spacing)
+        assert (masses >= 0.0).all()
         assert left.sum() < 1e-5
-        assert (below - left.sum() - lower.infinity_mass <= exact * (1.0 + 1e-9)).all()
-        np.testing.assert_allclose(below, exact, rtol=1e-2)
+        missing = left.sum() + lower.infinity_mass
+        for losses, kept in ((pair.losses, masses), (lower.losses, lower.probabilities)):
+            below = hockey_sticks(losses, kept, epsilons)
+            assert (below - missing <= exact * (1.0 + 1e-9)).all()
+            if spacing < 0.1:
+                np.testing.assert_allclose(below, exact, rtol=1e-2)
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+@pytest.mark.parametrize("spacing", [1e-4, 1e-3, 0.02, 0.5])
+def test_a_law_on_points_far_from_or_near_to_each_other_stays_below(direction: Direction, spacing: float) -> None:
+    """Lattices with many points between atoms, and with one point for nearly all of them."""
+    of_block = law_of_block(AllocatedRound(0.1, 20), direction, 1e-14, "lower", 2.0, heavy=0.0)
+    losses, masses, _, _ = losses_of(of_block, direction)
+    lower = on_lattice(of_block, spacing, direction, "lower")
+    epsilons = np.linspace(-0.2, 0.2, 401)
+    exact, found = hockey_sticks(losses, masses, epsilons), hockey_sticks(lower.losses, lower.probabilities, epsilons)
+    assert (found <= exact + 1e-13).all()
+    assert lower.probabilities.sum() == pytest.approx(masses.sum(), abs=1e-9)
+    if spacing < 0.01:
+        np.testing.assert_allclose(found[epsilons < 0.02], exact[epsilons < 0.02], rtol=5e-3)
 
 
 @pytest.mark.parametrize(("first", "last"), [(9.0, 8.0), (0.63, 0.6)])
