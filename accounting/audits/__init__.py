@@ -1,12 +1,15 @@
 """Tests that turn the guesses of an audit into proven lower bounds on epsilon."""
 
+from dpsweep.accounting.audits.assumptions import ASSUMPTIONS, assumed_by_best
 from dpsweep.accounting.audits.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from dpsweep.accounting.audits.gaussian_tests import f_dp_epsilon, gdp_epsilon
 from dpsweep.accounting.audits.scaled_noise import StatedRun, ranks_epsilon, scores_of
 
 __all__ = [
+    "ASSUMPTIONS",
     "Guesses",
     "StatedRun",
+    "assumed_by_best",
     "audited_epsilon",
     "best_audited_epsilon",
     "f_dp_epsilon",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated, Final, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -72,27 +72,19 @@ def _warn(sentence: str) -> None:
     typer.echo(f"warning: {for_terminal(sentence)}", err=True)
 
 
-_ASSUMED: Final = {
-    "ranks": "that the run is the stated one but for the scale of its noise",
-    "gdp": "that coins show no more than a Gaussian mechanism would, and independent scores",
-    "f_dp": "that coins show no more than a Gaussian mechanism would",
-    "steinke": "nothing",
-}
-"""Assumptions of each test, besides fair and secret coins (docs/accounting.md, "Audits")."""
-
-
 def _lines(record: AuditRecord, uri: str) -> tuple[str, ...]:
+    from dpsweep.accounting.audits import assumed_by_best
+
     share = f"{100 * record.lower_bound / record.claim:.0f}% of the claim" if record.claim > 0.0 else "no claim"
     contradicts = record.lower_bound > record.of_canary
     said = "ABOVE what its canaries pay, so that it CONTRADICTS the claim" if contradicts else share
     tests = ", ".join(f"{name} {number(bound)}" for name, bound in record.lower_bounds.items())
-    best = max(record.lower_bounds, key=lambda name: record.lower_bounds[name])
     return (
         f"{record.key}: ε at least {number(record.lower_bound)} of {number(record.claim)} claimed at δ {record.delta:g}"
         f" ({said}), with confidence {100 * record.confidence:g}%",
         f"  {record.canaries} canaries ({record.kind}, {record.transcript}) that pay at most ε "
         f"{number(record.of_canary)}, {seconds(record.seconds)}; {tests}",
-        f"  {best} assumes {_ASSUMED[best]}; a low bound does not show that little leaks",
+        f"  {assumed_by_best(record.lower_bounds)}; a low bound does not show that little leaks",
         f"  private, in {uri}",
     )
 

@@ -7,6 +7,7 @@ from html import escape
 from typing import Final
 
 from dpsweep.accounting.attacks import area_limit, exposure_limit
+from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
 from dpsweep.orchestration.comparison.metrics import main_metric
@@ -129,13 +130,13 @@ def exposures_section(trials: Sequence[PublishedTrial]) -> str:
 
 def audits_section(trials: Sequence[PublishedTrial]) -> str:
     """Return the section on audits; "" if no trial was audited or the results are withheld."""
+    assumed = "; ".join(f"{name} assumes {assumption}" for name, assumption in ASSUMPTIONS.items())
     return _section(
         "What an audit proves",
         "<p>A fair coin for each canary, a random training example or a made-up gradient, decided whether it was "
         "trained on. Guesses from the fall of its loss, or from its direction in the model or in every noisy sum, "
         "prove that ε is at least so much: over all canaries, and over examples of each group that has enough. "
-        "Steinke's test assumes nothing. Ranks assume that the run is the stated one but for the scale of its noise, "
-        "f-DP and Gaussian DP (gdp) that it is a Gaussian mechanism. All bounds of a trial hold together with its "
+        f"Of the tests, {assumed}. All bounds of an audit hold together with its "
         "confidence: at 95%, one right trial in twenty may be accused. A low bound does not show that little leaks. "
         "One above the claim contradicts it, and so does one above what a made-up gradient pays. That is less where a "
         "filter or further releases are part of the claim.</p>",

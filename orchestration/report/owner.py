@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from html import escape
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
+from dpsweep.accounting.audits import assumed_by_best
 from dpsweep.accounting.calibration.parameter_search import round_up
 from dpsweep.accounting.jobs.release import OwnerReport
 from dpsweep.accounting.mechanism.estimates import Kind
@@ -86,13 +87,8 @@ def owner_sentences(
         "same record add up.",
         "It was computed from the record itself: show it to nobody else.",
     ]
-    proven = max(audits, key=lambda audit: audit.epsilon, default=None)
-    if proven is not None:
-        sentences.insert(
-            -2,
-            f"An audit of this trial by {proven.canaries} made-up records proves that such training leaks: epsilon is "
-            f"at least {proven.epsilon:.3g} with confidence {100 * proven.confidence:g}%, for the worst record.",
-        )
+    if audits:
+        sentences.insert(-2, _audited(audits, report.worst_case_epsilon))
     if attacks:
         bounded = "Another attack may do better, but none passes the bounds above."
         sentences[-2:-2] = [*(attack.sentence() for attack in attacks), bounded]
@@ -105,6 +101,21 @@ def owner_sentences(
             f"{at_most_share(risk.advantage.upper)} ({risk.kind}, from the record's own contributions).",
         )
     return tuple(sentences)
+
+
+def _audited(audits: Sequence[PublishedAudit], worst_case: float) -> str:
+    """Return the best bound of the audits, rounded down, with the test that gave it and what that assumes."""
+    best = max(audits, key=lambda audit: audit.epsilon)
+    errors = sum(1.0 - audit.confidence for audit in audits)  # any of them may be the best by its error
+    by = f"An audit of this trial by {best.canaries} made-up records (canaries)"
+    if best.epsilon == 0.0:
+        return f"{by} proves no leak, which does not show that little leaks."
+    contradicts = best.epsilon > (worst_case if best.of_canary is None else best.of_canary)
+    return (
+        f"{by} shows that such training leaks: epsilon is at least {math.floor(100 * best.epsilon) / 100:.2f} with "
+        f"confidence {100 * max(0.0, 1.0 - errors):.3g}%, for the worst record. That is the bound of one of its tests: "
+        f"{assumed_by_best(best.tests)}.{' The bound contradicts the worst case above.' if contradicts else ''}"
+    )
 
 
 def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:

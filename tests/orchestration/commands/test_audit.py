@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner, Result
 
+from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.audit import _lines
 from dpsweep.orchestration.commands.main import app
@@ -80,7 +81,7 @@ def test_a_bound_is_compared_with_what_its_canaries_pay(bound: float, said: str)
     first, second, third, _ = _lines(record, "file")
     assert said in first
     assert "canaries (gradient, iterates) that pay at most ε 0.900" in second
-    assert "ranks assumes that the run is the stated one but for the scale of its noise" in third
+    assert f"ranks assumes {ASSUMPTIONS['ranks']}" in third
 
 
 def test_what_cannot_be_audited_is_refused_before_any_training(files: SweepFiles) -> None:

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting import attack_risk, curve_of_examples, privacy_curve, read_trace
+from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.records.epsilon_files import Epsilons, read_epsilons
 from dpsweep.accounting.records.shards import NormShards
@@ -144,7 +145,7 @@ def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
     trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
 ) -> None:
     copy = TrialFiles(str(shutil.copytree(trial.root, tmp_path / "out" / "trials" / "key")))
-    bounds = {"ranks": 3.217}
+    bounds = {"steinke": 1.5, "ranks": 3.217}
     audit = AuditRecord("key", 2000, "gradient", "iterates", 0.95, 0, 1e-5, 5.0, 5.0, 3.217, bounds, {}, 0, 0, 1.0)
     write_audit(SweepFiles(str(tmp_path / "out")), audit)
     write_audit(SweepFiles(str(tmp_path / "out")), replace(audit, kind="rows", lower_bound=4.321))
@@ -160,7 +161,9 @@ def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
     assert [each["kind"] for each in found["audits"]] == ["gradient"], "an audit of rows would tell of others"
     said = " ".join(found["meaning"])
     assert "An attack of today" in said
-    assert "at least 3.22 with confidence 95%" in said
+    assert "at least 3.21 with confidence 95%" in said
+    assert f"ranks assumes {ASSUMPTIONS['ranks']}" in said
+    assert "contradicts" not in said
     assert "4.32" not in said
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import pytest
 from plotly.graph_objects import Figure
 
+from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.orchestration.comparison.metrics import main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.records.published import PublishedAudit
@@ -81,6 +82,7 @@ def test_a_bound_above_what_its_canaries_pay_contradicts_a_higher_claim() -> Non
 
     assert "contradicts the claim" in said(0.95)
     assert "contradicts the claim" not in said(0.85)
+    assert all(f"{name} assumes {assumption}" in said(0.85) for name, assumption in ASSUMPTIONS.items())
 
 
 def test_bound_attacks_and_audits_are_in_one_picture() -> None:

@@ -6,7 +6,9 @@ import math
 
 import pytest
 
+from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.jobs.release import OwnerReport
+from dpsweep.orchestration.records.published import PublishedAudit
 from dpsweep.orchestration.report.owner import owner_page, owner_sentences
 
 
@@ -25,3 +27,23 @@ def test_epsilon_and_odds_are_rounded_up(epsilon: float, shown: str, odds: str) 
     assert f"epsilon {shown} at delta 1e-05" in words[0]
     assert f"e^epsilon = {odds}," in words[1]
     assert f"<td>{shown}</td>" in owner_page(report, words)
+
+
+def test_a_proven_bound_is_rounded_down_and_its_test_is_named() -> None:
+    """The best of several audits errs with at most the sum of their errors."""
+
+    def said(*bounds: float) -> str:
+        audits = [
+            PublishedAudit(0.95, bound, 0, 0, {}, {"ranks": 0.0, "f_dp": bound}, "gradient", canaries=100)
+            for bound in bounds
+        ]
+        return " ".join(
+            owner_sentences(OwnerReport(7, 0.5, 1e-5, "add_remove", "guarantee", "pld", 2.0), None, (), audits)
+        )
+
+    assert "at least 1.23 with confidence 95%" in said(1.239)
+    assert "at least 1.23 with confidence 90%" in said(0.0, 1.239)
+    assert f"f_dp assumes {ASSUMPTIONS['f_dp']}" in said(1.239)
+    assert "contradicts the worst case" not in said(1.239)
+    assert "contradicts the worst case" in said(1.239, 2.001)
+    assert "proves no leak" in said(0.0)
