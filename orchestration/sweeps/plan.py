@@ -39,6 +39,7 @@ from dpsweep.workers.clipping import ClippingMethod, PublicFacts, make_clipping,
 from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.machine.checkpoint import fingerprint
+from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
 from dpsweep.workers.sampling.users import planned_population, require_per_user
 from dpsweep.workers.spec import DataSpec, NormSpec, Shard, TrialSpec
@@ -69,6 +70,7 @@ K = TypeVar("K")
 V = TypeVar("V")
 
 
+@torch_defaults()
 def plan_sweep(
     sweep: SweepSpec, code: UserCode | None = NO_CODE, past: Past = NO_PAST, solver: Solver = PROCESSES
 ) -> Plan:

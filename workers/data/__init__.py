@@ -47,6 +47,7 @@ from dpsweep.workers.data.tabular import NORM_OF_TEXT
 from dpsweep.workers.data.texts import text
 from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.dataset_description import DatasetDescription, RowsKept, RowsPerUser
+from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.own_code.imports import (
     NO_CODE,
     UserCode,
@@ -79,6 +80,7 @@ SOURCES: Mapping[str, Callable[..., Source]] = {
 """Data sources by name. The parameters of a source are the arguments of its function."""
 
 
+@torch_defaults()
 def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
     """Return the source before any split: registered, or ``module:function(**params) -> Source`` from the user's
     ``code``.
@@ -105,6 +107,7 @@ def _given(spec: DataSpec, code: UserCode) -> Source:
     return source_of_bytes(found.content if found.path is None else read_private(found.path))
 
 
+@torch_defaults()
 def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
     """Load a source and split it. Equal specs give equal data sets on every machine.
 

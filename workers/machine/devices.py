@@ -26,17 +26,28 @@ _SAMPLE_PERIOD: Final = 1.0
 
 
 @contextlib.contextmanager
-def cpu_by_default() -> Iterator[None]:
-    """Undo ``torch.set_default_device`` of the caller for a while: code that names no device means the CPU."""
-    before = torch.get_default_device()
-    if before.type == "cpu":
-        yield
-        return
-    torch.set_default_device(None)
+def torch_defaults() -> Iterator[None]:
+    """Undo what the caller has set for all of torch: default device and dtype, and inference mode.
+
+    A tensor for which our code names no device or dtype is then on the CPU, or float32, wherever the caller is.
+    Raises: InvalidInput inside ``torch.autocast``, which would round norms and sums.
+    """
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise InvalidInput(
+            "torch.autocast is on around this call, where it would round norms and sums; leave its block, and choose "
+            "the precision of the model's passes by execution.autocast"
+        )
+    device, dtype = torch.get_default_device(), torch.get_default_dtype()
+    if device.type != "cpu":
+        torch.set_default_device(None)
+    torch.set_default_dtype(torch.float32)
     try:
-        yield
+        with torch.inference_mode(False):
+            yield
     finally:
-        torch.set_default_device(before)
+        torch.set_default_dtype(dtype)
+        if device.type != "cpu":
+            torch.set_default_device(device)
 
 
 def choose_device(name: str) -> torch.device:

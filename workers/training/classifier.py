@@ -15,6 +15,7 @@ from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.reasons import weakened
+from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.training.private_training import PrivateTraining
 
 
@@ -48,6 +49,7 @@ class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self.clipping, self.sampling, self.epochs = clipping, sampling, epochs
         self.learning_rate, self.seed = learning_rate, seed
 
+    @torch_defaults()
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
         """Train on rows [n, features] and their classes [n]. groups: as of `PrivateTraining`.
 
@@ -82,6 +84,7 @@ class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sci
         self.privacy_ = weakened(engine.privacy(), () if self.classes is not None else ("classes_from_rows",))
         return self
 
+    @torch_defaults()
     def predict_proba(self, X: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Return probabilities [n, classes]."""
         check_is_fitted(self)

@@ -31,7 +31,7 @@ from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make
 from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
 from dpsweep.workers.gradients.modes import modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
-from dpsweep.workers.machine.devices import cpu_by_default
+from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import (
     Component,
@@ -99,7 +99,7 @@ class PrivateTraining:
     (10, True, 'guarantee')
     """
 
-    @cpu_by_default()
+    @torch_defaults()
     def __init__(
         self,
         model: nn.Module,

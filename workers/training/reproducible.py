@@ -10,7 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.machine.devices import choose_device, cpu_by_default
+from dpsweep.workers.machine.devices import choose_device, torch_defaults
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.less_memory import LackOfMemory
 
@@ -29,7 +29,7 @@ def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
     precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    with cpu_by_default(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch_defaults(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         _use_threads(execution.threads)
         torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
         torch.set_float32_matmul_precision("highest")

@@ -21,7 +21,7 @@ from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
 from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
-from dpsweep.workers.machine.devices import cpu_by_default
+from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 from dpsweep.workers.models import build_for_shape, offered
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
@@ -51,7 +51,7 @@ class TrainedModel:
     preparation: Preparation
     fitted: State
 
-    @cpu_by_default()
+    @torch_defaults()
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
         """Return outputs of the model for examples [n, ...]: logits [n, classes], or the outputs of another task.
 
@@ -138,7 +138,7 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
     return None
 
 
-@cpu_by_default()
+@torch_defaults()
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:
     """Return the trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if averaging was
     on.
@@ -151,7 +151,7 @@ def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> 
     return _build(files, spec, _read(files.inputs, _INPUTS), code)
 
 
-@cpu_by_default()
+@torch_defaults()
 def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> TrainedModel:
     """Return the trained model of ``spec`` with the preprocessing and preparation of its inputs.
 

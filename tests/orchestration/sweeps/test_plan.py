@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+import torch
 from torch import nn
 
 from dpsweep.accounting.accountants.account import account
@@ -353,3 +354,17 @@ def test_a_worst_group_by_a_rate_of_two_classes_needs_two_classes() -> None:
     (reason,) = plan_sweep(parse_sweep(small(**chosen))).reasons()
     assert "compare.worst_group is false_positive_rate, which needs two classes, but digits has 10" in reason
     assert not plan_sweep(parse_sweep(small(**chosen, data="breast_cancer"))).refusals
+
+
+def test_what_the_caller_has_set_for_all_of_torch_changes_no_plan() -> None:
+    """Notebooks set a default device or dtype."""
+    usual = plan_sweep(parse_sweep(small(seeds=0)))
+    torch.set_default_device("meta")
+    torch.set_default_dtype(torch.bfloat16)
+    try:
+        found = plan_sweep(parse_sweep(small(seeds=0)))
+    finally:
+        torch.set_default_device(None)
+        torch.set_default_dtype(torch.float32)
+    assert found.reasons() == usual.reasons() == []
+    assert [each.spec for each in found.trials] == [each.spec for each in usual.trials]

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
-from dpsweep.workers.machine.devices import cpu_by_default
+from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.spec import ExecutionSpec
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import NAME
@@ -127,7 +127,7 @@ def test_an_example_whose_gradient_is_not_finite_is_counted_beside_padding() -> 
     assert all(bool(gradient.isfinite().all()) for gradient in found.gradients.values())
 
 
-@cpu_by_default()
+@torch_defaults()
 def test_poisson_batches_of_a_trial_have_one_shape_and_lose_no_example(tmp_path: Path) -> None:
     """The same trial with padding and without: the same batches, whose models agree but for rounding."""
     parameters = []

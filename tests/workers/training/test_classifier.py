@@ -6,6 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from sklearn.base import clone
 from sklearn.utils.estimator_checks import check_estimator
 from torch import nn
@@ -34,6 +35,17 @@ def test_it_learns_within_its_epsilon_and_says_what_that_claims() -> None:
     assert clipped.privacy_.reasons == ("known_seed", "classes_from_rows", "groups_from_rows")
     with pytest.raises(dpsweep.InvalidInput, match="some labels are not among the given classes"):
         given.set_params(classes=["no", "never"]).fit(ROWS, NAMES)
+
+
+def test_it_is_the_same_where_the_default_dtype_of_torch_is_another() -> None:
+    found = []
+    for dtype in (torch.float32, torch.float64):
+        torch.set_default_dtype(dtype)
+        try:
+            found.append(DPClassifier(seed=1, epochs=1, model=hidden).fit(ROWS, NAMES).predict_proba(ROWS))
+        finally:
+            torch.set_default_dtype(torch.float32)
+    np.testing.assert_array_equal(found[0], found[1])
 
 
 COMPARE_FITS = {"check_supervised_y_2d", "check_classifier_data_not_an_array", "check_fit_idempotent"}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from torch.utils.data import Dataset, TensorDataset
 
 import dpsweep
 from dpsweep.accounting import PoissonSampling, Trace, account, individual_epsilons, parse_schedule, planned_trace
+from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.models import build_model
@@ -81,25 +83,39 @@ def test_a_loop_with_a_seed_is_the_trial_with_it(clipping: str, sampling: str, t
     np.testing.assert_allclose(engine._recorded()[1], norms_of(files).contributions, rtol=2e-7)
 
 
-def test_the_default_device_of_the_caller_changes_nothing(tmp_path: Path) -> None:
-    """Notebooks set torch's default device. One that holds no values would show in all that follows it."""
+def test_what_the_caller_has_set_for_all_of_torch_changes_nothing(tmp_path: Path) -> None:
+    """Notebooks do. A default device that holds no values would show in all that follows it."""
     spec, found = small_trial(), []
     rows = load_dataset(TUMOURS).test.features.numpy()
-    for place in ("cpu", "meta"):
+    for place, dtype, mode in (
+        ("cpu", torch.float32, contextlib.nullcontext()),
+        ("meta", torch.bfloat16, torch.inference_mode()),
+    ):
         model = net().to(DEVICE)
         torch.set_default_device(place)
+        torch.set_default_dtype(dtype)
         try:
-            engine = run(engine_of(model, seed=1))
-            epsilons = engine.epsilons().upper
-            _, _, files = train(spec, tmp_path / place)
-            outputs = load_trained(files, spec).logits(rows)
-            assert torch.get_default_device().type == place
+            with mode:
+                engine = run(engine_of(model, seed=1))
+                epsilons = engine.epsilons().upper
+                _, _, files = train(spec, tmp_path / place)
+                outputs = load_trained(files, spec).logits(rows)
+            assert (torch.get_default_device().type, torch.get_default_dtype()) == (place, dtype)
         finally:
             torch.set_default_device(None)
+            torch.set_default_dtype(torch.float32)
         weights = torch.cat([each.detach().cpu().flatten() for each in model.parameters()])
         found.append((weights.numpy(), epsilons, outputs))
     for usual, elsewhere in zip(*found, strict=True):
         np.testing.assert_array_equal(elsewhere, usual)
+
+
+def test_autocast_of_the_caller_is_refused() -> None:
+    with (
+        torch.autocast("cpu", dtype=torch.bfloat16),
+        pytest.raises(InvalidInput, match=r"choose .* execution.autocast"),
+    ):
+        engine_of(net())
 
 
 @pytest.mark.parametrize("name", [name for name in CLIPPING if name not in ("none", "flat", "dpsgd_f", "individual")])
