@@ -69,6 +69,7 @@ from dpsweep.workers.gradients.planners import (
 )
 from dpsweep.workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
+from dpsweep.workers.machine.devices import refuse_autocast
 
 _FEW, _AGAIN, _ALONE = 4, 3, 3
 """Number of examples that are verified together in the first batch, in some later ones, and one by one."""
@@ -253,6 +254,9 @@ class GradientEngine:
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[MicroBatch]:
         require_rows(x, y, self._multiplicity)
+        refuse_autocast()
+        if torch.is_inference_mode_enabled():
+            raise InvalidInput("torch.inference_mode() is on, in which there are no gradients; leave its block")
         frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
         if frozen:
             raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")

@@ -25,18 +25,23 @@ _SAMPLE_PERIOD: Final = 1.0
 """Seconds between two samples of a GPU's utilization; NVML averages over up to one second."""
 
 
+def refuse_autocast() -> None:
+    """Raise InvalidInput inside ``torch.autocast``, which would round norms and sums."""
+    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
+        raise InvalidInput(
+            "torch.autocast is on around this call, where it would round norms and sums; leave its block, and choose "
+            "the precision of the model's passes by autocast (execution.autocast of trials)"
+        )
+
+
 @contextlib.contextmanager
 def torch_defaults() -> Iterator[None]:
     """Undo what the caller has set for all of torch: default device and dtype, and inference mode.
 
     A tensor for which our code names no device or dtype is then on the CPU, or float32, wherever the caller is.
-    Raises: InvalidInput inside ``torch.autocast``, which would round norms and sums.
+    Raises: InvalidInput as `refuse_autocast`.
     """
-    if torch.is_autocast_enabled("cpu") or torch.is_autocast_enabled("cuda"):
-        raise InvalidInput(
-            "torch.autocast is on around this call, where it would round norms and sums; leave its block, and choose "
-            "the precision of the model's passes by execution.autocast"
-        )
+    refuse_autocast()
     device, dtype = torch.get_default_device(), torch.get_default_dtype()
     if device.type != "cpu":
         torch.set_default_device(None)

@@ -156,6 +156,15 @@ def test_inputs_that_are_not_tensors_are_refused() -> None:
         GradientEngine(nn.Linear(5, 3), per_example_loss).norms({"features": x}, y)  # type: ignore[arg-type]
 
 
+def test_autocast_and_inference_mode_around_a_call_are_refused() -> None:
+    engine = GradientEngine(nn.Linear(5, 3), per_example_loss)
+    x, y = torch.randn(4, 5), torch.zeros(4, dtype=torch.long)
+    with torch.autocast(DEVICE.type, dtype=torch.bfloat16), pytest.raises(InvalidInput, match="would round norms"):
+        engine.norms(x, y)
+    with torch.inference_mode(), pytest.raises(InvalidInput, match="there are no gradients; leave its block"):
+        engine.norms(x, y)
+
+
 def test_a_layer_that_does_not_run_on_one_row_is_refused_by_name() -> None:
     class Bags(nn.Module):
         def __init__(self) -> None:

@@ -113,7 +113,7 @@ def test_what_the_caller_has_set_for_all_of_torch_changes_nothing(tmp_path: Path
 def test_autocast_of_the_caller_is_refused() -> None:
     with (
         torch.autocast("cpu", dtype=torch.bfloat16),
-        pytest.raises(InvalidInput, match=r"choose .* execution.autocast"),
+        pytest.raises(InvalidInput, match=r"choose .* by autocast"),
     ):
         engine_of(net())
 
