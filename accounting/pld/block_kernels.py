@@ -152,38 +152,40 @@ def absorb(masses: Array, sizes: Array, left: Array) -> None:
 
 
 @helper
-def _level(far: float, size: int, level: int) -> int:
-    """Return the block of a point at a distance of ``far`` units, sought from ``level`` on."""
-    while level > 0 and far <= size * _STEPS[level - 1]:
-        level -= 1
-    while far > size * _STEPS[level]:
-        level += 1
-    return level
-
-
-@helper
 def _place(
-    distance: float, weight: float, half: int, level: int, below: int, masses: Array, offsets: Array, beyond: Array
+    distances: Array, weights: Array, half: int, below: int, masses: Array, offsets: Array, beyond: Array
 ) -> None:
-    above = len(masses) - 1 - below
-    sign = 1 if distance >= 0.0 else -1
-    place_of = abs(distance) * (1.0 / _STEPS[level])
-    nearer = math.floor(place_of)
-    share = place_of - nearer
-    at = int(nearer) + level * half
-    if sign > 0 and (at > above or (at == above and share > 0.0)):
-        beyond[0] += weight
-        beyond[1] += weight * distance
-        return
-    if sign < 0 and at >= below:
-        at, share = below, 0.0
-    near = below + sign * at
-    masses[near] += weight * (1.0 - share)
-    if share > 0.0:
-        moved = weight * share * (1.0 - share) * _STEPS[level] * sign
-        masses[near + sign] += weight * share
-        offsets[near] += moved
-        offsets[near + sign] -= moved
+    """Do as `place`. It is called for many weights at a time, as a call takes longer than a weight."""
+    size, above, level = 2 * half, len(masses) - 1 - below, 0
+    for each in range(len(distances)):
+        weight, distance = weights[each], distances[each]
+        if not weight > 0.0:
+            continue
+        far = abs(distance)
+        while level > 0 and far <= size * _STEPS[level - 1]:
+            level -= 1
+        while far > size * _STEPS[level]:
+            level += 1
+        place_of = far * (1.0 / _STEPS[level])
+        nearer = int(place_of)
+        share = place_of - nearer
+        at = nearer + level * half
+        if distance >= 0.0:
+            if at > above or (at == above and share > 0.0):
+                beyond[0] += weight
+                beyond[1] += weight * distance
+                continue
+            near, sign = below + at, 1
+        else:
+            if at >= below:
+                at, share = below, 0.0
+            near, sign = below - at, -1
+        masses[near] += weight * (1.0 - share)
+        if share > 0.0:
+            moved = weight * share * (1.0 - share) * _STEPS[level] * sign
+            masses[near + sign] += weight * share
+            offsets[near] += moved
+            offsets[near + sign] -= moved
 
 
 @kernel(_GIVEN, _GIVEN, int64, int64, _FOUND, _FOUND, _FOUND)
@@ -197,11 +199,7 @@ def place(
     Beyond [2] receives weight above the last point, and the same times its distance. A distance below the first point
     by rounding counts as the first.
     """
-    level = 0
-    for each in range(len(distances)):
-        if weights[each] > 0.0:
-            level = _level(abs(distances[each]), 2 * half, level)
-            _place(distances[each], weights[each], half, level, below, masses, offsets, beyond)
+    _place(distances, weights, half, below, masses, offsets, beyond)
 
 
 @kernel(_TABLES, _TABLES, float64, float64, int64, int64, _FOUND, _FOUND, _FOUND)
@@ -220,17 +218,14 @@ def place_sums(
 
     The centre of the sums is a distance from the grid's centre, their unit a multiple of its unit.
     """
-    step, level = unit, 0
+    step, distances = unit, np.zeros(sums.shape[1])
     for row in range(len(sums)):
-        for each in range(sums.shape[1]):
-            weight = sums[row, each]
-            if weight > 0.0:
-                place_of = float(each - 4 * half)
-                if len(moved) > 0:
-                    place_of += moved[row, each] / weight
-                distance = centre + place_of * step
-                level = _level(abs(distance), 2 * half, level)
-                _place(distance, weight, half, level, below, masses, offsets, beyond)
+        for each in range(len(distances)):
+            place_of = float(each - 4 * half)
+            if len(moved) > 0 and sums[row, each] > 0.0:
+                place_of += moved[row, each] / sums[row, each]
+            distances[each] = centre + place_of * step
+        _place(distances, sums[row], half, below, masses, offsets, beyond)
         step *= 2.0
 
 

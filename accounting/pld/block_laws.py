@@ -62,6 +62,7 @@ class _Node:
 def laws_of_blocks(rounds: GroupRounds, plan: LatticePlan) -> Callable[[AllocatedRound], BlockLaw]:
     """Return the laws of each block of ``rounds``."""
     levels, nodes = _at_nodes(rounds, plan, lambda block: _node(block, plan, heavy=0.0))
+    excess = _EXCESS / rounds.count
 
     @functools.lru_cache(_HELD)
     def beside(nearer: AllocatedRound, farther: AllocatedRound) -> Beside:
@@ -73,7 +74,7 @@ def laws_of_blocks(rounds: GroupRounds, plan: LatticePlan) -> Callable[[Allocate
             masses, left = pair.beyond(at.share)
             weights = np.exp(np.minimum(plan.tilt * pair.losses, 700.0))
             of_left = float(left @ weights)
-            if left.sum() <= MOST_LEFT and of_left <= _EXCESS / rounds.count * float(masses @ weights):
+            if left.sum() <= MOST_LEFT and of_left <= excess * float(masses @ weights):
                 law = pair.lowered(masses, at.share, plan.spacing)
                 return law, math.log(of_left) if of_left else -math.inf
         return None
