@@ -5,8 +5,6 @@ Only random allocation imports this module, which loads numba and machine code. 
 
 from __future__ import annotations
 
-import math
-
 import numpy as np
 from numba import boolean, float64, int64, types
 from numpy.typing import NDArray

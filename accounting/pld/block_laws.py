@@ -27,8 +27,11 @@ from dpsweep.accounting.pld.sensitivity import AllocatedRound
 Found = TypeVar("Found")
 
 _THREADS: Final = 8
-_EXCESS: Final = 1e-5
-"""Most that laws from below may have too much, all together, tilted and relative; with more, nodes are not used."""
+_EXCESS: Final = 1e-10
+"""Most that laws from below may have too much, all together, tilted and relative; with more, nodes are not used.
+
+Tilted mass is up to 1e5 times delta where the plan's tilt is well below the saddle point's.
+"""
 MOST_LEFT: Final = 1e-3
 """Most that one of them may have too much."""
 _HELD: Final = 64

@@ -41,7 +41,7 @@ TOLERANCE = 2e-4  # target for the relative gap between upper and lower
 MIN_DELTA = 1e-250  # below it, the mass that a round may lose to infinity underflows
 _ATTEMPTS = 4  # most compositions of one direction
 _ENOUGH = 1.5  # gap, in tolerances, that is accepted without another composition
-_KEPT_LAWS = 100  # of random allocation; with more, another composition forms all anew, and twice the gap is accepted
+_KEPT_LAWS = 100  # of random allocation; with more, each composition forms all anew, and the second gap may be twice it
 _FINER = 0.4  # share of the tolerance that the lattice may use where random allocation uses the rest
 _COARSEST = 4.0  # coarser lattices cannot improve on the closed-form bound
 _STEEPEST = 40.0  # largest tilt * spacing: with more, too, lattices cannot improve on the closed-form bound
@@ -282,7 +282,7 @@ def _bracket_epsilon(
     nothing of the bound from above, which errs by squares of the spacing.
     """
     spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
-    enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)
+    enough_gap = tolerance * _ENOUGH
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:
         return _Bracket(upper, lower, None)
@@ -302,6 +302,7 @@ def _bracket_epsilon(
         judged = rounds.has_draws and abs(above.nearest - saddle.epsilon) <= _MISJUDGED * above.nearest
         if gap <= enough_gap or upper <= enough or finest or hopeless or judged or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
+        enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))
     raise AssertionError("unreachable: the last attempt returns")

@@ -8,8 +8,10 @@ certified for any tilt, lattice and window.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TypeVar
 
 import numpy as np
@@ -123,7 +125,7 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float, most: int 
     of_blocks: list[AllocatedRound] = []
     if rounds.allocated:
         ordered = sorted(rounds.allocated, key=lambda pair: (pair[0].steps, pair[0].shift))
-        of_blocks, counts_of = _in_runs(ordered, min(most, _BLOCKS))
+        of_blocks, counts_of = _in_stretches(ordered, _stretches(ordered, min(most, _BLOCKS)))
         blocks = [quadrature(block, tail) for block in of_blocks]
         longest = max(weights_of_all.shape[1], *(len(found) for found, _ in blocks))
         losses_of_all = np.vstack(
@@ -151,11 +153,30 @@ def _representatives(laws: Sequence[tuple[RoundLaw, int]], most: int) -> tuple[l
 
 
 def _in_runs(ordered: Sequence[tuple[Law, int]], most: int) -> tuple[list[Law], Array]:
-    """Return the middle of each of at most ``most`` stretches of ``ordered``, and the stretches' counts."""
+    """Return the middle of each of at most ``most`` equal stretches of ``ordered``, and the stretches' counts."""
     stride = -(-len(ordered) // most) if ordered else 1
-    blocks = [ordered[start : start + stride] for start in range(0, len(ordered), stride)]
+    return _in_stretches(ordered, range(0, len(ordered), stride))
+
+
+def _in_stretches(ordered: Sequence[tuple[Law, int]], starts: Sequence[int]) -> tuple[list[Law], Array]:
+    """Return the middle of each stretch of ``ordered``, and its count."""
+    blocks = [ordered[start:stop] for start, stop in pairwise((*starts, len(ordered)))]
     counts = np.array([sum(count for _, count in block) for block in blocks], dtype=np.float64)
     return [block[len(block) // 2][0] for block in blocks], counts
+
+
+def _stretches(ordered: Sequence[tuple[AllocatedRound, int]], most: int) -> Sequence[int]:
+    """Return where each of about ``most`` stretches of similar blocks starts.
+
+    Half of them are even in numbers, and half in logs of variances of the ratio: few strong blocks may cost most.
+    """
+    if len(ordered) <= most:
+        return range(len(ordered))
+    counts = np.cumsum([count for _, count in ordered], dtype=np.float64)
+    logs = [math.log(math.expm1(min(block.shift**2, 700.0)) / block.steps) for block, _ in ordered]
+    grown = np.cumsum(np.abs(np.diff(logs, prepend=logs[0])))
+    places = 0.5 * most * (counts / counts[-1] + grown / max(float(grown[-1]), 1e-300))
+    return np.flatnonzero(np.diff(np.floor(places), prepend=-1.0)).tolist()
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from dpsweep.accounting.pld.allocation import law_of_block, losses_of, on_lattic
 from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.block_kernels import absorb
 from dpsweep.accounting.pld.block_levels import Beside, drawn
+from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.levels import coordinate
 from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction
+from dpsweep.accounting.pld.saddlepoint import cumulants
 from tests.accounting.known import known
 from tests.accounting.pld.test_allocation import delta_of_two_steps
 
@@ -120,3 +122,23 @@ def test_nodes_give_bounds_like_those_of_all_levels(first: float, last: float, m
     assert known(alone.lower) <= with_nodes.upper <= known(with_nodes.lower) * 1.0004
     assert known(with_nodes.lower) <= known(alone.lower) * (1.0 + 1e-4)
     assert (cut.upper, cut.lower) == (with_nodes.upper, None)
+
+
+def test_few_strong_levels_among_many_weak_ones_weigh_in_what_bounds_are_chosen_by() -> None:
+    levels = tuple((AllocatedRound(1.0 / noise, 10), 1) for noise in np.linspace(20.0, 0.3, 150).tolist())
+    few = cumulants(GroupRounds(allocated=levels), "remove", 1e-14)
+    alone = [cumulants(GroupRounds(allocated=(level,)), "remove", 1e-14) for level in levels]
+    assert len(few.rounds) <= 33
+    assert few.counts.sum() == 150
+    for tilt in (0.2, 1.0):
+        assert few(tilt)[0] == pytest.approx(sum(each(tilt)[0] for each in alone), rel=0.05)
+
+
+@pytest.mark.parametrize("steps", [2, 100])
+def test_bounds_of_very_different_levels_are_close(steps: int) -> None:
+    """Most levels are much narrower than the lattice, and few of them decide."""
+    noise = np.linspace(20.0, 0.4, 110).tolist()
+    sampling = RandomAllocationSampling(steps)
+    levels = tuple(Segment(steps * at, steps, sampling, each) for at, each in enumerate(noise))
+    found = epsilon_pld(Trace(1000, levels), 1e-6)
+    assert known(found.lower) < found.upper < known(found.lower) * 1.0003
