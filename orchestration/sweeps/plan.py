@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, TypeVar
@@ -173,15 +174,19 @@ class _Planner:
         require_one_task(self.sweep, [each for each, *_ in self.datasets.values()], dataset)
         is_tried = self.code is not None or not own_parts(trial)
         shard = self.sweep.reserved(trial).shard
-        parameters = self._check_combination(trial, shard) if is_tried else None
-        method = _built(trial, dataset, self.code or NO_CODE)
+        size = planned_population(trial, dataset)
+        with _told_together() as told:
+            with told():
+                parameters = self._check_combination(trial, shard) if is_tried else None
+            with told():
+                method = _clipping(trial, dataset, self.code or NO_CODE)
+                mechanism = mechanism_of(trial, method, size, after_training)
+            _check_updates(trial, told)
         if shard is not None:
             require_divisible(trial)
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
-        size = planned_population(trial, dataset)
         require_room(trial.attacks.exposure, rows, dataset.train_size)
-        mechanism = mechanism_of(trial, method, size, after_training)
         return _Checked(point, after_training, dataset, digest, method, mechanism, parameters)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
@@ -288,21 +293,48 @@ def _once(table: dict[K, V], key: K, compute: Callable[[], V]) -> V:
     return table[key]
 
 
-def _built(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> ClippingMethod:
-    """Return the clipping method. Optimizer, learning rate schedule and averaging are built, too, to report wrong
-    parameters early.
-    """
-    parameters = {"weight": nn.Parameter(torch.zeros(1))}
+Told = Callable[[], AbstractContextManager[None]]
+
+
+@contextlib.contextmanager
+def _told_together() -> Iterator[Told]:
+    """Yield a context that notes an `InvalidInput`, and raise all that were noted as one, to be mended at once."""
+    found = list[InvalidInput]()
+
+    @contextlib.contextmanager
+    def told() -> Iterator[None]:
+        try:
+            yield
+        except InvalidInput as error:
+            found.append(error)
+
+    yield told
+    if len(found) == 1:
+        raise found[0]
+    if found:
+        raise InvalidInput("; ".join(map(public_text, found))) from found[0]
+
+
+def _clipping(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> ClippingMethod:
+    """Return the clipping method; one of the user's own is rehearsed."""
     method = make_clipping(trial.clipping, code)
     if is_import_path(trial.clipping.name):
         layers = ("first layer", "last layer")
         batch_size = trial.sampling.expected_size(dataset.train_size)
         rehearse(method, PublicFacts(dataset.group_names, layers, dataset.train_size, batch_size))
-    make_optimizer(trial.optimizer, parameters)
-    make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
-    if trial.averaging is not None:
-        make_average(trial.averaging, parameters)
     return method
+
+
+def _check_updates(trial: TrialSpec, told: Told) -> None:
+    """Build optimizer, learning rate schedule and averaging, to report wrong parameters early."""
+    parameters = {"weight": nn.Parameter(torch.zeros(1))}
+    with told():
+        make_optimizer(trial.optimizer, parameters)
+    with told():
+        make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
+    with told():
+        if trial.averaging is not None:
+            make_average(trial.averaging, parameters)
 
 
 @contextlib.contextmanager

@@ -368,3 +368,14 @@ def test_what_the_caller_has_set_for_all_of_torch_changes_no_plan() -> None:
         torch.set_default_dtype(torch.float32)
     assert found.reasons() == usual.reasons() == []
     assert [each.spec for each in found.trials] == [each.spec for each in usual.trials]
+
+
+def test_all_components_with_mistakes_are_named_at_once() -> None:
+    sweep = small(
+        seeds=0,
+        model={"name": "mlp", "hiden": [8]},
+        clipping={"name": "flat", "bond": 1.0},
+        optimizer={"name": "sgd", "learing_rate": 1.0},
+    )
+    (told,) = {re.sub(r"noise schedule '.*", "", each) for each in plan_sweep(parse_sweep(sweep)).reasons()}
+    assert re.search(r"'hiden' of model .*; unknown key 'bond' of clipping .*; unknown key 'learing_rate' of opt", told)
