@@ -1,4 +1,4 @@
-"""What each test of an audit assumes: one wording for commands, reports and docs/accounting.md."""
+"""The assumption of each test of an audit, in one wording for commands, reports and docs/accounting.md."""
 
 from __future__ import annotations
 
