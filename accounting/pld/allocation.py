@@ -44,6 +44,8 @@ HEAVY: Final = 0.33
 """Shift above which grids of blocks take less time than one transform."""
 _MANY: Final = 3000
 """Steps above which they do at any shift."""
+_LONG: Final = 1e4
+"""Steps over the shift above which they are narrower, as bounds on rounding of many small cells count."""
 _KEPT: Final = 1.0 - 1e-6
 """Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
 _LITTLE: Final = 100.0
@@ -216,7 +218,7 @@ def _even_law(
     allocated: AllocatedRound, direction: Direction, tail: float, bound: Bound, order: float, heavy: float
 ) -> EvenLaw | None:
     """Return the law of the mean on even points, or None where they are too many or too far apart."""
-    if allocated.shift > heavy or allocated.steps > _MANY:
+    if allocated.shift > heavy or allocated.steps > min(_MANY, _LONG * allocated.shift):
         found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), bound)
         if found is not None and (direction == "remove" or found.lost_of_q <= tail):
             return found

@@ -1,6 +1,6 @@
 """The sum of many independent likelihood ratios on grids of blocks, each of even points.
 
-A grid has a centre. Up to a distance of 2 `_HALF` units from it on either side, points are a unit apart. In each block
+A grid has a centre. Up to a distance of 2 ``half`` units from it on either side, points are a unit apart. In each block
 that follows, up to twice the distance, they are twice as far apart. So points are fine where the mass is, and follow a
 heavy tail far up. Sums of even points are even, so a sum of two laws is a few dozen products of short tables, in a
 tenth of the time of the pairs in `dpsweep.accounting.pld.allocation`. All terms are positive: masses are rounded by a
@@ -27,8 +27,12 @@ from dpsweep.accounting.pld.sensitivity import Array
 
 _HALF: Final = 176
 """Half the points of the finest block on either side. The width of the bounds falls with its square."""
+_LIGHT: Final = 0.33
+"""Shift up to which there are twice as many, as few blocks are needed."""
 _SPREAD: Final = 0.7
 """Least distance that the finest block reaches, over the distance of two quantiles of a law."""
+_ASIDE: Final = 20.0
+"""Largest distance of a centre from a law's middle, over the distance that the finest block reaches at least."""
 _FARTHEST: Final = 16.0
 """Least distance that a grid of a sum reaches, in the same unit."""
 _QUANTILES: Final = (0.16, 0.84)
@@ -48,17 +52,21 @@ class Atoms:
 
 
 @functools.cache
-def _one_side() -> Array:
+def _one_side(half: int) -> Array:
     """Return the distances of all points on one side of a centre, in units."""
-    at = np.arange((_MOST_LEVELS + 2) * _HALF + 1)
-    levels = np.maximum((at - _HALF - 1) // _HALF, 0)
-    return np.asarray((at - levels * _HALF) * 2.0**levels, dtype=np.float64)
+    at = np.arange((_MOST_LEVELS + 2) * half + 1)
+    levels = np.maximum((at - half - 1) // half, 0)
+    return np.asarray((at - levels * half) * 2.0**levels, dtype=np.float64)
 
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """Points at ``unit`` times whole numbers from 0 on: ``below`` of them below the one at ``centre`` units."""
+    """Points at ``unit`` times whole numbers from 0 on: ``below`` of them below the one at ``centre`` units.
 
+    half: of the points of the finest block on either side.
+    """
+
+    half: int
     unit: float
     centre: int
     below: int
@@ -67,7 +75,7 @@ class _Grid:
     @functools.cached_property
     def distances(self) -> Array:
         """[points]: of the points from the centre, in units."""
-        side = _one_side()
+        side = _one_side(self.half)
         return np.concatenate((-side[self.below : 0 : -1], side[: self.above + 1]))
 
     @functools.cached_property
@@ -83,7 +91,7 @@ class _Grid:
     @property
     def levels(self) -> int:
         """Number of blocks on the longer side."""
-        return 1 + max(0, -(-(max(self.above, self.below) - 2 * _HALF) // _HALF))
+        return 1 + max(0, -(-(max(self.above, self.below) - 2 * self.half) // self.half))
 
 
 @dataclass(frozen=True, eq=False)
@@ -143,7 +151,8 @@ def _split(shift: float, tail: float) -> tuple[_Grid, Array, Array, Array] | Non
     """Return a grid for one ratio, edges [cells + 1] of cells between its points, and the masses and sums of these."""
     reach = -float(special.ndtri(max(tail, 1e-300)))
     low, high, top = (math.exp(shift * z - shift**2 / 2) for z in (-1.0, 1.0, reach + shift))
-    grid = _grid(0.5 * (low + high), _SPREAD * (high - low), 2.0 * top)
+    half = 2 * _HALF if shift <= _LIGHT else _HALF
+    grid = _grid(half, 0.5 * (low + high), _SPREAD * (high - low), 2.0 * top)
     if grid is None:
         return None
     parts = grid.points[:-1, None] + np.diff(grid.points)[:, None] * np.arange(_PARTS) / _PARTS
@@ -152,18 +161,18 @@ def _split(shift: float, tail: float) -> tuple[_Grid, Array, Array, Array] | Non
     return grid, edges, masses, sums
 
 
-def _grid(middle: float, reach: float, farthest: float) -> _Grid | None:
+def _grid(half: int, middle: float, reach: float, farthest: float) -> _Grid | None:
     """Return a grid from 0 to about ``farthest`` above ``middle``, finest within ``reach`` of that, or None."""
-    size = 2 * _HALF
+    size = 2 * half
     if not reach > 0.0:
         return None
     unit = 2.0 ** math.ceil(math.log2(reach / size))
     lowest = max(0, math.ceil(math.log2(max(middle / unit, 1.0) / size)))
     highest = max(0, math.ceil(math.log2(max(farthest / unit, 1.0) / size)))
     centre = max(1, round(middle / unit / 2**lowest)) * 2**lowest
-    if max(lowest, highest) > _MOST_LEVELS or centre > size * 2**lowest:
+    if max(lowest, highest) > _MOST_LEVELS or centre > size * 2**lowest or abs(centre * unit - middle) > _ASIDE * reach:
         return None
-    return _Grid(unit, centre, centre // 2**lowest + lowest * _HALF, size + highest * _HALF)
+    return _Grid(half, unit, centre, centre // 2**lowest + lowest * half, size + highest * half)
 
 
 def _placed(values: Array, weights: Array, grid: _Grid, terms: int, lost: float, bound: Bound) -> _Law:
@@ -171,7 +180,7 @@ def _placed(values: Array, weights: Array, grid: _Grid, terms: int, lost: float,
     from dpsweep.accounting.pld.block_kernels import place  # loads numba and compiled code, which takes half a second
 
     masses, offsets, beyond = _nothing(grid)
-    place(values / grid.unit - grid.centre, weights, _HALF, grid.below, masses, offsets, beyond)
+    place(values / grid.unit - grid.centre, weights, grid.half, grid.below, masses, offsets, beyond)
     return _finished(grid, masses, offsets, beyond, terms, lost, bound)
 
 
@@ -205,23 +214,24 @@ def _added(one: _Law, other: _Law, bound: Bound) -> _Law | None:
     (low, high), (lows, highs) = one.quantiles, other.quantiles
     width = math.hypot(high - low, highs - lows)
     farthest = max(one.grid.farthest, other.grid.farthest, _FARTHEST * width)
-    grid = _grid(0.5 * (low + high + lows + highs), _SPREAD * width, farthest)
+    half = one.grid.half
+    grid = _grid(half, 0.5 * (low + high + lows + highs), _SPREAD * width, farthest)
     if grid is None:
         return None
-    sums = np.zeros((max(one.grid.levels, other.grid.levels), 8 * _HALF + 8))
+    sums = np.zeros((max(one.grid.levels, other.grid.levels), 8 * half + 8))
     moved = np.zeros(sums.shape if bound == "lower" else (0, 0))
     if one is other:
-        add_to_itself(one.masses, one.grid.below, _HALF, sums, moved)
+        add_to_itself(one.masses, one.grid.below, half, sums, moved)
     else:
-        add_blocks(one.masses, one.grid.below, other.masses, other.grid.below, _HALF, sums, moved)
+        add_blocks(one.masses, one.grid.below, other.masses, other.grid.below, half, sums, moved)
     unit = one.grid.unit / grid.unit
     centre = (one.grid.centre + other.grid.centre) * unit - grid.centre
     masses, offsets, beyond = _nothing(grid)
-    place_sums(sums, moved, centre, unit, _HALF, grid.below, masses, offsets, beyond)
+    place_sums(sums, moved, centre, unit, half, grid.below, masses, offsets, beyond)
     return _finished(grid, masses, offsets, beyond, one.terms + other.terms, one.lost + other.lost, bound)
 
 
 def _in_units(law: _Law, unit: float, bound: Bound) -> _Law | None:
     """Return the law on a grid of a larger unit."""
-    grid = _grid(0.5 * sum(law.quantiles), 2 * _HALF * unit, law.grid.farthest)
+    grid = _grid(law.grid.half, 0.5 * sum(law.quantiles), 2 * law.grid.half * unit, law.grid.farthest)
     return None if grid is None else _placed(law.grid.points, law.masses, grid, law.terms, law.lost, bound)
