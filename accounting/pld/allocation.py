@@ -44,7 +44,7 @@ HEAVY: Final = 0.33
 """Shift above which grids of blocks take less time than one transform."""
 _MANY: Final = 3000
 """Steps above which they do at any shift."""
-_LONG: Final = 1e4
+_LONG: Final = 3e4
 """Steps over the shift above which they are narrower, as bounds on rounding of many small cells count."""
 _KEPT: Final = 1.0 - 1e-6
 """Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
