@@ -18,7 +18,7 @@ import numpy.typing as npt
 import yaml
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.formats import per_unit
+from dpsweep.orchestration.comparison.formats import at_most, per_unit
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 
 if TYPE_CHECKING:
@@ -92,7 +92,7 @@ class Trial:
     def __repr__(self) -> str:
         result = self.result
         worst = None if result is None else result.worst_case
-        cost = "" if worst is None else f", ε{per_unit(worst.unit)} {worst.epsilon:.4g} ({worst.kind})"
+        cost = "" if worst is None else f", ε{per_unit(worst.unit)} {at_most(worst.epsilon, 4)} ({worst.kind})"
         return f"<Trial {self.key}: {self.state.word}{cost}>"
 
     def _repr_html_(self) -> str:

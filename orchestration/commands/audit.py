@@ -11,7 +11,7 @@ import typer
 
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, TrackingUri
-from dpsweep.orchestration.comparison.formats import for_terminal, number, seconds
+from dpsweep.orchestration.comparison.formats import at_least, at_most, for_terminal, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 from dpsweep.orchestration.records.later_results import AuditRecord
 from dpsweep.orchestration.records.layout import SweepFiles, absolute
@@ -78,12 +78,12 @@ def _lines(record: AuditRecord, uri: str) -> tuple[str, ...]:
     share = f"{100 * record.lower_bound / record.claim:.0f}% of the claim" if record.claim > 0.0 else "no claim"
     contradicts = record.lower_bound > record.of_canary
     said = "ABOVE what its canaries pay, so that it CONTRADICTS the claim" if contradicts else share
-    tests = ", ".join(f"{name} {number(bound)}" for name, bound in record.lower_bounds.items())
+    tests = ", ".join(f"{name} {at_least(bound)}" for name, bound in record.lower_bounds.items())
     return (
-        f"{record.key}: ε at least {number(record.lower_bound)} of {number(record.claim)} claimed at δ {record.delta:g}"
-        f" ({said}), with confidence {100 * record.confidence:g}%",
+        f"{record.key}: ε at least {at_least(record.lower_bound)} of {at_most(record.claim)} claimed at δ "
+        f"{record.delta:g} ({said}), with confidence {100 * record.confidence:g}%",
         f"  {record.canaries} canaries ({record.kind}, {record.transcript}) that pay at most ε "
-        f"{number(record.of_canary)}, {seconds(record.seconds)}; {tests}",
+        f"{at_most(record.of_canary)}, {seconds(record.seconds)}; {tests}",
         f"  {assumed_by_best(record.lower_bounds)}; a low bound does not show that little leaks",
         f"  private, in {uri}",
     )

@@ -384,7 +384,7 @@ def _estimates_table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int
         table.add_row(
             estimate.unit,
             _shown(estimate.epsilon),
-            f"{lower:.4f}" if lower is not None and estimate.is_private else "unknown",
+            _shown_down(lower) if lower is not None and estimate.is_private else "unknown",
             *comparison[: len(headings)],
             f"{estimate.delta:g}",
             estimate.accountant,

@@ -13,7 +13,7 @@ from dpsweep.accounting.jobs.release import SecretDraws
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import User
 from dpsweep.orchestration.commands.printed_tables import empty_table
-from dpsweep.orchestration.comparison.formats import for_terminal, number, percent
+from dpsweep.orchestration.comparison.formats import at_most, for_terminal, number, percent
 from dpsweep.orchestration.sweeps.people import Comparison
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.workers.sampling.rows_per_user import release_of, released
@@ -118,7 +118,7 @@ def release_lines(sweep: SweepSpec, plan: Plan, noise_multiplier: float) -> Iter
     alone = Trace(1, (), (release_of(noise_multiplier, User()),), unit=User())
     cost = account(alone, sweep.privacy.delta)
     yield (
-        f"released once: alone it costs ε {number(cost.epsilon)} per user at δ = {cost.delta:g}, and another release "
+        f"released once: alone it costs ε {at_most(cost.epsilon)} per user at δ = {cost.delta:g}, and another release "
         "costs as much again. Put it under privacy: in the sweep file, and every ε includes it:"
     )
     yield "  rows_per_user:"
@@ -139,7 +139,7 @@ def prospect_line(found: AuditProspect) -> str:
     enough = f"no number that fits shows {goal}" if found.enough is None else f"{found.enough:,} canaries show {goal}"
     if found.most is not None:
         enough += f", as {found.most[0]:,} show about {number(found.most[1])}"
-    return f"audit of ε {number(found.claim)} by {canaries}: shows {shows}; {enough}; {_cost(found)}"
+    return f"audit of ε {at_most(found.claim)} by {canaries}: shows {shows}; {enough}; {_cost(found)}"
 
 
 def _cost(found: AuditProspect) -> str:

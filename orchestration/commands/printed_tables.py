@@ -19,7 +19,16 @@ from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.orchestration.commands.options import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
-from dpsweep.orchestration.comparison.formats import clock, for_terminal, listed, masked, number, per_unit, print_line
+from dpsweep.orchestration.comparison.formats import (
+    at_most,
+    clock,
+    for_terminal,
+    listed,
+    masked,
+    number,
+    per_unit,
+    print_line,
+)
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
@@ -85,7 +94,7 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
             f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",
             *(_error_cells(planned) if correlated else ()),
             str(planned.trace.steps),
-            number(worst.epsilon, 4) if worst.is_private else "not private",
+            at_most(worst.epsilon, 4) if worst.is_private else "not private",
             worst.accountant if worst.is_private else "",
             _size(planned.shard_bytes),
             *([str(of_trial)] if several else []),

@@ -26,6 +26,7 @@ from dpsweep.orchestration.commands.cluster_jobs import jobs_at
 from dpsweep.orchestration.commands.options import AsJson, show, stdout
 from dpsweep.orchestration.comparison.formats import (
     Fitting,
+    at_most,
     clock,
     for_terminal,
     measured,
@@ -364,7 +365,7 @@ def _epsilon(trial: TrialSnapshot) -> str:
     if trial.private is False:
         return "none (not private)"
     whose = per_unit(trial.unit) if trial.epsilon is not None else ""
-    return f"{number(trial.epsilon)}{whose}{' estimate' * (trial.epsilon is not None and bool(trial.reasons))}"
+    return f"{at_most(trial.epsilon)}{whose}{' estimate' * (trial.epsilon is not None and bool(trial.reasons))}"
 
 
 def list_sweeps(

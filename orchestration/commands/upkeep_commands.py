@@ -24,7 +24,7 @@ from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, whole_numbers
 from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
-from dpsweep.orchestration.comparison.formats import for_terminal, name_for_terminal, number, seconds
+from dpsweep.orchestration.comparison.formats import at_most, for_terminal, name_for_terminal, number, seconds
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
@@ -282,8 +282,8 @@ def _together(files: SweepFiles, trial: str | None, examples: Sequence[int], del
 def _together_text(found: PrivacyEstimate) -> str:
     whose = f"these {found.group_size} records" if found.group_size > 1 else "this record"
     said = (
-        f"{whose} in all these trials together: ε {number(found.epsilon)} at δ {found.delta:g} ({found.kind}); private "
-        "like the records"
+        f"{whose} in all these trials together: ε {at_most(found.epsilon)} at δ {found.delta:g} ({found.kind}); "
+        "private like the records"
     )
     return "\n  ".join((said, *in_words(found.reasons)))
 
@@ -293,7 +293,7 @@ def _summary(answer: Answer) -> str:
     return (
         f"{answer.key}: {answer.examples:,} examples in {seconds(answer.seconds)} "
         f"({answer.examples / max(answer.seconds, 1e-9):,.0f} a second); at δ {answer.worst_case.delta:g} "
-        f"worst case ε {number(answer.worst_case.epsilon)} ({answer.worst_case.kind}), individual ε median "
+        f"worst case ε {at_most(answer.worst_case.epsilon)} ({answer.worst_case.kind}), individual ε median "
         f"{number(own.median)}, mean {number(own.mean)}"
     )
 
@@ -302,7 +302,7 @@ def _print_details(answer: Answer, groups: Sequence[GroupEpsilon]) -> None:
     for group in groups:
         typer.echo(f"  {for_terminal(group.name)}: {group.examples:,.0f} examples, mean ε {number(group.mean)}")
     for estimate in answer.groups:
-        typer.echo(f"  any {estimate.group_size} records: ε {number(estimate.epsilon)}")
+        typer.echo(f"  any {estimate.group_size} records: ε {at_most(estimate.epsilon)}")
     if answer.users is not None:
         typer.echo(
             f"  {answer.users.users:,} users of up to {answer.users.most_records:,} records: median ε "

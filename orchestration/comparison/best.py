@@ -18,7 +18,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, number, per_unit
+from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, difference, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
@@ -58,7 +58,7 @@ def said_of(found: Findings, setting: Setting, name: str) -> str:
     served = _serves_worst(found, setting) if name == found.main.name else ""
     return (
         f"More private, and cannot be told from it in {word}: {setting.name}, {reached} "
-        f"at ε = {number(cost.high if cost else None)}{served}."
+        f"at ε = {at_most(cost.high if cost else None)}{served}."
     )
 
 
@@ -302,7 +302,7 @@ def _lines(found: Best, most: int | None, how_to_see_more: str) -> Iterator[str]
         yield found.unknown_cost
     words = by_selection(metric(found.by), found.value, interval)
     within = f", {words}{within}" if words else within
-    claim = f"epsilon{per_unit(found.unit)} {number(cost.high if cost else None)} ({found.kind})"
+    claim = f"epsilon{per_unit(found.unit)} {at_most(cost.high if cost else None)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if found.more_private:
         yield found.more_private

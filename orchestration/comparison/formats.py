@@ -6,6 +6,7 @@ import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from rich.cells import cell_len
@@ -123,6 +124,32 @@ def number(value: float | None, digits: int = 3) -> str:
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:#.{digits}g}".rstrip(".")
 
 
+def at_most(value: float | None, digits: int = 3) -> str:
+    """Return `number` of an upper bound, rounded up.
+
+    >>> at_most(1.2809), at_most(3.2), at_most(12345.2), at_most(None)
+    ('1.29', '3.20', '12,346', '–')
+    """
+    return _rounded(value, digits, math.ceil)
+
+
+def at_least(value: float | None, digits: int = 3) -> str:
+    """Return `number` of a lower bound, rounded down.
+
+    >>> at_least(0.71799), at_least(4.9999), at_least(0.0)
+    ('0.717', '4.99', '0.00')
+    """
+    return _rounded(value, digits, math.floor)
+
+
+def _rounded(value: float | None, digits: int, towards: Callable[[Decimal], int]) -> str:
+    if not value or not math.isfinite(value):
+        return number(value, digits)
+    exact = Decimal(repr(value))  # as JSON has it: 3.2 is not above 3.2
+    unit = Decimal(1).scaleb(min(0, exact.adjusted() - digits + 1))
+    return number(float(towards(exact / unit) * unit), digits)
+
+
 def percent(value: float | None) -> str:
     """Return a fraction in percent, with one decimal.
 
@@ -217,6 +244,8 @@ def clock(value: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
+EPSILON = Format(at_most, lambda found: at_most(found.mean))
+"""Format of upper bounds on epsilon."""
 NUMBER = Format(number, lambda found: number(found.mean))
 PRECISE = Format(lambda value: number(value, 4), lambda found: number(found.mean, 4))
 PERCENT = Format(percent, lambda found: f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}%")
@@ -232,6 +261,7 @@ COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}", lamb
 _POSSIBLE: Mapping[int, tuple[float, float]] = {
     id(POINTS): (-1.0, 1.0),
     id(NUMBER): (0.0, math.inf),
+    id(EPSILON): (0.0, math.inf),
     id(FIT): (-math.inf, 1.0),
     id(CHANGE): (-math.inf, math.inf),
 }

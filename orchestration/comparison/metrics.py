@@ -14,6 +14,7 @@ from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import (
     AT_MOST,
     CORRELATION,
+    EPSILON,
     GAP,
     NUMBER,
     PERCENT,
@@ -67,7 +68,7 @@ METRICS = (
         "privacy/epsilon",
         "Worst-case ε",
         epsilon,
-        NUMBER,
+        EPSILON,
         "With δ, bounds what the published model can reveal about any one training record, whoever it belongs to and "
         "whatever an attacker knows. A guarantee, unless its row says estimate. It covers one trial: all trials train "
         "on the same records, so publishing several costs more, as the composed ε says.",
@@ -79,7 +80,7 @@ METRICS = (
         "privacy/composed_epsilon",
         "ε of all attempts",
         composed_epsilon,
-        NUMBER,
+        EPSILON,
         "Of the trial, of every earlier start of it whose folder was deleted, and of the candidates of an unaccounted "
         "tuning: what these had shown stays part of the cost.",
         frozenset({MetricTable.TRIALS}),
@@ -133,7 +134,7 @@ METRICS = (
         PRECISE,
         better="lower",
     ),
-    Metric("release_epsilon", "privacy/release_epsilon", "ε of the release", release_epsilon, NUMBER),
+    Metric("release_epsilon", "privacy/release_epsilon", "ε of the release", release_epsilon, EPSILON),
     Metric("mean_example_epsilon", "privacy/mean_epsilon_i", "Mean εᵢ", mean_epsilon, NUMBER),
     Metric(
         "median_example_epsilon",

@@ -23,7 +23,7 @@ from scipy import special
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.entries import Metric
-from dpsweep.orchestration.comparison.formats import MISSING, number
+from dpsweep.orchestration.comparison.formats import MISSING, at_most, number
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds
 from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
@@ -219,7 +219,7 @@ class Setting:
         found = self.composition
         if found is None:
             return number(math.inf) if self.is_baseline else MISSING
-        return number(found.epsilon) + (f" {found.estimate.kind}" if found.estimate else "")
+        return at_most(found.epsilon) + (f" {found.estimate.kind}" if found.estimate else "")
 
     def error_over_seeds(self, error: Value) -> float:
         """Return standard error of the mean over seeds, from the independent standard errors of its values; 0 if

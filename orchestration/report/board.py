@@ -21,7 +21,7 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
-from dpsweep.orchestration.comparison.formats import number
+from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.parameters import choices
@@ -203,7 +203,7 @@ def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
     seeds = f"mean of {count} seeds" if count > 1 else "one seed"
     of = task_called(data.task).main.replace("_", " ")
     shown = group_metric(task_called(data.task).main).format.one(score)
-    return f"{setting.name}: {of} {shown} ({seeds}) at ε = {number(cost.high if cost else None)}"
+    return f"{setting.name}: {of} {shown} ({seeds}) at ε = {at_most(cost.high if cost else None)}"
 
 
 def _curves(data: PublishedSweep) -> list[dict[str, Any]]:

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, first_few, listed, number
+from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, first_few, listed, number
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
@@ -56,7 +56,7 @@ def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
     reached = f"{word}{_with_interval(found, best, found.main.name)}"
     return (
         f"The {which} setting, {best.name}, reaches {reached} on test data"
-        f"{_against_baseline(found, best)}, at ε = {number(cost.mean if cost else None)}, δ = {delta:g}{_seeds(best)}."
+        f"{_against_baseline(found, best)}, at ε = {at_most(cost.mean if cost else None)}, δ = {delta:g}{_seeds(best)}."
     )
 
 
@@ -108,7 +108,7 @@ def _seeds(setting: Setting) -> str:
     found = setting.composition
     if len(setting.trials) < 2 or found is None or found.epsilon is None:
         return ""
-    return f" for each of {len(setting.trials)} seeds, ε = {number(found.epsilon)} for all of them together"
+    return f" for each of {len(setting.trials)} seeds, ε = {at_most(found.epsilon)} for all of them together"
 
 
 def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
@@ -186,7 +186,7 @@ def _cheapest(settings: Sequence[Setting]) -> str:
         return ""
     least = [name for name, cost in rounded.items() if cost == min(rounded.values())]
     verb = "cost" if len(least) > 1 else "costs"
-    return f"; of these, {first_few(least)} {verb} least, ε = {number(max(costs[name] for name in least))}"
+    return f"; of these, {first_few(least)} {verb} least, ε = {at_most(max(costs[name] for name in least))}"
 
 
 def _beats_too(found: Findings, name: str, beaten: Iterable[Difference], by: str) -> bool:

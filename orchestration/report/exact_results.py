@@ -9,7 +9,16 @@ from typing import Final
 from dpsweep.accounting.attacks import area_limit, exposure_limit
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.orchestration.comparison.entries import Metric
-from dpsweep.orchestration.comparison.formats import CHANGE, CORRELATION, MISSING, PERCENT, POINTS, number
+from dpsweep.orchestration.comparison.formats import (
+    CHANGE,
+    CORRELATION,
+    MISSING,
+    PERCENT,
+    POINTS,
+    at_least,
+    at_most,
+    number,
+)
 from dpsweep.orchestration.comparison.metrics import main_metric
 from dpsweep.orchestration.comparison.settings import (
     Setting,
@@ -285,8 +294,8 @@ def audits_table(trials: Sequence[PublishedTrial]) -> str:
         best = _audited(audit.epsilon, claimed if audit.of_canary is None else audit.of_canary)
         bounds = [best, *(_audited(audit.groups.get(name), claimed) for name in names)]
         guessed = f"{audit.correct} of {audit.guesses}" if audit.guesses else f"ranks of {audit.canaries}"
-        facts = [number(claimed), number(audit.of_canary), f"{100 * audit.confidence:g}%", guessed]
-        tests = [f"{name} {number(bound)}" for name, bound in audit.tests.items()]
+        facts = [at_most(claimed), at_most(audit.of_canary), f"{100 * audit.confidence:g}%", guessed]
+        tests = [f"{name} {at_least(bound)}" for name, bound in audit.tests.items()]
         where = f"{_TRANSCRIPTS[audit.transcript]}{', in a copy' if audit.name else ''}"
         whom = f"{_CANARIES[audit.kind]}, {where}<br><small>{', '.join(tests)}</small>"
         rows.append([(escape(trial.key), ""), (whom, ""), *((text, "n") for text in (*facts, *bounds))])
@@ -298,7 +307,7 @@ def audits_table(trials: Sequence[PublishedTrial]) -> str:
 def _audited(bound: float | None, paid: float | None) -> str:
     """Return a lower bound, marked where it is above what the canaries have ``paid`` by the claim."""
     contradicts = bound is not None and paid is not None and bound > paid
-    return number(bound) + ("<br><small>contradicts the claim</small>" if contradicts else "")
+    return at_least(bound) + ("<br><small>contradicts the claim</small>" if contradicts else "")
 
 
 def accounts_table(trials: Sequence[PublishedTrial]) -> str:
@@ -310,7 +319,7 @@ def accounts_table(trials: Sequence[PublishedTrial]) -> str:
 
 
 def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[Cell]:
-    sizes = [f"any {size} records: ε {number(epsilon)}" for size, epsilon in account.group_epsilons.items()]
+    sizes = [f"any {size} records: ε {at_most(epsilon)}" for size, epsilon in account.group_epsilons.items()]
     means = [f"{name}: mean εᵢ {number(mean)}" for name, mean in account.group_means.items()]
     claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
     values = (f"{account.delta:g}", *map(number, (account.epsilon, account.median, account.mean)))

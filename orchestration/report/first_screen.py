@@ -14,7 +14,16 @@ from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.best import more_private, said_of
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Findings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, first_few, listed, number, per_unit
+from dpsweep.orchestration.comparison.formats import (
+    SHARES,
+    Format,
+    at_most,
+    difference,
+    first_few,
+    listed,
+    number,
+    per_unit,
+)
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import metric
@@ -94,7 +103,7 @@ def decision(found: Findings, delta: float) -> list[str]:
     taken = f"Take {best.name}" if len(found.private) > 1 else best.name
     sentences = [
         f"{taken}{':' if len(found.private) > 1 else ' reaches'} {word} {shown.one(reached.mean if reached else None)}"
-        f"{within} at ε = {number(cost.high if cost else None)} (δ = {delta:g}{claim}), "
+        f"{within} at ε = {at_most(cost.high if cost else None)} (δ = {delta:g}{claim}), "
         f"{_compared(found, best)}; {_served_worst(found, best)}."
     ]
     sentences += _alike(found, best)
@@ -226,9 +235,9 @@ def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
         )
     if whole and whole.epsilon is not None and whole.trials > 1:
         words.append(
-            f"Whoever sees this page sees all {whole.trials} private models at work: ε = {number(whole.epsilon)}."
+            f"Whoever sees this page sees all {whole.trials} private models at work: ε = {at_most(whole.epsilon)}."
         )
-    big = f"ε = {number(cost.high)}" if cost else "unknown"
+    big = f"ε = {at_most(cost.high)}" if cost else "unknown"
     finite = [(name, value) for name, value in rows if value < float("inf")]
     return Tile("first-privacy", "How private?", big, tuple(words), _bars(finite), "ε by what somebody sees")
 

@@ -19,7 +19,7 @@ from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_h
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.comparison.formats import KINDS, SHARES, number
+from dpsweep.orchestration.comparison.formats import KINDS, SHARES, at_most
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import without_changes
@@ -290,7 +290,7 @@ def _release_words(settings: Sequence[Setting]) -> str:
         return ""
     kinds = " and ".join(sorted({KINDS[individuals.kind] for individuals in found}))
     costs = sorted({individuals.release_epsilon for individuals in found if individuals.release_epsilon is not None})
-    cost = f" at ε = {', '.join(number(cost) for cost in costs)}, inside each trial's total" if costs else ""
+    cost = f" at ε = {', '.join(at_most(cost) for cost in costs)}, inside each trial's total" if costs else ""
     modes = [release_mode(name) for name in sorted({individuals.disclosure for individuals in found})]
     ways = " and ".join(mode.origin + (cost if mode.statistics == "released" else "") for mode in modes)
     return f"Statistics of εᵢ are {ways}; the εᵢ themselves are {kinds}."

@@ -11,7 +11,7 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.findings import Findings, warnings
-from dpsweep.orchestration.comparison.formats import correlation, listed, number, per_unit
+from dpsweep.orchestration.comparison.formats import at_most, correlation, listed, number, per_unit
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
@@ -152,9 +152,9 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
     claim = "a guarantee" if estimate.kind == "guarantee" else f"an estimate ({', '.join(estimate.reasons)})"
     how = f"at δ = {estimate.delta:g}, adjacency {estimate.adjacency}, composed by {estimate.accountant}"
     words = f"{per_unit(estimate.unit).removeprefix(' ')} {how}: {claim}".removeprefix(" ")
-    released = f" Their released statistics alone cost ε = {number(found.release_epsilon)}."
+    released = f" Their released statistics alone cost ε = {at_most(found.release_epsilon)}."
     return [
-        f"{whole} cost ε = {number(estimate.epsilon)} {words}."
+        f"{whole} cost ε = {at_most(estimate.epsilon)} {words}."
         + (released if found.release_epsilon is not None else "")
         + "".join(map(_of_group, found.groups))
     ]
@@ -166,7 +166,7 @@ def _of_group(group: ComposedGroup) -> str:
     if group.estimate is None:
         return f"{whose} have no composed ε: {group.refusal}."
     claim = "a guarantee" if group.estimate.kind == "guarantee" else "an estimate"
-    return f"{whose} pay ε = {number(group.epsilon)}: {claim}."
+    return f"{whose} pay ε = {at_most(group.epsilon)}: {claim}."
 
 
 def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]:
@@ -210,7 +210,7 @@ def _withheld(data: PublishedSweep) -> str:
     cost = account(alone, data.delta)
     return (
         "What single training examples paid is withheld (release: none); release: private would show a histogram of "
-        f"their εᵢ, its median, their mean and that of each group, with noise: alone ε = {number(cost.epsilon)} at "
+        f"their εᵢ, its median, their mean and that of each group, with noise: alone ε = {at_most(cost.epsilon)} at "
         f"δ = {data.delta:g} per trial, taken from its target, which training then meets with a little more noise."
     )
 

@@ -15,6 +15,7 @@ from dpsweep.orchestration.comparison.formats import (
     PERCENT,
     SHARES,
     Format,
+    at_most,
     at_most_share,
     number,
     per_unit,
@@ -203,7 +204,7 @@ def _composed(setting: Setting) -> str:
     if found is None:
         return number(math.inf) if setting.is_baseline else MISSING
     claim = f"<br><small class='claim'>{found.estimate.kind}</small>" if found.estimate else ""
-    return number(found.epsilon) + claim
+    return at_most(found.epsilon) + claim
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:

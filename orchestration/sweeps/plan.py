@@ -28,7 +28,7 @@ from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
-from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, rounded_up, worst_cases
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
@@ -511,8 +511,8 @@ def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
     run = replace(one.trace, selection=None)
     alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
     return (
-        f". For {one.key} it is {one.worst_case.epsilon:.3g}; one candidate alone costs {alone.epsilon:.3g}, "
-        f"and to release {number} of them {every.epsilon:.3g}"
+        f". For {one.key} it is {rounded_up(one.worst_case.epsilon)}; one candidate alone costs "
+        f"{rounded_up(alone.epsilon)}, and to release {number} of them {rounded_up(every.epsilon)}"
     )
 
 

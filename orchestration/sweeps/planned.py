@@ -7,10 +7,12 @@ process (`dpsweep.orchestration.execution.backends`), and so never loads torch i
 from __future__ import annotations
 
 import html
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.calibration.parameter_search import round_up
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
@@ -78,6 +80,11 @@ class Refusal:
     hidden: str | None = None
 
 
+def rounded_up(epsilon: float) -> str:
+    """Return an epsilon as text, rounded up to four decimals."""
+    return f"{round_up(epsilon, 4):g}" if 0.0 < epsilon < math.inf else f"{epsilon:g}"
+
+
 @dataclass(frozen=True)
 class Plan:
     """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
@@ -99,7 +106,7 @@ class Plan:
         rows = [
             (
                 *(each.key, each.spec.epochs, each.trace.steps),
-                *(f"{each.spec.noise.initial_noise_multiplier:.4g}", f"{each.worst_case.epsilon:.4g}"),
+                *(f"{each.spec.noise.initial_noise_multiplier:.4g}", rounded_up(each.worst_case.epsilon)),
                 each.worst_case.kind,
             )
             for each in self.trials

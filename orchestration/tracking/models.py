@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.records.files import exists, list_files, read_bytes
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.best import Best
-from dpsweep.orchestration.comparison.formats import masked, number
+from dpsweep.orchestration.comparison.formats import at_most, masked, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.values import delta, epsilon
@@ -314,7 +314,7 @@ def _facts(found: Best) -> dict[str, str]:
     """Tags of the version: the selecting metric with its value and interval, epsilon, delta and what they claim."""
     cost, least = epsilon(found.trial), delta(found.trial)
     claim = {"epsilon_kind": found.kind, "epsilon_reasons": ", ".join(found.reasons), "unit": found.unit}
-    facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": number(cost), "delta": f"{least:g}", **claim}
+    facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": at_most(cost), "delta": f"{least:g}", **claim}
     if found.interval is None:
         return facts
     return {**facts, "interval": f"{number(found.interval.low, 4)} to {number(found.interval.high, 4)}"}

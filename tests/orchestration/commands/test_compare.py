@@ -60,7 +60,7 @@ def test_python_shows_little_and_has_the_table(one: Path, other: Path) -> None:
     finished = sweep.trials[key_in(one, "flat-seed0")]
     shown = (repr(sweep), repr(finished), repr(found), repr(sweep.best()))
     assert max(map(len, shown)) < 250, shown
-    assert repr(finished).endswith(": finished, ε 3 (estimate)>")
+    assert repr(finished).endswith(": finished, ε 3.000 (estimate)>")
     assert finished.history["epoch"].tolist() == [0, 1]
     assert {"noise_multiplier", "test_accuracy", "epsilon"} <= set(finished.history)
     few = sweep.results()
