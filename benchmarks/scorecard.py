@@ -57,7 +57,7 @@ class Missing:
     why: str
 
 
-_SMALL_NET: Final = "small network (ResNet20 needs a GPU); one seed"
+_SMALL_NET: Final = "small network (ResNet20 needs a GPU)"
 _TWO_LAYERS: Final = "our noise is scaled to both layers together, the paper's most likely 4σ a layer"
 
 RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
@@ -68,28 +68,28 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Table 3, another network",
             "a-mnist-cnn",
             "Table 3: test accuracy, maximum clipping",
-            "two convolutions, nearer; one seed",
+            "two convolutions, nearer; one run",
             "Table 3",
         ),
         Result(
             "Figure 4, r of estimates",
             "a-mnist",
             "Figure 4: r of estimated and exact epsilon_i",
-            "above .99 from one refresh an epoch on; one seed",
+            "above .99 from one refresh an epoch",
             "Figure 4",
         ),
         Result(
             "Figures 5 and 7, r with loss",
             "a-mnist",
             "Figure 5: r of epsilon_i and log loss",
-            "rises with the network (next line); logistic regression on Adult has .94",
+            "rises with the network (next line); .94 on Adult",
             ("Figure 5", "Figure 7"),
         ),
         Result(
             "Figures 5 and 7, another network",
             "a-mnist-cnn",
             "Figure 5: r of epsilon_i and log loss",
-            "two convolutions, nearer; one seed",
+            "two convolutions, nearer; one run",
             ("Figure 5", "Figure 7"),
         ),
         Result(
@@ -108,7 +108,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Appendix D, membership",
             "a-mnist",
             "Appendix D: membership inference",
-            "guessing, as printed; without privacy too, as the network hardly overfits",
+            "guessing, as printed: the network hardly overfits",
             "Appendix D",
         ),
         Result(
@@ -175,7 +175,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Figure 7, decay rates",
             "c-figure7",
             "decay 0.05: test accuracy",
-            "a maximum in between, at .05 in place of .2",
+            "a maximum between, at .05, not .2",
         ),
         Result(
             "Figure 8, validation factors",
