@@ -252,6 +252,17 @@ def round_up(value: float, decimals: int | None = None) -> float:
     return rounded if rounded >= value else round(rounded + 10.0**-places, places)
 
 
+def rounded_up(epsilon: float) -> str:
+    """Return an upper bound on epsilon as text, rounded up to four decimals.
+
+    >>> rounded_up(0.71801), rounded_up(225.30012), rounded_up(0.0), rounded_up(math.inf)
+    ('0.7181', '225.3002', '0.0000', 'infinite')
+    """
+    if not epsilon < math.inf:
+        return "infinite"
+    return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"
+
+
 def _cost(trace_of: Callable[[T], Trace], budget: Budget) -> Callable[[T], float]:
     return lambda parameter: budget.cost(trace_of(parameter))
 

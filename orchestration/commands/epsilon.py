@@ -27,7 +27,7 @@ from dpsweep.accounting.attacks import (
     curve_of_examples,
     privacy_curve,
 )
-from dpsweep.accounting.calibration.parameter_search import round_up
+from dpsweep.accounting.calibration.parameter_search import rounded_up
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
@@ -380,10 +380,10 @@ def _estimates_table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int
     for estimate in estimates:
         lower = estimate.lower_epsilon
         beside = compared.get(estimate.group_size) if not estimate.unit.startswith("examples") else None
-        comparison = ["", ""] if beside is None else [_shown(beside.vadhan), _shown_down(beside.linear)]
+        comparison = ["", ""] if beside is None else [rounded_up(beside.vadhan), _shown_down(beside.linear)]
         table.add_row(
             estimate.unit,
-            _shown(estimate.epsilon),
+            rounded_up(estimate.epsilon),
             _shown_down(lower) if lower is not None and estimate.is_private else "unknown",
             *comparison[: len(headings)],
             f"{estimate.delta:g}",
@@ -399,21 +399,14 @@ def _spread_table(spread: EpsilonSpread) -> Table:
     title = f"{spread.examples} single examples, by individual {spread.method}: {spread.kind}, {spread.adjacency}"
     table = Table("statistic", "epsilon", title=title, title_justify="left")
     for level, value in zip(QUANTILES, spread.quantiles, strict=True):
-        table.add_row(names.get(level, f"{level:.0%} quantile"), _shown(value))
-    table.add_row("mean", _shown(spread.mean))
+        table.add_row(names.get(level, f"{level:.0%} quantile"), rounded_up(value))
+    table.add_row("mean", rounded_up(spread.mean))
     return table
 
 
 def _shown_down(epsilon: float) -> str:
     """Return the epsilon with four decimals, rounded down."""
     return f"{math.floor(epsilon * 1e4) / 1e4:.4f}" if math.isfinite(epsilon) else "infinite"
-
-
-def _shown(epsilon: float) -> str:
-    """Return the epsilon with four decimals, rounded up."""
-    if not epsilon < float("inf"):
-        return "infinite"
-    return f"{round_up(epsilon, 4) if epsilon > 0.0 else 0.0:.4f}"
 
 
 _STEPS_DRAWN = 20

@@ -18,6 +18,7 @@ from torch import nn
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
+from dpsweep.accounting.calibration.parameter_search import rounded_up
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
@@ -28,7 +29,7 @@ from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.records.failures import shown
 from dpsweep.orchestration.records.release_modes import RELEASED
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
-from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, rounded_up, worst_cases
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna

@@ -7,12 +7,11 @@ process (`dpsweep.orchestration.execution.backends`), and so never loads torch i
 from __future__ import annotations
 
 import html
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration.parameter_search import round_up
+from dpsweep.accounting.calibration.parameter_search import rounded_up
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
@@ -78,11 +77,6 @@ class Refusal:
     key: str
     reason: str
     hidden: str | None = None
-
-
-def rounded_up(epsilon: float) -> str:
-    """Return an epsilon as text, rounded up to four decimals."""
-    return f"{round_up(epsilon, 4):g}" if 0.0 < epsilon < math.inf else f"{epsilon:g}"
 
 
 @dataclass(frozen=True)
