@@ -167,6 +167,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         "accounting/calibration/parameter_search.py",
         CALIBRATION,
         B("if rounded >= value else round(rounded + 10.0**-places, places)", "", "rounding goes to the nearest", True),
+        B("round_up(epsilon, 4) if epsilon", "epsilon if epsilon", "an epsilon is told to the nearest", True),
         B("1.0 + _ROUNDING", "1.0 + 1e-3", "a budget may be exceeded by a thousandth", True),
         B(
             "if value > 0.0:\n            weight_high",

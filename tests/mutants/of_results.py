@@ -113,7 +113,6 @@ RESULTS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/report/owner.py",
         ("tests/orchestration/report/test_owner_words.py",),
-        B("round_up(epsilon, 4) if epsilon", "epsilon if epsilon", "owners are told less than they paid", True),
         B("round_up(math.exp(epsilon), 2)", "math.exp(epsilon)", "owners are told smaller odds", True),
     ),
 )

@@ -15,6 +15,7 @@ from dpsweep.accounting.calibration.parameter_search import (
     length_within_budget,
     noise_multiplier_within_budget,
     round_up,
+    rounded_up,
 )
 from dpsweep.accounting.errors import InvalidInput, Unreachable
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, Sampling, ShuffledSampling
@@ -238,3 +239,18 @@ class TestBudgets:
 def test_round_up_is_never_below(value: float) -> None:
     assert value <= round_up(value) <= value * (1.0 + 1.1e-5)
     assert round_up(1.001, 1) == 1.1
+
+
+@pytest.mark.parametrize(
+    ("epsilon", "told"),
+    [
+        (0.71801, "0.7181"),
+        (225.30012, "225.3002"),
+        (1e-9, "0.0001"),
+        (2.5, "2.5000"),
+        (0.0, "0.0000"),
+        (math.inf, "infinite"),
+    ],
+)
+def test_an_epsilon_is_told_rounded_up(epsilon: float, told: str) -> None:
+    assert rounded_up(epsilon) == told
