@@ -139,14 +139,14 @@ def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json:
         shown = [asdict(power.detectable(design, count)) for count in power.SEEDS] if design else []
         more = {} if predicted is None else {"prediction": predicted.as_dict()}
         users = {"users": [asdict(each) for each in compared]} if compared else {}
-        audits = {"audits": [asdict(each) for each in foreseen]} if foreseen else {}
+        audits = {"audits": [{"trials": keys} | asdict(each) for keys, each in foreseen]} if foreseen else {}
         print_json(plan_rows(planned, spec) | {"detectable": shown} | users | audits | more)
     else:
         show(plan_table(planned, spec))
         spent = None if predicted is None else predicted.cpu_hours
         hours = None if spent is None else power.hours_by_seeds(spec, len(planned.trials), spent)
         lines = power.lines(design, seeds, hours) if design else []
-        of_audits = dict.fromkeys(map(prospect_line, foreseen))
+        of_audits = [prospect_line(keys if foreseen[1:] else (), each) for keys, each in foreseen]
         for line in [*plan_lines(planned), *of_audits, *(prediction_lines(predicted) if predicted else []), *lines]:
             print_line(stdout(), Text(line))
         _show_users(spec, compared)

@@ -126,8 +126,10 @@ def release_lines(sweep: SweepSpec, plan: Plan, noise_multiplier: float) -> Iter
     yield f"    users: {{{', '.join(f'{rows}: {users}' for rows, users in noisy)}}}"
 
 
-def prospect_line(found: AuditProspect) -> str:
-    """Return how much of its claim the audit can show, how many canaries are enough, and their cost."""
+def prospect_line(trials: Sequence[str], found: AuditProspect) -> str:
+    """Return how much of its claim the audit of ``trials``, if any is named, can show, with how many canaries, and
+    their cost.
+    """
     audit, shown, goal = found.audit, found.shown, f"{GOALS[found.audit.transcript]:g} of the claim"
     canaries = f"{audit.canaries:,} canaries ({audit.kind}, {audit.transcript})"
     simulated = f"{number(shown[0])} to {number(shown[-1])} in {SIMULATED} simulated runs"
@@ -139,7 +141,8 @@ def prospect_line(found: AuditProspect) -> str:
     enough = f"no number that fits shows {goal}" if found.enough is None else f"{found.enough:,} canaries show {goal}"
     if found.most is not None:
         enough += f", as {found.most[0]:,} show about {number(found.most[1])}"
-    return f"audit of ε {at_most(found.claim)} by {canaries}: shows {shows}; {enough}; {_cost(found)}"
+    named = f"{trials[0]}{f' and {len(trials) - 1} more' if trials[1:] else ''}, " if trials else ""
+    return f"audit of {named}ε {at_most(found.claim)} by {canaries}: shows {shows}; {enough}; {_cost(found)}"
 
 
 def _cost(found: AuditProspect) -> str:
@@ -152,16 +155,17 @@ def _cost(found: AuditProspect) -> str:
     return f"the canaries move the model about as far as if noise were {percent(found.noise_factor - 1.0)} larger"
 
 
-def prospects(trials: Sequence[PlannedTrial]) -> Iterator[AuditProspect]:
-    """Yield what the audits of private trials can show, once for all trials with equal runs."""
-    seen = set[object]()
+def prospects(trials: Sequence[PlannedTrial]) -> Iterator[tuple[list[str], AuditProspect]]:
+    """Yield what the audits of private trials can show, once for all trials with equal runs, with their keys."""
+    alike: dict[object, list[PlannedTrial]] = {}
     for trial in trials:
-        audit = trial.spec.audit
         spec = trial.spec
-        course = repr((spec.optimizer, spec.learning_rate_schedule, spec.averaging, spec.sampling))
-        same = (audit, trial.trace, spec.delta, trial.parameters, course)
-        if audit is None or not trial.worst_case.is_private or same in seen:
-            continue
-        seen.add(same)
-        data = trial.dataset
-        yield prospect(trial.spec, audit, trial.trace, trial.worst_case.epsilon, data.train_size, trial.parameters)
+        if spec.audit is not None and trial.worst_case.is_private:
+            course = repr((spec.optimizer, spec.learning_rate_schedule, spec.averaging, spec.sampling))
+            alike.setdefault((spec.audit, trial.trace, spec.delta, trial.parameters, course), []).append(trial)
+    for group in alike.values():
+        first = group[0]
+        assert first.spec.audit is not None
+        claim, examples = first.worst_case.epsilon, first.dataset.train_size
+        found = prospect(first.spec, first.spec.audit, first.trace, claim, examples, first.parameters)
+        yield [trial.spec.key for trial in group], found
