@@ -5,8 +5,8 @@ from __future__ import annotations
 import difflib
 import math
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import fields
-from typing import Annotated, Any, Final, Literal, Self, TypeVar
+from dataclasses import fields, is_dataclass
+from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args, get_type_hints
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -43,10 +43,10 @@ NO_KEY: Final = "part"
 """Field of `DataSpec` that only tuning sets; in a sweep file, a key of this name is a parameter of the data source."""
 
 
-def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str]) -> None:
+def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str], of: str = "") -> None:
     for key in mapping:
         if key not in valid:
-            raise InvalidInput(f"unknown key {str(key)!r}; {nearest(str(key), valid)}")
+            raise InvalidInput(f"unknown key {str(key)!r}{of}; {nearest(str(key), valid)}")
 
 
 def _component(value: object) -> Component:
@@ -74,11 +74,21 @@ def _data(value: object) -> object:
 
 
 def _known_keys_of(dataclass_type: type[Any]) -> Callable[[object], object]:
+    """Return a check of a section's keys, and of those of the sections in it, such as ``attacks.rmia``."""
     valid = [field.name for field in fields(dataclass_type)]
+    inner = {
+        name: [field.name for field in fields(kind)]
+        for name, hint in get_type_hints(dataclass_type).items()
+        for kind in get_args(hint)
+        if is_dataclass(kind)
+    }
 
     def check(value: object) -> object:
         if isinstance(value, Mapping):
             _check_keys(value, valid)
+            for name in value.keys() & inner.keys():
+                if isinstance(value[name], Mapping):
+                    _check_keys(value[name], inner[name], f" of {name}")
         return value
 
     return check

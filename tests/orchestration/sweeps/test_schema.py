@@ -133,6 +133,10 @@ MISTAKES = {
         {"attacks": {"loss_treshold": True}},
         r"attacks: unknown key 'loss_treshold'",
     ),
+    "an unknown key of an attack": (
+        {"attacks": {"rmia": {"reference_model": 4}}},
+        r"attacks: unknown key 'reference_model' of rmia; did you mean 'reference_models'\?",
+    ),
     "an attack that is a word": ({"attacks": {"loss_threshold": "yes"}}, r"attacks.loss_threshold: .*valid boolean"),
     "delta of one": ({"privacy": {"target_epsilon": 1, "delta": 1}}, r"privacy.delta: .*less than 1"),
     "two levels": ({"privacy": {"target_epsilon": 1, "noise_multiplier": 1, "delta": 0.1}}, r"exactly one of"),
