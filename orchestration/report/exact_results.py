@@ -249,7 +249,7 @@ def _area(found: MembershipAttack | None, allowed: float | None) -> str:
         return MISSING
     interval = f"{found.lower:.3f} to {found.upper:.3f}"
     alone = f"loss alone {found.loss_auc:.3f}, gradient alone {found.gradient_auc:.3f}"
-    bound = "" if allowed is None else f"; mean εᵢ allows {allowed:.3f}"
+    bound = "" if allowed is None else f"; mean εᵢ allows {at_most(allowed)}"
     return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; {alone}{bound}</small>"
 
 
@@ -260,7 +260,7 @@ def exposures_table(trials: Sequence[PublishedTrial]) -> str:
         if (found := trial.exposure) is not None:
             mean = f"{found.mean:.2f}<br><small>{found.lower:.2f} to {found.upper:.2f}</small>"
             paid = _epsilon_of_secret(trial, found)
-            allowed = MISSING if paid is None else f"{exposure_limit(*paid, found.candidates):.2f}"
+            allowed = MISSING if paid is None else at_most(exposure_limit(*paid, found.candidates))
             counts = f"{found.canaries} × {found.repeats}"
             shown = (mean, allowed, f"{found.extracted} of {found.canaries}", counts, f"{found.candidates:,}")
             rows.append([(escape(trial.key), ""), *((value, "n") for value in shown)])

@@ -42,6 +42,7 @@ _MOST_ROWS: Final = 7
 _ROW_HEIGHT: Final = 34
 _FAR: Final = 0.3
 """A constant prediction that is worse by more is not drawn: differences between methods could not be seen beside it."""
+_MEDIAN: Final = "the median example, one model"
 _GAPS: Final = (
     ("accuracy_gap", "accuracy"),
     ("demographic_parity_difference", "selection_rate"),
@@ -216,7 +217,7 @@ def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
     rows: list[tuple[str, float]] = []
     median = setting.over_seeds(median_epsilon)
     if median:
-        rows.append(("the median example, one model", median.mean))
+        rows.append((_MEDIAN, median.mean))
     if cost:
         rows.append(("anybody, one model", cost.high))
     sizes = [size for size in (privacy.group_epsilons if privacy else {}) if size > 1]
@@ -261,10 +262,10 @@ def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:
             "x": [value for _, value in rows],
             "y": list(range(len(rows))),
             "width": 0.36,
-            "text": [number(value) for _, value in rows],
+            "text": [number(value) if name == _MEDIAN else at_most(value) for name, value in rows],
             "textposition": "outside",
             "cliponaxis": False,
-            "marker": {"color": ["#9aa0a8" if name.startswith("the median") else "#0072B2" for name, _ in rows]},
+            "marker": {"color": ["#9aa0a8" if name == _MEDIAN else "#0072B2" for name, _ in rows]},
             "hovertemplate": "%{text}<extra></extra>",
         }
     )

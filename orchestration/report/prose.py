@@ -177,7 +177,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
     ratio, setting = max(ratios, key=lambda pair: pair[0])
     median, cost = setting.over_seeds(median_epsilon), setting.over_seeds(epsilon)
     low = min(ratio for ratio, _ in ratios)
-    paid = f"εᵢ = {number(median.mean if median else None)} of {number(cost.mean if cost else None)}"
+    paid = f"εᵢ = {number(median.mean if median else None)} of {at_most(cost.mean if cost else None)}"
     median_paid = f"under {setting.name} the median example paid {paid}"
     if ratio < _OVERSTATED:
         return [f"The median example paid about as much as the worst case: {median_paid}.", *_correlations(private)]

@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep, PublishedTrial
 from dpsweep.orchestration.report.first_screen import Tile, _neighbours, decision, tiles
 from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
@@ -60,6 +60,18 @@ def test_one_group_alone_is_not_served_worst() -> None:
     assert "worst served" not in said
     assert "groups are not compared: " in said
     assert answered(data, found)["For whom?"].big == "not compared"
+
+
+def test_the_picture_of_epsilons_shows_none_too_small() -> None:
+    trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
+    paid = [
+        each if each.is_baseline else replace(each, privacy=PublishedPrivacy(11.04, 1e-5, "pld")) for each in trials
+    ]
+    data, found, _ = in_sweep(paid, kept)
+    tile = answered(data, found)["How private?"]
+    assert tile.picture is not None
+    assert list(tile.picture.data[0]["text"]) == ["11.1"]
+    assert tile.big == "ε = 11.1"
 
 
 def test_the_decision_names_setting_quality_cost_and_who_is_served_worst() -> None:
