@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -61,7 +62,9 @@ def init(
     except InvalidInput as error:
         raise InvalidInput(full_text(error)) from error
     write_file("--to", target, draft.encode(), private=True)
-    typer.echo(for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {target}"))
+    typer.echo(
+        for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {shlex.quote(str(target))}")
+    )
 
 
 def register(app: typer.Typer) -> None:

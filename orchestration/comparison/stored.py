@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -142,7 +143,7 @@ def stored_settings(files: SweepFiles) -> dict[str, dict[str, Any]]:
         return of_trials(parsed_json(read_bytes(files.comparison)))
     except (ValueError, TypeError, KeyError, AttributeError) as error:
         raise DataCorruption(
-            f"{files.comparison} is damaged; delete it, and `dpsweep report {files.root}` writes it again"
+            f"{files.comparison} is damaged; delete it, and `dpsweep report {shlex.quote(files.root)}` writes it again"
         ) from error
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
+import shlex
 from collections.abc import Iterator, Mapping
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
@@ -62,7 +63,7 @@ def _noted(files: SweepFiles) -> dict[str, str]:
 
 def changed_report_files(files: SweepFiles) -> Iterator[str]:
     """Yield one line for each file of the report that is missing or has changed."""
-    again = f"`dpsweep report {files.root}` writes it again"
+    again = f"`dpsweep report {shlex.quote(files.root)}` writes it again"
     for read, uri in ((read_sealed, files.report_digests), (read_private_sealed, files.private_report_digests)):
         try:
             content = read(uri, again)

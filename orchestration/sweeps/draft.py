@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shlex
 import unicodedata
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -110,13 +111,14 @@ class _Subject:
 
     @property
     def command(self) -> str:
-        given = [f"--label {each.name}" for each in self.labels]
-        given += [f"--{role} {name}" for role, name in (("group", self.group), ("user", self.user)) if name is not None]
-        given += [] if self.hashed is None else [f"--text {self.hashed}"]
+        given: list[tuple[str, str | None]] = [("label", each.name) for each in self.labels]
+        given += [("group", self.group), ("user", self.user), ("text", self.hashed)]
         if self.text is not None:
-            given += [f"--text {self.text.name}", f"--tokenizer {self.text.tokenizer.name}"]
-            given += [] if self.text.pretrained is None else [f"--pretrained {self.text.pretrained.name}"]
-        return f"dpsweep init {self.path.name} {' '.join(given)}"
+            model = self.text.pretrained
+            given += [("text", self.text.name), ("tokenizer", self.text.tokenizer.name)]
+            given += [("pretrained", None if model is None else model.name)]
+        flags = [word for role, name in given if name is not None for word in (f"--{role}", name)]
+        return shlex.join(["dpsweep", "init", self.path.name, *flags])
 
 
 def draft_sweep(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import platform
+import shlex
 import tempfile
 import time
 from collections.abc import Iterator, Mapping
@@ -252,7 +253,8 @@ def register_best(
         if model is None:
             raise InvalidInput(
                 f"MLflow at {masked(uri, uri)} keeps no weights of the model of {found.trial.key}; give the "
-                f"--tracking-uri that the sweep was recorded in, or record it there: `dpsweep record {files.root}`"
+                "--tracking-uri that the sweep was recorded in, or record it there: "
+                f"`dpsweep record {shlex.quote(files.root)}`"
             )
         try:
             version = _version(client, model, name, _facts(found))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import shlex
 import stat
 from collections import Counter
 from collections.abc import Callable
@@ -314,6 +315,18 @@ def table(folder: Path, columns: dict[str, list[object]], name: str = "table.csv
 
 LABELS: list[object] = [row % 2 for row in range(120)]
 SEXES: list[object] = ["fm"[row // 2 % 2] for row in range(120)]
+
+
+def test_commands_that_are_told_can_be_pasted(tmp_path: Path) -> None:
+    file = table(
+        tmp_path, {"paid back?": LABELS, "sex": SEXES, "age": [20 + row % 50 for row in range(120)]}, "my people.csv"
+    )
+    target = tmp_path / "my people.yaml"
+    done = dpsweep("init", file, "--label", "paid back?", "--group", "sex", "--to", target)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert shlex.split(done.stdout.partition("then: ")[2]) == ["dpsweep", "plan", str(target)]
+    drafted = target.read_text().splitlines()[0].split("`")[1]
+    assert shlex.split(drafted)[2:] == ["my people.csv", "--label", "paid back?", "--group", "sex"]
 
 
 @pytest.mark.thinned(6)
