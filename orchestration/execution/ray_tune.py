@@ -21,6 +21,7 @@ from ray.air.execution._internal import actor_manager
 from ray.exceptions import OutOfMemoryError, RayActorError, RayTaskError
 from ray.tune.analysis import experiment_analysis
 from ray.tune.execution import tune_controller
+from ray.tune.progress_reporter import TrialProgressCallback
 from ray.tune.schedulers import ASHAScheduler, FIFOScheduler, TrialScheduler
 from ray.tune.search.basic_variant import BasicVariantGenerator
 
@@ -162,7 +163,7 @@ def _train_round(
             storage_path=context.files.tune,
             verbose=0,
             failure_config=tune.FailureConfig(max_failures=callback.retries),
-            callbacks=[callback],
+            callbacks=[callback, _Silent()],
             stop=_Stop(callback.observer),
         ),
     )
@@ -276,6 +277,13 @@ def _idle_workers_given_back(search: _InTurn | None) -> Iterator[None]:
         yield
     finally:
         cache.flush_cached_objects = flush
+
+
+class _Silent(TrialProgressCallback):
+    """Replaces Tune's own, which prints a line about a trial that ends without results, even at verbosity 0."""
+
+    def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """Print nothing."""
 
 
 class _Stop(tune.Stopper):
