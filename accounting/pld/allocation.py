@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -39,13 +39,18 @@ _WIDTH: Final = 2.0
 _FAR: Final = 1.0
 """Points that are even in log M, over the others."""
 ROUNDING: Final = 1e-8
-"""Relative error of masses, far above that of sums of a million positive terms."""
+"""Relative error of masses, far above that of sums of a million positive terms.
+
+All are raised by it for a bound from above, and lowered for one from below.
+"""
 HEAVY: Final = 0.33
 """Shift above which grids of blocks take less time than one transform."""
 _MANY: Final = 3000
 """Steps above which they do at any shift."""
 _LONG: Final = 3e4
 """Steps over the shift above which they are narrower, as bounds on rounding of many small cells count."""
+_ALL_BUT: Final = 3e-3
+"""Largest shift over the root of the steps at which the law of the mean is all but lognormal."""
 _KEPT: Final = 1.0 - 1e-6
 """Least mass of a bound from below on grids of blocks, which drop mass where they are too coarse for a shift."""
 _LITTLE: Final = 100.0
@@ -231,7 +236,10 @@ def _by_blocks(shift: float, steps: int, tail: float, bound: Bound) -> EvenLaw |
     found = sum_of_ratios(shift, steps, tail / steps, bound)
     if found is None or (bound == "lower" and not float(found.masses.sum()) > _KEPT):
         return None
-    return _within(found.values / steps, found.masses, found.lost / steps, tail, bound)
+    law = _within(found.values / steps, found.masses, found.lost / steps, tail, bound)
+    if bound == "upper":
+        law = replace(law, lost_of_p=law.lost_of_p + found.left_out, lost_of_q=law.lost_of_q + found.left_out)
+    return law
 
 
 def _within(values: Array, masses: Array, lost: float, tail: float, bound: Bound) -> EvenLaw:
@@ -256,7 +264,16 @@ def _within(values: Array, masses: Array, lost: float, tail: float, bound: Bound
 
 
 def quadrature(allocated: AllocatedRound, tail: float) -> tuple[Array, Array]:
-    """Return losses log P/Q and logs of their masses under Q, for choices on which no guarantee rests."""
+    """Return losses log P/Q and logs of their masses under Q, for choices on which no guarantee rests.
+
+    Where the mean of many ratios near 1 is all but lognormal, it counts as that.
+    """
+    if allocated.shift <= _ALL_BUT * math.sqrt(allocated.steps):
+        width = math.sqrt(math.log1p(math.expm1(allocated.shift**2) / allocated.steps))
+        reach = -float(special.ndtri(max(tail, 1e-300)))
+        outputs = np.linspace(-reach, reach + width, COARSE.points)
+        spacing = (outputs[1] - outputs[0]) / math.sqrt(2.0 * math.pi)
+        return width * outputs - width**2 / 2.0, math.log(spacing) - outputs**2 / 2.0
     law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), "upper", COARSE)
     kept = (law.values > 0.0) & (law.masses > 0.0)
     return np.log(law.values[kept]), np.log(law.masses[kept])
@@ -296,8 +313,8 @@ def on_lattice(law: EvenLaw, spacing: float, direction: Direction, bound: Bound)
     """Return the law of the loss on whole multiples of ``spacing``; law: bounded from the same side."""
     losses, first, second, above = losses_of(law, direction)
     if bound == "lower":
-        return lowered(losses, first, ROUNDING * first, spacing)
-    return spread(_cells_of(losses, first, second, above, spacing), spacing)
+        return lowered(losses, (1.0 - ROUNDING) * first, spacing)
+    return spread(_cells_of(losses, (1.0 + ROUNDING) * first, (1.0 + ROUNDING) * second, above, spacing), spacing)
 
 
 def losses_of(law: EvenLaw, direction: Direction) -> tuple[Array, Array, Array, float]:
@@ -323,22 +340,21 @@ def _cells_of(losses: Array, first: Array, second: Array, above: float, spacing:
         denominator=np.clip(denominator, numerator * math.exp(-spacing), numerator),
         above=above,
         below=0.0,
-        rounding=np.asarray(ROUNDING * numerator, dtype=np.float64),
+        rounding=np.zeros(size),
     )
 
 
-def lowered(losses: Array, masses: Array, rounding: Array, spacing: float) -> LatticeLoss:
+def lowered(losses: Array, masses: Array, spacing: float) -> LatticeLoss:
     """Return a law below that of ``masses`` at ascending ``losses``, on whole multiples of ``spacing``.
 
     Each mass joins the nearest point, and is merged there. Points that have any are then pooled with the next ones that
     have some, in terms of exp(-loss), so that all means lie on them. Mass that finds no partner has its loss lowered.
-    rounding: error of each mass.
     """
     from dpsweep.accounting.pld.block_kernels import pool  # loads numba and compiled code
 
     places = np.rint(losses / spacing).astype(np.int64)
     start = int(places[0]) - 1
-    errors = _sums(places - start, rounding, int(places[-1]) - start + 1)
+    size = int(places[-1]) - start + 1
     kept = masses > 0.0
     losses, masses, places = losses[kept], masses[kept], places[kept]
     if places[0] == 0:  # the point of most mass of a narrow law, which otherwise would have no partner for its rounding
@@ -350,9 +366,9 @@ def lowered(losses: Array, masses: Array, rounding: Array, spacing: float) -> La
     found = np.append(0.0, np.add.reduceat(masses, starts))[::-1].copy()
     offsets = (np.append(0.0, np.add.reduceat(moved, starts)) * sizes)[::-1].copy()
     pool(found, offsets, np.diff(sizes[::-1]), rises=True)
-    on_points = np.zeros(len(errors))
+    on_points, rounding = np.zeros((2, size))
     on_points[points - start] = found[::-1]
-    return LatticeLoss(spacing, start, on_points, 0.0, errors)
+    return LatticeLoss(spacing, start, on_points, 0.0, rounding)
 
 
 def mean_from_above(allocated: AllocatedRound, tail: float) -> EvenLaw:
@@ -361,6 +377,12 @@ def mean_from_above(allocated: AllocatedRound, tail: float) -> EvenLaw:
     if found is not None and found.lost_of_q <= _LITTLE * tail:
         return found
     return _atoms(_mean_law(allocated.shift, allocated.steps, _rounded(tail), "upper", FINE))
+
+
+def mean_from_below(allocated: AllocatedRound, tail: float) -> EvenLaw:
+    """Return a law of the mean that is below it, for both directions, without about ``tail`` at either end."""
+    found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), "lower")
+    return coarse_law(allocated, tail, "lower", FINE) if found is None else found
 
 
 def _atoms(law: _Law) -> EvenLaw:

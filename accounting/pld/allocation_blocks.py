@@ -28,11 +28,19 @@ from dpsweep.accounting.pld.sensitivity import Array
 _HALF: Final = 176
 """Half the points of the finest block on either side. The width of the bounds falls with its square."""
 _LIGHT: Final = 0.33
-"""Shift up to which there are twice as many, as few blocks are needed."""
+_STRONG: Final = 1.5
+_MORE: Final = 248
+_FEWER: Final = 140
+"""The same for shifts up to `_LIGHT`, which need few blocks, and above `_STRONG`, whose laws take long."""
 _SPREAD: Final = 0.7
 """Least distance that the finest block reaches, over the distance of two quantiles of a law."""
 _ASIDE: Final = 20.0
 """Largest distance of a centre from a law's middle, over the distance that the finest block reaches at least."""
+_NEAR_ONE: Final = 0.6
+"""Least ratio of any probability to speak of above which grids begin at such ratios, not at 0.
+
+They can have their centre anywhere, and so in the middle of a narrow law.
+"""
 _FARTHEST: Final = 16.0
 """Least distance that a grid of a sum reaches, in the same unit."""
 _QUANTILES: Final = (0.16, 0.84)
@@ -44,11 +52,15 @@ _MOST_LEVELS: Final = 120
 
 @dataclass(frozen=True)
 class Atoms:
-    """Positive masses at ascending values; lost: what has been taken off the mean, for a bound from above."""
+    """Positive masses at ascending values.
+
+    lost: what has been taken off the mean, for a bound from above. left_out: probability that a ratio is too small.
+    """
 
     values: Array
     masses: Array
     lost: float
+    left_out: float
 
 
 @functools.cache
@@ -61,7 +73,7 @@ def _one_side(half: int) -> Array:
 
 @dataclass(frozen=True, eq=False)
 class _Grid:
-    """Points at ``unit`` times whole numbers from 0 on: ``below`` of them below the one at ``centre`` units.
+    """Points at ``unit`` times whole numbers: ``below`` of them below the one at ``centre`` units.
 
     half: of the points of the finest block on either side.
     """
@@ -80,7 +92,7 @@ class _Grid:
 
     @functools.cached_property
     def points(self) -> Array:
-        """[points]: their values; the first is 0."""
+        """[points]: their values, from 0 on, or from above it where ratios are near 1."""
         return np.asarray((self.centre + self.distances) * self.unit, dtype=np.float64)
 
     @property
@@ -117,6 +129,7 @@ def sum_of_ratios(shift: float, steps: int, tail: float, bound: Bound) -> Atoms 
     tail: about the probability of an infinite loss that one ratio may add.
     """
     power, terms, whole = _ratio(shift, tail, bound), 1, None
+    first = 0.0 if power is None else float(power.grid.points[0])
     while power is not None:
         if steps & terms:
             whole = power if whole is None else _added(whole, power, bound)
@@ -124,7 +137,8 @@ def sum_of_ratios(shift: float, steps: int, tail: float, bound: Bound) -> Atoms 
                 return None
             if whole.terms == steps:
                 kept = whole.masses > 0.0
-                return Atoms(whole.grid.points[kept], whole.masses[kept], whole.lost)
+                left_out = min(steps * float(special.ndtr(_place_of(first, shift))), 1.0) if first > 0.0 else 0.0
+                return Atoms(whole.grid.points[kept], whole.masses[kept], whole.lost, left_out)
         power, terms = _added(power, power, bound), 2 * terms
     return None
 
@@ -140,19 +154,26 @@ def _ratio(shift: float, tail: float, bound: Bound) -> _Law | None:
         masses = masses[kept]
         return _placed(np.clip(sums[kept] / masses, edges[:-1][kept], edges[1:][kept]), masses, grid, 1, 0.0, bound)
     raised = np.clip((sums - masses * edges[:-1]) / np.diff(edges), 0.0, masses)
-    last = math.log(edges[-1]) / shift
-    above = np.array([special.ndtr(-(last + shift / 2))])
+    last = _place_of(float(edges[-1]), shift)
+    above = np.array([special.ndtr(-last)])
     placed = np.concatenate((masses - raised, above)) + np.concatenate((np.zeros(1), raised))
-    return _placed(edges, placed, grid, 1, float(special.ndtr(shift / 2 - last)), bound)
+    return _placed(edges, placed, grid, 1, float(special.ndtr(shift - last)), bound)
+
+
+def _place_of(ratio: float, shift: float) -> float:
+    """Return the output at which the ratio has this value."""
+    return math.log(ratio) / shift + shift / 2
 
 
 @functools.lru_cache(maxsize=4)  # both bounds ask for them
 def _split(shift: float, tail: float) -> tuple[_Grid, Array, Array, Array] | None:
     """Return a grid for one ratio, edges [cells + 1] of cells between its points, and the masses and sums of these."""
     reach = -float(special.ndtri(max(tail, 1e-300)))
-    low, high, top = (math.exp(shift * z - shift**2 / 2) for z in (-1.0, 1.0, reach + shift))
-    half = 2 * _HALF if shift <= _LIGHT else _HALF
-    grid = _grid(half, 0.5 * (low + high), _SPREAD * (high - low), 2.0 * top)
+    ratios = (math.exp(shift * z - shift**2 / 2) for z in (-reach, -1.0, 1.0, reach + shift))
+    least, low, high, top = ratios
+    half = _MORE if shift <= _LIGHT else _HALF if shift <= _STRONG else _FEWER
+    lowest = least if least > _NEAR_ONE else 0.0
+    grid = _grid(half, 0.5 * (low + high), _SPREAD * (high - low), 2.0 * top, lowest)
     if grid is None:
         return None
     parts = grid.points[:-1, None] + np.diff(grid.points)[:, None] * np.arange(_PARTS) / _PARTS
@@ -161,18 +182,27 @@ def _split(shift: float, tail: float) -> tuple[_Grid, Array, Array, Array] | Non
     return grid, edges, masses, sums
 
 
-def _grid(half: int, middle: float, reach: float, farthest: float) -> _Grid | None:
-    """Return a grid from 0 to about ``farthest`` above ``middle``, finest within ``reach`` of that, or None."""
+def _grid(half: int, middle: float, reach: float, farthest: float, lowest: float) -> _Grid | None:
+    """Return a grid from ``lowest`` to about ``farthest`` above ``middle``, finest within ``reach`` of that, or None.
+
+    From 0 on, points are whole multiples of their distance, so the centre is where that divides it.
+    """
     size = 2 * half
     if not reach > 0.0:
         return None
     unit = 2.0 ** math.ceil(math.log2(reach / size))
-    lowest = max(0, math.ceil(math.log2(max(middle / unit, 1.0) / size)))
     highest = max(0, math.ceil(math.log2(max(farthest / unit, 1.0) / size)))
-    centre = max(1, round(middle / unit / 2**lowest)) * 2**lowest
-    if max(lowest, highest) > _MOST_LEVELS or centre > size * 2**lowest or abs(centre * unit - middle) > _ASIDE * reach:
+    above = size + highest * half
+    if lowest > 0.0:
+        centre = round(middle / unit)
+        depth = centre - lowest / unit
+        level = max(0, math.ceil(math.log2(max(depth, 1.0) / size)))
+        return _Grid(half, unit, centre, level * half + math.ceil(depth / 2**level), above)
+    level = max(0, math.ceil(math.log2(max(middle / unit, 1.0) / size)))
+    centre = max(1, round(middle / unit / 2**level)) * 2**level
+    if max(level, highest) > _MOST_LEVELS or centre > size * 2**level or abs(centre * unit - middle) > _ASIDE * reach:
         return None
-    return _Grid(half, unit, centre, centre // 2**lowest + lowest * half, size + highest * half)
+    return _Grid(half, unit, centre, centre // 2**level + level * half, above)
 
 
 def _placed(values: Array, weights: Array, grid: _Grid, terms: int, lost: float, bound: Bound) -> _Law:
@@ -215,7 +245,8 @@ def _added(one: _Law, other: _Law, bound: Bound) -> _Law | None:
     width = math.hypot(high - low, highs - lows)
     farthest = max(one.grid.farthest, other.grid.farthest, _FARTHEST * width)
     half = one.grid.half
-    grid = _grid(half, 0.5 * (low + high + lows + highs), _SPREAD * width, farthest)
+    lowest = float(one.grid.points[0] + other.grid.points[0])
+    grid = _grid(half, 0.5 * (low + high + lows + highs), _SPREAD * width, farthest, lowest)
     if grid is None:
         return None
     sums = np.zeros((max(one.grid.levels, other.grid.levels), 8 * half + 8))
@@ -233,5 +264,6 @@ def _added(one: _Law, other: _Law, bound: Bound) -> _Law | None:
 
 def _in_units(law: _Law, unit: float, bound: Bound) -> _Law | None:
     """Return the law on a grid of a larger unit."""
-    grid = _grid(law.grid.half, 0.5 * sum(law.quantiles), 2 * law.grid.half * unit, law.grid.farthest)
+    reach, lowest = 2 * law.grid.half * unit, float(law.grid.points[0])
+    grid = _grid(law.grid.half, 0.5 * sum(law.quantiles), reach, law.grid.farthest, lowest)
     return None if grid is None else _placed(law.grid.points, law.masses, grid, law.terms, law.lost, bound)

@@ -53,6 +53,8 @@ def _from_above(masses: Array, offsets: Array, gaps: Array, at: int) -> bool:
     for other in range(at + 1, last + 1):
         distance += gaps[other - 1]
         left -= _MOST * masses[other] * distance
+        if left <= 0.0:
+            break
     if left > 0.0:
         return False
     left, distance = -offsets[at], 0.0

@@ -27,6 +27,8 @@ from dpsweep.accounting.pld.sensitivity import AllocatedRound
 Found = TypeVar("Found")
 
 _THREADS: Final = 8
+_ALLOWED: Final = 5e-5
+"""About what bounds on epsilon may differ by because of nodes, relative to it."""
 _EXCESS: Final = 1e-10
 """Most that laws from below may have too much, all together, tilted and relative; with more, nodes are not used.
 
@@ -115,7 +117,7 @@ def _at_nodes(
     if not rounds.allocated:
         return {}, {}
     table = cumulants(GroupRounds(allocated=rounds.allocated), plan.direction, plan.tail)
-    levels = between_nodes(rounds.allocated, table, plan.tilt)
+    levels = between_nodes(rounds.allocated, table, plan, _ALLOWED)
     nodes = list(dict.fromkeys(node for level in levels.values() for node in level.nodes))
 
     def found(node: AllocatedRound) -> Found:

@@ -20,26 +20,28 @@ import numpy as np
 
 from dpsweep.accounting.pld.allocation import ROUNDING, losses_of, lowered
 from dpsweep.accounting.pld.allocation_transform import EvenLaw
+from dpsweep.accounting.pld.lattice_plan import LatticePlan
 from dpsweep.accounting.pld.levels import MARGIN, coordinate
 from dpsweep.accounting.pld.loss import Direction, LatticeLoss
-from dpsweep.accounting.pld.saddlepoint import Cumulants
+from dpsweep.accounting.pld.saddlepoint import Cumulants, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
 _FEWEST: Final = 48
 """Fewer levels have no nodes."""
-_ALLOWED: Final = 8e-5
-"""Share by which a chord may increase the log of a moment, in the middle of a cell: of it and of their mean."""
-_LARGE: Final = 1.5
-"""Shift above which laws take long, and their own bounds are narrow, so that chords are allowed twice as much."""
 _WIDEST: Final = 0.06
 """Width of a cell in the log of the shift, before it is halved."""
-_HALVINGS: Final = 7
+_HALVINGS: Final = 8
 _DEGREE: Final = 5
-"""Of the polynomial that logs of moments are read from, between a few of them."""
-_SPARE: Final = 6
-"""Nodes that a run of cells has beside one for each cell, and a few to be worth it."""
+"""Of the polynomial that logs of moments are read from, between a few of them; less for levels close together."""
 _STEP: Final = 2.0**-7
 """Of logs of shifts, for slopes of moments."""
+_LARGE: Final = 1.5
+"""Shift above which laws take long, and their own bounds are narrow, so that errors of chords count a third."""
+_TRIES: Final = 12
+"""Errors of a cell that are tried, each a fraction `_FINER` of the one before."""
+_FINER: Final = 0.6
+_ENDS: Final = (2, 1)
+"""Nodes that the first and the last cell of a run need beside one for each cell."""
 
 
 @dataclass(frozen=True)
@@ -71,58 +73,134 @@ class Level:
 
 
 def between_nodes(
-    blocks: Iterable[tuple[AllocatedRound, int]], table: Cumulants, tilt: float
+    blocks: Iterable[tuple[AllocatedRound, int]], table: Cumulants, plan: LatticePlan, allowed: float
 ) -> Mapping[AllocatedRound, Level]:
     """Return where blocks lie between nodes, for those that have enough others near them.
 
-    table: of some of the blocks. tilt: of the composition.
+    table: of some of the blocks. allowed: about what the epsilons of bounds from above and from below may differ by
+    because of nodes, relative to epsilon.
     """
-    shifts: dict[int, list[float]] = defaultdict(list)
-    for block, _ in blocks:
-        shifts[block.steps].append(block.shift)
-    logs, found = table.each(tilt), dict[AllocatedRound, Level]()
-    mean = float(table.counts @ logs / table.counts.sum())
-    for steps, levels in shifts.items():
+    counts: dict[int, dict[float, int]] = defaultdict(dict)
+    for block, count in blocks:
+        counts[block.steps][block.shift] = count
+    bulk, (sticks, rates) = table.below(plan.centre), table.sticks(plan.centre)
+    slope = saddle_at_epsilon(bulk, plan.centre).tilt
+    moments = np.expm1(bulk.each(slope))
+    alone = float(table.counts @ sticks) * math.exp(-plan.log_delta)
+    if alone > 0.0:  # the share of delta that single large losses make
+        slope += min(alone, 1.0) * (float(table.counts @ rates / (table.counts @ sticks)) - slope)
+    found = dict[AllocatedRound, Level]()
+    for steps, levels in counts.items():
         tables = enumerate(table.rounds)
         known = {row: each.shift for row, each in tables if isinstance(each, AllocatedRound) and each.steps == steps}
         if len(levels) < _FEWEST or len(known) <= _DEGREE:
             continue
-        logs_of_shifts = np.log(np.array(list(known.values())))
-        cells = _cells(logs_of_shifts, logs[list(known)], mean, np.log([min(levels), max(levels)]))
-        found.update(_placed(cells, np.sort(levels), steps))
+        shifts = np.array(sorted(levels))
+        kind, rows = _Kind(shifts, np.array([levels[shift] for shift in shifts.tolist()]), steps), list(known)
+        logs, ends = np.log(np.array(list(known.values()))), np.log(shifts[[0, -1]])
+        chords = _Chords.of(logs, moments[rows], sticks[rows] * math.exp(-plan.log_delta), ends)
+        share = sum(levels.values()) / sum(sum(each.values()) for each in counts.values())
+        for nodes in _cheapest(kind, chords, share * allowed * slope * plan.centre):
+            found.update(kind.placed(nodes))
     return found
 
 
-def _cells(known: Array, logs: Array, mean: float, ends: Array) -> list[tuple[int, int]]:
-    """Return cells (place, halvings) that cover logs of shifts from end to end, ascending.
+@dataclass(frozen=True)
+class _Chords:
+    """By how much chords raise the log of delta: ``curvatures`` times the distances of both ends, by ``places``.
 
-    They are as wide as chords allow: see `_ALLOWED`. logs: of moments, at logs of shifts ``known``. mean: of all.
+    All are in logs of shifts; arrays are [places].
     """
-    fitted = np.polynomial.Polynomial.fit(known, np.log(np.maximum(logs, 1e-300)), _DEGREE)
-    places = np.arange(ends[0] - 2 * _STEP, ends[1] + 3 * _STEP, _STEP)
-    inside = np.clip(places, known[0], known[-1])
-    growth = np.log(np.expm1(np.exp(2.0 * places)) / np.expm1(np.exp(2.0 * inside)))  # of variances, beyond the known
-    of_places = np.exp(fitted(inside) + growth)
-    moments, coordinates = np.expm1(of_places), coordinate(np.exp(places), math.exp(places[0]))
-    slopes = np.diff(moments) / np.diff(coordinates)
-    curved = np.abs(2.0 * np.diff(slopes) / (coordinates[2:] - coordinates[:-2]))
-    rises = (coordinates[2:] - coordinates[:-2]) / (2.0 * _STEP)
-    allowed = 8.0 * _ALLOWED * 0.5 * (of_places[1:-1] + mean) * (1.0 + moments[1:-1])
-    allowed *= np.where(places[1:-1] > math.log(_LARGE), 2.0, 1.0)
-    widths = np.sqrt(allowed / np.maximum(curved, 1e-300)) / rises
-    found = list[tuple[int, int]]()
+
+    places: Array
+    curvatures: Array
+
+    @classmethod
+    def of(cls, known: Array, moments: Array, sticks: Array, ends: Array) -> _Chords:
+        """Return them from end to end. moments, less 1, and sticks, over delta: of rounds at logs of shifts."""
+        places = np.arange(ends[0] - 2 * _STEP, ends[1] + 3 * _STEP, _STEP)
+        inside = np.clip(places, known[0], known[-1])
+        growth = np.expm1(np.exp(2.0 * places)) / np.expm1(np.exp(2.0 * inside))  # of variances, beyond the known
+        coordinates = coordinate(np.exp(places), math.exp(places[0]))
+        widths = coordinates[2:] - coordinates[:-2]
+
+        def curved(values: Array) -> tuple[Array, Array]:
+            degree = min(2 + int(2.0 * np.ptp(known)), _DEGREE)
+            fitted = np.polynomial.Polynomial.fit(known, np.log(np.maximum(values, 1e-300)), degree)
+            of_places = np.exp(fitted(inside)) * growth
+            return np.abs(np.diff(np.diff(of_places) / np.diff(coordinates)) / widths), of_places[1:-1]
+
+        of_moments, found = curved(moments)
+        of_sticks, _ = curved(sticks)
+        weights = np.where(places[1:-1] > math.log(_LARGE), 1.0 / 3.0, 1.0)
+        largest = weights * np.maximum(of_moments / (1.0 + found), of_sticks)
+        return cls(places[1:-1], np.asarray(largest * (widths / (2.0 * _STEP)) ** 2, dtype=np.float64))
+
+    def largest(self, low: float, high: float) -> float:
+        """Return the largest curvature near an interval."""
+        first, last = np.searchsorted(self.places, (low - _STEP, high + _STEP)).tolist()
+        return float(self.curvatures[max(first - 1, 0) : last + 1].max())
+
+
+@dataclass(frozen=True)
+class _Kind:
+    """Blocks of ``steps`` steps: their ``shifts``, ascending, and how often each occurs; both [levels]."""
+
+    shifts: Array
+    counts: Array
+    steps: int
+
+    def placed(self, nodes: Array) -> Iterator[tuple[AllocatedRound, Level]]:
+        """Place all levels between the second of ``nodes`` and the last but one."""
+        first, last = np.searchsorted(self.shifts, nodes[[1, -2]]).tolist()
+        return _in_run(nodes, self.shifts[first:last], self.steps)
+
+    def error(self, nodes: Array, chords: _Chords) -> float:
+        """Return about what bounds on the log of delta differ by because of these levels."""
+        first, last = np.searchsorted(self.shifts, nodes[[1, -2]]).tolist()
+        levels, edges = np.log(self.shifts[first:last]), np.log(nodes)
+        cells = np.clip(np.searchsorted(edges, levels, side="right") - 1, 1, len(edges) - 3)
+        before, low, high, after = (levels - edges[cells + place] for place in range(-1, 3))
+        above, below = -low * high, np.minimum(low * before, high * after)
+        curvatures = np.interp(levels, chords.places, chords.curvatures)
+        return float(self.counts[first:last] @ (curvatures * (above + below)))
+
+
+def _cheapest(kind: _Kind, chords: _Chords, allowed: float) -> list[Array]:
+    """Return the nodes of each run of cells, as few in all as lead to about the error that is ``allowed``.
+
+    For the least number all cells err by the same.
+    """
+    runs = list[Array]()
+    for attempt in range(_TRIES):
+        runs = list(_runs(*_cells(kind, chords, 0.2 * allowed * _FINER**attempt)))
+        if sum(kind.error(nodes, chords) for nodes in runs) <= allowed:
+            break
+    return runs
+
+
+def _cells(kind: _Kind, chords: _Chords, most: float) -> tuple[list[tuple[int, int]], list[int]]:
+    """Return cells (place, halvings) from the first level to the last, ascending, and the number of levels in each.
+
+    Each errs by at most about ``most``, or has one level or none.
+    """
+    logs, totals = np.log(kind.shifts), np.append(0, np.cumsum(kind.counts))
+    ends = float(logs[0]), float(logs[-1])
+    found, numbers = list[tuple[int, int]](), list[int]()
     waiting = [(place, 0) for place in range(math.floor(ends[0] / _WIDEST), math.floor(ends[1] / _WIDEST) + 1)][::-1]
     while waiting:
         place, halvings = waiting.pop()
         low, high = _edge(place, halvings), _edge(place + 1, halvings)
         if high < ends[0] or low > ends[1]:
             continue
-        near = widths[(places[1:-1] >= low - _STEP) & (places[1:-1] <= high + _STEP)]
-        if halvings == _HALVINGS or not len(near) or high - low <= float(near.min()):
+        first, last = np.searchsorted(logs, (low, high)).tolist()
+        error = 0.5 * chords.largest(low, high) * (high - low) ** 2 * float(totals[last] - totals[first])
+        if halvings == _HALVINGS or last - first <= 1 or error <= most:
             found.append((place, halvings))
+            numbers.append(last - first)
         else:
             waiting += [(2 * place + 1, halvings + 1), (2 * place, halvings + 1)]
-    return found
+    return found, numbers
 
 
 def _edge(place: int, halvings: int) -> float:
@@ -130,22 +208,28 @@ def _edge(place: int, halvings: int) -> float:
     return place * _WIDEST * 2.0**-halvings
 
 
-def _placed(cells: Sequence[tuple[int, int]], levels: Array, steps: int) -> Iterator[tuple[AllocatedRound, Level]]:
-    """Place levels in runs of cells that hold more of them than they have edges."""
-    edges = np.exp([_edge(*cells[0]), *(_edge(place + 1, halvings) for place, halvings in cells)])
-    bounds = np.searchsorted(levels, edges)
-    counts = np.diff(bounds)
-    at = 0
-    while at < len(cells):
-        stop = at
-        while stop < len(cells) and counts[stop] > 1:
-            stop += 1
-        if counts[at:stop].sum() > stop - at + _SPARE:
-            low, high = cells[at], cells[stop - 1]
-            outer = [_edge(low[0] - 1, low[1]), _edge(high[0] + 2, high[1])]
-            nodes = np.concatenate((np.exp(outer[:1]), edges[at : stop + 1], np.exp(outer[1:])))
-            yield from _in_run(nodes, levels[bounds[at] : bounds[stop]], steps)
-        at = max(stop, at + 1)
+def _runs(cells: Sequence[tuple[int, int]], numbers: Sequence[int]) -> Iterator[Array]:
+    """Yield the nodes of runs of cells, for the fewest laws of nodes and of levels that are in no run."""
+    outside, inside, before = 0.0, math.inf, list[tuple[bool, bool]]()  # whether the cell before is in a run
+    for number in numbers:
+        ended, begun = inside + _ENDS[1], outside + _ENDS[0]
+        before.append((ended < outside, inside <= begun))
+        outside, inside = min(outside, ended) + number, min(inside, begun) + 1.0
+    within, stop = inside + _ENDS[1] < outside, len(cells)
+    for at in range(len(cells) - 1, -1, -1):
+        was = before[at][within]
+        if within and not was:
+            yield _nodes(cells[at:stop])
+        if was and not within:
+            stop = at
+        within = was
+
+
+def _nodes(cells: Sequence[tuple[int, int]]) -> Array:
+    """Return the edges of a run of cells, and one more on either side."""
+    (low, halvings), (high, last) = cells[0], cells[-1]
+    edges = [_edge(low, halvings), *(_edge(place + 1, each) for place, each in cells)]
+    return np.asarray(np.exp([_edge(low - 1, halvings), *edges, _edge(high + 2, last)]), dtype=np.float64)
 
 
 def _in_run(nodes: Array, levels: Array, steps: int) -> Iterator[tuple[AllocatedRound, Level]]:
@@ -210,11 +294,11 @@ class Beside:
         """
         from dpsweep.accounting.pld.block_kernels import absorb  # loads numba and compiled code
 
-        masses, left = (1.0 + share) * self.nearer - share * self.farther, np.zeros_like(self.nearer)
+        masses = (1.0 + share) * (1.0 - ROUNDING) * self.nearer - share * (1.0 + ROUNDING) * self.farther
+        left = np.zeros_like(masses)
         absorb(masses, self.sizes, left)
         return masses, left
 
     def lowered(self, masses: Array, share: float, spacing: float) -> LatticeLoss:
         """Return the law of the ``masses`` that `beyond` has found, on a lattice."""
-        rounding = 2.0 * ROUNDING * ((1.0 + share) * self.nearer + share * self.farther)
-        return replace(lowered(self.losses, masses, rounding, spacing), infinity_mass=share * self.infinity)
+        return replace(lowered(self.losses, masses, spacing), infinity_mass=share * self.infinity)

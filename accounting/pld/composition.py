@@ -28,7 +28,7 @@ from dpsweep.accounting.pld.ceilings import (
     total_variation,
 )
 from dpsweep.accounting.pld.curve import Composed
-from dpsweep.accounting.pld.exact import HIGHEST_EXACT, exact_deltas, exact_epsilon
+from dpsweep.accounting.pld.exact import HIGHEST_EXACT, LEAST_TAIL, exact_deltas, exact_epsilon
 from dpsweep.accounting.pld.fourier import compose, compose_upper
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan, spacing_for
@@ -88,12 +88,14 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
         return PairBounds(upper, lower)
     if total_variation(rounds) <= delta:
         return PairBounds(0.0, 0.0)
-    if (deltas := exact_deltas(rounds)) is not None:
-        upper, lower = exact_epsilon(deltas, delta)
-        if upper <= lower * (1 + tolerance):
-            return PairBounds(upper, lower)
+    highest, lowest = math.inf, 0.0
+    if (deltas := exact_deltas(rounds, tail_of(rounds, delta))) is not None:
+        highest, lowest = exact_epsilon(deltas, delta)
+        if highest <= lowest * (1 + tolerance):
+            return PairBounds(highest, lowest)
     ceiling = gaussian_ceiling(rounds, delta)
-    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, ceiling.epsilon)
+    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, min(highest, ceiling.epsilon))
+    lower = max(lower, lowest)
     bounds = [PairBounds(upper, lower, ceiling.method if upper == ceiling.epsilon else "pld")]
     if upper > lower * (1 + 2 * _ENOUGH * tolerance):
         lower = max(lower, _of_the_strongest(rounds, delta))
@@ -180,7 +182,7 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
     else:
         upper, lower = 1.0, 0.0
     upper = min(upper, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon))
-    pair = [cumulants(rounds, direction, 1e-20) for direction in DIRECTIONS]
+    pair = [cumulants(rounds, direction, LEAST_TAIL) for direction in DIRECTIONS]
     log_delta = max(saddle_at_epsilon(generating, epsilon).log_delta for generating in pair)
     for share in _LOST:
         above, below = _delta_losing(rounds, epsilon, log_delta, tolerance, share)
@@ -296,7 +298,8 @@ def _bracket_epsilon(
         upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
         if math.isinf(above.epsilon):
             return _Bracket(upper, lower, composed)
-        gap = (upper - lower) / max(upper, 1 / (1 + saddle.tilt))
+        scale = upper if rounds.allocated else max(upper, 1 / (1 + saddle.tilt))
+        gap = (upper - lower) / scale if upper > lower else 0.0
         finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
         hopeless = lower == 0.0 and upper > _VACUOUS
         judged = rounds.has_draws and abs(above.nearest - saddle.epsilon) <= _MISJUDGED * above.nearest

@@ -1,4 +1,4 @@
-"""Closed forms for runs of a single sampled round and for pure releases alone, which need no lattice.
+"""Deltas of runs of a single round, and of pure releases alone, which need no lattice.
 
 One round. Let Q = N(0, 1) and P = sum_j p_j N(a_j, 1) with a_j >= 0. The loss log P / Q increases in the output x, so
 the best event is a half line. With x at the loss ``epsilon``
@@ -7,6 +7,9 @@ the best event is a half line. With x at the loss ``epsilon``
     add, x at the loss -epsilon: delta = e^epsilon sum_j p_j (Phi(x) - Phi(x - a_j)) - (e^epsilon - 1) Phi(x).
 
 Any x gives a value of at most delta, and the error of the root enters squared.
+
+One block of random allocation. Deltas are sums over the atoms of bounds on the law of its mean ratio
+(`dpsweep.accounting.pld.allocation`), from either side.
 
 Pure releases. Each is dominated by randomised response: a loss of +e or -e with odds e^e : 1. The loss of several is a
 sum of these signs; releases of equal epsilon need only the number of plus signs.
@@ -23,6 +26,8 @@ import numpy as np
 from scipy import special
 
 from dpsweep.accounting.numerics.roots import root
+from dpsweep.accounting.pld.allocation import ROUNDING, mean_from_above, mean_from_below
+from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
 from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
@@ -33,15 +38,23 @@ _MOST_CORNERS = 1 << 10  # the same where delta is computed at each of them, and
 _FARTHEST = 37.0  # outputs beyond which the normal tail nears underflow
 _ROUND_UP = 1 + 1e-12  # far above the rounding error of probabilities that sum to 1
 _BEYOND = 1e-299  # probability of the outputs beyond
+LEAST_TAIL = 1e-20  # probability that a round may lose to infinity where delta is not known yet
 HIGHEST_EXACT = 700.0  # epsilons above which e^epsilon overflows
 
 Deltas = Callable[[float], tuple[float, float]]
 """Upper and lower delta at an epsilon; both fall as epsilon grows."""
 
 
-def exact_deltas(rounds: GroupRounds) -> Deltas | None:
-    """Return the certified delta(epsilon) of one sampled round alone or of pure releases alone; None for other runs."""
+def exact_deltas(rounds: GroupRounds, tail: float = LEAST_TAIL) -> Deltas | None:
+    """Return the certified delta(epsilon) of one round alone or of pure releases alone; None for other runs.
+
+    tail: about what a block of random allocation may lose to infinity.
+    """
     if rounds.allocated:
+        match rounds.allocated:
+            case ((block, 1),) if not rounds.laws and not rounds.pure and not rounds.gaussian:
+                above, below = mean_from_above(block, tail), mean_from_below(block, tail)
+                return lambda epsilon: _of_one_block(above, below, epsilon)
         return None
     match rounds.laws:
         case ((law, 1),) if not rounds.pure and not rounds.gaussian and not law.missing:
@@ -91,6 +104,22 @@ def _least(holds: Callable[[float], bool]) -> tuple[float, float]:
         middle = (low + high) / 2
         low, high = (low, middle) if holds(middle) else (middle, high)
     return low, high
+
+
+def _of_one_block(above: EvenLaw, below: EvenLaw, epsilon: float) -> tuple[float, float]:
+    """Return (upper, lower) delta of the worse direction. above, below: laws of the mean, bounded from either side."""
+    removed, added = (_expected(above, epsilon, direction) for direction in DIRECTIONS)
+    upper = max(removed + above.lost_of_p, added + above.lost_of_q)
+    lower = max(_expected(below, epsilon, direction) for direction in DIRECTIONS)
+    return min(1.0, upper * (1.0 + 2.0 * ROUNDING)), lower * (1.0 - 2.0 * ROUNDING)
+
+
+def _expected(law: EvenLaw, epsilon: float, direction: Direction) -> float:
+    """Return E[(M - e^epsilon)+], or E[(1 - e^epsilon M)+] for adding."""
+    beyond = law.values - 1.0  # exact near 1, where differences are small
+    if direction == "remove":
+        return float(law.masses @ np.maximum(beyond - math.expm1(epsilon), 0.0))
+    return math.exp(epsilon) * float(law.masses @ np.maximum(math.expm1(-epsilon) - beyond, 0.0))
 
 
 def _of_one_round(law: RoundLaw, epsilon: float) -> tuple[float, float]:

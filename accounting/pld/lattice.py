@@ -53,6 +53,7 @@ def make_plan(
         points=2 * half,
         bottom=window.bottom - 4 * spacing,
         tilt=window.tilt,
+        log_delta=saddle.log_delta,
         up=window.up,
         down=window.down,
         centre=saddle.epsilon,

@@ -80,6 +80,23 @@ class Cumulants:
         peaks = exponents.max(axis=1)
         return np.asarray(np.log(np.exp(exponents - peaks[:, None]).sum(axis=1)) + peaks)
 
+    def below(self, loss: float) -> Cumulants:
+        """Return the same without larger losses of single rounds."""
+        losses = self.losses if self.direction == "remove" else -self.losses
+        return replace(self, log_weights=np.where(losses > loss, -np.inf, self.log_weights))
+
+    def sticks(self, epsilon: float) -> tuple[Array, Array]:
+        """Return delta(epsilon) of one round of each table alone, and how fast that falls; both [rounds]."""
+        weights, ratios = np.exp(self.log_weights), np.exp(self.losses)
+        if self.direction == "remove":
+            beyond = ratios > math.exp(epsilon)
+            return (weights * beyond * (ratios - math.exp(epsilon))).sum(axis=1), math.exp(epsilon) * (
+                weights * beyond
+            ).sum(axis=1)
+        beyond = ratios < math.exp(-epsilon)
+        rates = math.exp(epsilon) * (weights * beyond * ratios).sum(axis=1)
+        return (weights * beyond).sum(axis=1) - rates, rates
+
     def __call__(self, tilt: float) -> tuple[float, float, float]:
         # E_P[e^{z L}] = E_Q[e^{(1 + z) L}], and E_Q[e^{-z L}] in the add direction.
         sign, power = (1.0, 1.0 + tilt) if self.direction == "remove" else (-1.0, -tilt)

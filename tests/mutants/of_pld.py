@@ -181,6 +181,7 @@ PLD: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/pld/allocation_blocks.py",
         ("tests/accounting/pld/test_allocation_blocks.py",),
+        B("min(steps * float(special.ndtr(", "min(0.0 * float(special.ndtr(", "ratios that are left out are free"),
         B(
             "placed = np.concatenate((masses - raised, above))",
             "placed = np.concatenate((masses, above))",
@@ -203,7 +204,7 @@ PLD: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/pld/block_levels.py",
         ("tests/accounting/pld/test_block_levels.py",),
-        B("- share * self.farther", "- 0.0 * self.farther", "a law from below has too much mass"),
+        B("- share * (1.0 + ROUNDING) * self.farther", "- 0.0 * self.farther", "a law from below has too much mass"),
         B("(stronger, share)", "(stronger, 0.5 * share)", "a draw loses mass", True),
     ),
     *bugs_in(

@@ -123,6 +123,20 @@ def test_bounds_lie_on_both_sides_of_sums_of_pairs(shift: float, steps: int) -> 
     np.testing.assert_allclose(upper, lower, rtol=3e-3, atol=1e-9)
 
 
+@pytest.mark.parametrize(("shift", "steps"), [(2e-4, 2467), (1e-3, 6376), (0.03, 777)])
+def test_ratios_near_one_have_their_centre_in_the_middle(shift: float, steps: int) -> None:
+    """Grids from 0 on had it aside, or there were none, but for numbers of steps that powers of 2 divide."""
+    above, below = law(shift, steps, "upper"), law(shift, steps, "lower")
+    width = np.sqrt(np.expm1(shift**2) / steps)
+    strikes = 1.0 + width * np.arange(-4.0, 5.0)
+    upper = calls(above.values / steps, above.masses, strikes) + above.lost / steps + above.left_out
+    lower = calls(below.values / steps, below.masses, strikes)
+    assert above.values[0] > 0.5 * steps
+    assert 0.0 < above.left_out < 3e-18 * steps
+    assert (lower <= upper * SLACK).all()
+    np.testing.assert_allclose(upper, lower, rtol=2e-3, atol=1e-15)
+
+
 @pytest.mark.parametrize("order", [3.0, -2.0])
 def test_bounds_lie_on_both_sides_of_one_transform(order: float) -> None:
     strikes = np.array([0.9, 1.0, 1.1])

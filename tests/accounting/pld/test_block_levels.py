@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.pld import AllocatedRound, block_laws, block_levels, epsilon_pld
-from dpsweep.accounting.pld.allocation import law_of_block, losses_of, on_lattice
+from dpsweep.accounting.pld.allocation import ROUNDING, law_of_block, losses_of, on_lattice
 from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.block_kernels import absorb
 from dpsweep.accounting.pld.block_levels import Beside, drawn
@@ -93,7 +93,7 @@ def test_a_law_on_points_far_from_or_near_to_each_other_stays_below(direction: D
     epsilons = np.linspace(-0.2, 0.2, 401)
     exact, found = hockey_sticks(losses, masses, epsilons), hockey_sticks(lower.losses, lower.probabilities, epsilons)
     assert (found <= exact + 1e-13).all()
-    assert lower.probabilities.sum() == pytest.approx(masses.sum(), abs=1e-9)
+    assert lower.probabilities.sum() == pytest.approx(masses.sum(), abs=2.0 * ROUNDING)
     if spacing < 0.01:
         np.testing.assert_allclose(found[epsilons < 0.02], exact[epsilons < 0.02], rtol=5e-3)
 
@@ -142,3 +142,11 @@ def test_bounds_of_very_different_levels_are_close(steps: int) -> None:
     levels = tuple(Segment(steps * at, steps, sampling, each) for at, each in enumerate(noise))
     found = epsilon_pld(Trace(1000, levels), 1e-6)
     assert known(found.lower) < found.upper < known(found.lower) * 1.0003
+
+
+def test_levels_whose_largest_losses_mislead_the_saddle_point_have_close_bounds() -> None:
+    """Moments at its tilt are those of losses that hardly add to delta, and led to too few nodes: 5e-4."""
+    noise = np.linspace(0.7646, 5.485, 100).tolist()
+    segments = tuple(Segment(2000 * at, 2000, RandomAllocationSampling(2000), each) for at, each in enumerate(noise))
+    found = epsilon_pld(Trace(10**6, segments), 1e-6)
+    assert found.upper <= known(found.lower) * 1.0003
