@@ -92,6 +92,17 @@ class Series:
         first = self._taken(-(-len(values) * draws // WORDS))
         fused_kernels.add_noise(values, self._key, self._nonce, first, draws, scale, grid)
 
+    def with_noise_from(self, place: int, values: Tensor, draws: int, scale: float, grid: float) -> Tensor:
+        """Return ``values`` [n] as `add_noise` of a longer tensor changes those from ``place`` on.
+
+        Where they begin within a block of words, noise is drawn from its start.
+        """
+        block, skipped = divmod(place * draws, WORDS)
+        padded = torch.cat([values.new_zeros(skipped // draws), values])
+        again = Series(self._key, self.number, self._device, block)
+        again.add_noise(padded, draws, scale, grid)
+        return padded[skipped // draws :]
+
     def _taken(self, blocks: int) -> int:
         """Return the first of the next blocks, which no other call takes. Raises: InvalidInput beyond the last one."""
         first = self._next_block

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, Protocol
 
@@ -83,6 +83,13 @@ class NoiseSource(Protocol):
         """
         ...
 
+    def added_in_turn(self, values: Iterable[Tensor], count: int, std: float) -> Iterator[Tensor]:
+        """Yield the bits of `added_to_each` for tensors that come one after the other, ``count`` entries in all.
+
+        `values`: flat ones, which may be overwritten. Take all of them before anything else is drawn.
+        """
+        ...
+
     def draws_of_steps(self) -> StepDraws:
         """Return the draws of noise that is correlated over steps, which are independent of all others."""
         ...
@@ -112,6 +119,11 @@ class SeededNoise:
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
         noise = [self.normal(tuple(each.shape), std).to(each) for each in values.values()]
         return dict(zip(values, torch._foreach_add(list(values.values()), noise), strict=True))
+
+    def added_in_turn(self, values: Iterable[Tensor], count: int, std: float) -> Iterator[Tensor]:
+        for each in values:
+            (noisy,) = self.added_to_each({"": each}, std).values()
+            yield noisy
 
     def draws_of_steps(self) -> StepDraws:
         return SeededDraws(self._seed, self._generator.device)
@@ -160,6 +172,24 @@ class KeyedNoise:
         parts = _unflatten_dense_tensors(self._add(torch.cat([each.flatten() for each in given]), std), given)
         same = (part if part.dtype == each.dtype else part.to(each) for part, each in zip(parts, given, strict=True))
         return dict(zip(values, same, strict=True))
+
+    def added_in_turn(self, values: Iterable[Tensor], count: int, std: float) -> Iterator[Tensor]:
+        require_finite("noise std", std, at_least=0.0)
+        if std == 0.0:
+            yield from values
+            return
+        scale, start = std / math.sqrt(self._draws), 0
+        series = self._gaussians.series(count * self._draws) if has_kernels(self._device) else None
+        if series is not None:
+            for each in values:
+                yield series.with_noise_from(start, each, self._draws, scale, release_grid(std))
+                start += len(each)
+            return
+
+        def add(part: Tensor, draws: Tensor) -> None:
+            part.copy_(self.rounded((draws * scale).add_(part.to(draws.device)), std))
+
+        yield from met_by(values, self._gaussians.pieces(count, self._draws), add)
 
     def _add(self, values: Tensor, std: float) -> Tensor:
         """Change ``values`` [n] to `added` of them, in place."""
@@ -234,6 +264,27 @@ class KeyedDraws:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._stream.restore(state)
+
+
+def met_by(
+    values: Iterable[Tensor], pieces: Iterator[Tensor], add: Callable[[Tensor, Tensor], None]
+) -> Iterator[Tensor]:
+    """Yield flat ``values``, changed in place by ``add`` with as many entries of consecutive ``pieces``.
+
+    Takes all pieces.
+    """
+    left = torch.zeros(0)
+    for each in values:
+        start = 0
+        with one_thread():
+            while start < len(each):
+                left = left if len(left) else next(pieces)
+                some = min(len(left), len(each) - start)
+                add(each[start : start + some], left[:some])
+                left, start = left[some:], start + some
+        yield each
+    with one_thread():
+        assert next(pieces, None) is None, "there are as many draws as values"
 
 
 @contextmanager

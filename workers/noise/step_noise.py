@@ -9,7 +9,7 @@ noise and sums in a checkpoint; draws are made again from their key.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, Final, NamedTuple, Protocol, assert_never
 
 import numpy as np
@@ -27,7 +27,7 @@ from dpsweep.accounting.mechanism.noise_strategies import (
     require_known_noise,
 )
 from dpsweep.accounting.mechanism.toeplitz import Array, column_norm
-from dpsweep.workers.noise.gaussian_sources import NoiseSource, StepDraws, one_thread
+from dpsweep.workers.noise.gaussian_sources import NoiseSource, StepDraws, met_by
 
 EARLIER: Final = "earlier noise"
 """Name in a checkpoint of what noise is correlated with."""
@@ -37,6 +37,13 @@ class NoisySum(NamedTuple):
     """A clipped sum with noise, and the standard deviation of the noise in each of its coordinates."""
 
     values: dict[str, Tensor]
+    std: float
+
+
+class NoiseInTurn(NamedTuple):
+    """As `NoisySum`, of flat tensors that are made one after the other. Take all before the next step."""
+
+    values: Iterator[Tensor]
     std: float
 
 
@@ -51,6 +58,13 @@ class StepNoise(Protocol):
 
         `std`: noise multiplier times sensitivity of this step. Where it changes with the sensitivity, the release is
         that of values over sensitivity, whose noise has the same standard deviation at every step.
+        """
+        ...
+
+    def in_turn(self, values: Iterable[Tensor], count: int, std: float) -> NoiseInTurn:
+        """Return the bits of `released` for flat tensors that come one after the other, ``count`` entries in all.
+
+        They may be overwritten.
         """
         ...
 
@@ -81,6 +95,9 @@ class IndependentSteps:
 
     def released(self, values: Mapping[str, Tensor], std: float) -> NoisySum:
         return NoisySum(self._source.added_to_each(values, std), std)
+
+    def in_turn(self, values: Iterable[Tensor], count: int, std: float) -> NoiseInTurn:
+        return NoiseInTurn(self._source.added_in_turn(values, count, std), std)
 
     def divide(self, others: OtherShares) -> None:
         return None
@@ -238,22 +255,25 @@ class CorrelatedSteps:
         self._share.divide(0, others.ranks)
 
     def released(self, values: Mapping[str, Tensor], std: float) -> NoisySum:
-        require_finite("noise std", std, at_least=0.0)
         joined = torch.cat([each.flatten() for each in values.values()])
-        scale, self._count = std * self._norm, len(joined)
-        spread = scale * float(self._spread[min(self._share.step, len(self._spread) - 1)])
-        start = 0
-        with one_thread():
-            for noise in self._shares.noise(self._share, self._count):
-                part = joined[start : start + len(noise)]
-                if scale > 0.0:
-                    part.copy_(self._source.rounded(noise.mul(scale).add_(part.to(noise.device)), spread))
-                start += len(noise)
+        noisy, spread = self.in_turn([joined], len(joined), std)
+        (joined,) = noisy
         parts = joined.split([each.numel() for each in values.values()])
         shaped = {
             name: part.view(each.shape).to(each) for part, (name, each) in zip(parts, values.items(), strict=True)
         }
         return NoisySum(shaped, spread)
+
+    def in_turn(self, values: Iterable[Tensor], count: int, std: float) -> NoiseInTurn:
+        require_finite("noise std", std, at_least=0.0)
+        scale, self._count = std * self._norm, count
+        spread = scale * float(self._spread[min(self._share.step, len(self._spread) - 1)])
+
+        def add(part: Tensor, noise: Tensor) -> None:
+            if scale > 0.0:
+                part.copy_(self._source.rounded(noise.mul(scale).add_(part.to(noise.device)), spread))
+
+        return NoiseInTurn(met_by(values, self._shares.noise(self._share, count), add), spread)
 
     @property
     def _shares(self) -> OtherShares:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -114,6 +115,20 @@ def test_noise_of_several_tensors_is_independent_and_in_their_forms(name: str) -
     one = torch.full((40, 100), 7.0)
     noise.added_to_each({"only": one}, 2.0)
     assert (one == 7.0).all()
+
+
+@every_source
+@pytest.mark.parametrize("sizes", [(300, 7, 0, 1000), (70_001, 3, 1, 140_000, 8)], ids=["few", "many"])
+def test_values_in_turn_get_the_bits_of_all_together(sizes: Sequence[int], name: str) -> None:
+    noise = repeatable(name, 8)
+    for std in (2.0, 0.0):
+        values = {str(size): torch.randn(size, device=CPU) for size in sizes}
+        state = copy.deepcopy(noise.state())
+        expected, after = noise.added_to_each(values, std), copy.deepcopy(noise.state())
+        noise.restore(state)
+        found = list(noise.added_in_turn((each.clone() for each in values.values()), sum(sizes), std))
+        assert all(torch.equal(left, right) for left, right in zip(found, expected.values(), strict=True))
+        assert str(noise.state()) == str(after)
 
 
 @every_source

@@ -20,6 +20,7 @@ from dpsweep.accounting.mechanism.noise_strategies import (
     CorrelatedNoise,
     InverseRootNoise,
     LambdaNoise,
+    NoiseStrategy,
 )
 from dpsweep.accounting.mechanism.toeplitz import column_norm
 from dpsweep.accounting.numerics.rounding import release_grid
@@ -165,6 +166,27 @@ def test_ranks_divide_the_noise_to_the_same_bits(
             kept = [sum(each.numel() for each in share.rows.values()) for share in shares]
             assert sum(kept) == sum(each.numel() for each in alone.rows.values())
             assert max(kept) <= -(-sum(kept) // ranks) + 64 * strategy.memory().kept
+
+
+@pytest.mark.parametrize("name", NOISE_SOURCES)
+@pytest.mark.parametrize("strategy", [INDEPENDENT, *STRATEGIES[1::2]], ids=lambda strategy: strategy.stored_name)
+def test_sums_in_turn_get_the_bits_of_all_together(name: str, strategy: NoiseStrategy) -> None:
+    source = make_noise_source(name, 5, CPU)
+    noise, other = (make_step_noise(strategy, each) for each in (source, same(name, source)))
+    if isinstance(noise, CorrelatedSteps) and isinstance(other, CorrelatedSteps):
+        other.restore(noise.state())
+    for step in range(3):
+        values = {
+            "long": torch.randn(70_000),
+            "none": torch.randn(0),
+            "short": torch.randn(5),
+            "next": torch.randn(900),
+        }
+        together = noise.released(values, 1.0 + step)
+        in_turn = other.in_turn((each.clone() for each in values.values()), 70_905, 1.0 + step)
+        assert in_turn.std == together.std
+        found = list(in_turn.values)
+        assert all(torch.equal(*pair) for pair in zip(found, together.values.values(), strict=True))
 
 
 def test_a_buffer_that_is_kept_wrongly_is_found() -> None:
