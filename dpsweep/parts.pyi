@@ -111,7 +111,7 @@ class ResourceSection(TypedDict, total=False):
     gpus: float
     ranks: int | None
     ranks_on: Literal["one_node", "nodes"]
-    shard: Literal["frozen"] | None
+    shard: Literal["frozen", "all"] | None
     labels: Mapping[str, str]
     max_concurrent: int | None
     max_failures: int

@@ -336,13 +336,8 @@ class AuditSpec:
             )
 
 
-Shard = Literal["frozen"]
-"""Parameters of a model that the ranks of a trial can divide."""
-
-WHY_NOT_TRAINED: Final = (
-    "trained parameters are not divided: rank 0 alone adds the noise and keeps the optimizer's state, so that it needs "
-    "them whole"
-)
+Shard = Literal["frozen", "all"]
+"""Parameters of a model that the ranks of a trial can divide; with ``all``, they divide the optimizer's state too."""
 
 
 @dataclass(frozen=True)

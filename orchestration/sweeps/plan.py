@@ -184,7 +184,7 @@ class _Planner:
                 mechanism = mechanism_of(trial, method, size, after_training)
             _check_updates(trial, told)
         if shard is not None:
-            require_divisible(trial)
+            require_divisible(trial, shard)
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
         require_room(trial.attacks.exposure, rows, dataset.train_size)

@@ -18,7 +18,6 @@ from dpsweep.accounting.registry import nearest, one_of
 from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.spec import (
-    WHY_NOT_TRAINED,
     AttackSpec,
     AuditSpec,
     BudgetSpec,
@@ -378,13 +377,6 @@ _Label = Annotated[str, Field(pattern=r"^[A-Za-z0-9]([A-Za-z0-9_.-]*[A-Za-z0-9])
 _Place = Literal["data", "preprocessing", "model", "loss", "clipping", "noise"]
 
 
-def _only_frozen(given: object) -> object:
-    """Refuse parameters that ranks cannot divide, with the reason."""
-    if given in ("trained", "trainable", "all"):
-        raise InvalidInput(f"shard is {given!r}, but {WHY_NOT_TRAINED}; use shard: frozen")
-    return given
-
-
 class ResourceSettings(SweepSection):
     """Ray resources of each trial. In a list of such sections, a trial uses the first one whose ``when`` holds; the
     last one has no conditions, and gives ``max_concurrent`` and ``max_failures`` for all trials."""
@@ -400,9 +392,9 @@ class ResourceSettings(SweepSection):
     ranks_on: Literal["one_node", "nodes"] = "one_node"
     """Where the ranks of a trial run: on ``one_node``, or on as few ``nodes`` as have room, which send each other sums
     over their network."""
-    shard: Annotated[Shard | None, BeforeValidator(_only_frozen)] = None
-    """Which parameters of a model ranks divide: the ``frozen`` ones of its layers, or by default none, so that each
-    rank holds all."""
+    shard: Shard | None = None
+    """Which parameters of a model ranks divide: the ``frozen`` ones, or ``all`` with the optimizer's state; by default
+    none, so that each rank holds all."""
     labels: dict[str, _Label] = Field(default_factory=dict)
     """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
     ``A100``."""

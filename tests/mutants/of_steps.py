@@ -19,6 +19,7 @@ CHACHA: Final = ("tests/workers/noise/test_chacha.py",)
 CHACHA_VALUES: Final = (
     "tests/workers/noise/test_gaussian_sources.py::test_draws_are_those_of_box_and_muller_from_the_bits_of_openssl",
 )
+DIVIDED: Final = ("tests/workers/trials/test_divided_model.py::test_they_equal_one_process",)
 DRAWS: Final = ("tests/workers/training/test_training_draws.py",)
 ENGINE: Final = ("tests/workers/gradients/test_edges.py",)
 NOISE: Final = ("tests/workers/noise/test_gaussian_sources.py",)
@@ -70,6 +71,13 @@ STEPS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("self._step_noise.released(summed, std)", "summed, std", "the model gets no noise", True),
+        B(
+            "in_turn(sums, self.num_parameters, std)",
+            "in_turn(sums, self.num_parameters, 0.0)",
+            "a model that ranks divide gets no noise",
+            True,
+            DIVIDED,
+        ),
         B(
             "batch_size = self._facts.batch_size",
             "batch_size = max(self.counters.empty_batches, 1)",

@@ -93,6 +93,12 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "examples are weighed by the norms of others",
         ),
         B(
+            "self._group.scatter(gradient, part.sizes)",
+            "self._group.scatter(gradient.flip(0), part.sizes)",
+            "parts of a parameter move by the gradients of others",
+            tests=("tests/workers/trials/test_divided_model.py::test_they_equal_one_process",),
+        ),
+        B(
             "before.is_current() and modes_of(model) == self._modes",
             "True",
             "draws of the other ranks do not make contributions estimates",

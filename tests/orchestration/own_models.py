@@ -153,6 +153,15 @@ class Peeking(nn.Module):
         return out
 
 
+class FrozenBlocks(Peeking):
+    """Calls its frozen layers."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        first, second = self.blocks
+        out: Tensor = self.head(second(first(x.flatten(1))))
+        return out
+
+
 class Unused(Linear):
     """Has a layer that it does not use."""
 

@@ -17,6 +17,7 @@ from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.divided import is_away
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, Summed
 from dpsweep.workers.gradients.fallback import run_per_row
 from dpsweep.workers.gradients.layers import ON_LAST_AXES, Form, Layer, on_copies
@@ -271,6 +272,12 @@ def _run_reading_per_row(
 def _copies(layer: Layer, capture: Capture) -> dict[str, Tensor]:
     """Copies of the layer's parameters, [rows, *shape], one per example; the gradients of the copies are captured."""
     owned = dict(layer.module.named_parameters())
+    away = [layer.parameters[local] for local in layer.parameters if is_away(owned[local])]
+    if away:
+        raise InvalidInput(
+            f"{layer.described} runs once per example, with its parts, and ranks have divided {', '.join(away)}, which "
+            "are gathered for their own layer alone; leave resources.shard out"
+        )
     leaves = {
         local: owned[local].detach().expand(capture.examples, *owned[local].shape).requires_grad_()
         for local in layer.parameters

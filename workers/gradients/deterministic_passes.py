@@ -167,7 +167,7 @@ class Fingerprint:
             return False
         if isinstance(self.content, str):
             return self.content == _sums(own_part(parameter))
-        return same(self.content, parameter.detach())
+        return same(self.content, own_part(parameter))
 
 
 def _sums(value: Tensor) -> str:

@@ -57,8 +57,8 @@ _SAID_BY_REPR: Final = (
 _NAMESPACES: Final = frozenset({"argparse", "types"})
 """Modules of Python whose objects are looked into."""
 
-_OF_FSDP: Final = "torch.distributed.fsdp."
-"""Home of the state by which FSDP gathers frozen parameters; a pass leaves nothing of the examples in it."""
+_OF_RANKS: Final = "dpsweep.workers.trials.divided_model"
+"""Home of the state by which ranks gather divided parameters; a pass leaves nothing of the examples in it."""
 
 UNKNOWN: Final = "of a kind that is not known"
 """Fingerprint of an object that is not looked into."""
@@ -208,15 +208,15 @@ class HiddenState:
         if isinstance(value, _SAID_BY_REPR):
             return _qualified(type(value)), repr(value)
         seen = isinstance(value, (*_WITH_PARTS, partial, MethodType, nn.Module))
-        seen = seen or type(value).__module__.startswith(_OF_FSDP)
+        seen = seen or type(value).__module__ == _OF_RANKS
         return _qualified(type(value)) if seen or self._is_followed(type(value).__module__) else UNKNOWN
 
     def _is_followed(self, home: str) -> bool:
         """Return whether objects of classes of this module are looked into: the packages that the model comes from.
 
-        FSDP's are not: they hold the frozen parameters that ranks divide, whose memory is freed between passes.
+        Classes that hold divided parameters are left out, as their memory is freed between passes.
         """
-        if home.startswith(_OF_FSDP):
+        if home == _OF_RANKS:
             return False
         return home in _NAMESPACES or home.partition(".")[0] in {root.partition(".")[0] for root in self._roots}
 

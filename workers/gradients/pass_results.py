@@ -155,7 +155,7 @@ class WeightedSum:
 
     norms: BatchNorms
     weights: Tensor
-    gradients: dict[str, Tensor]
+    gradients: Mapping[str, Tensor]
     non_finite: int
 
 

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, Generic, Protocol, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -17,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.checks import has_half_precision, refuse_changed
 from dpsweep.workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
-from dpsweep.workers.gradients.divided import is_divided
+from dpsweep.workers.gradients.divided import displaced, is_divided
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
 from dpsweep.workers.gradients.proofs import where_rows_mix
@@ -514,15 +515,19 @@ def _is_degenerate(examples: Sequence[Gradients]) -> bool:
 
 @contextmanager
 def _perturbed(parameters: Sequence[nn.Parameter]) -> Iterator[None]:
-    before = [parameter.detach().clone() for parameter in parameters]
-    for parameter in parameters:
-        fan_in = max(1, math.prod(parameter.shape[1:]))
-        parameter.add_(torch.randn_like(parameter), alpha=DISPLACEMENT * fan_in**-0.5)
-    try:
+    with ExitStack() as stack:
+        for seed, parameter in enumerate(parameters):
+            stack.enter_context(displaced(parameter, partial(_displace, seed)))
         yield
-    finally:
-        for parameter, value in zip(parameters, before, strict=True):
-            parameter.copy_(value)
+
+
+def _displace(seed: int, values: Tensor) -> None:
+    """Move the values of a parameter at random, by the same numbers in each pass of a comparison.
+
+    They are numpy's, because torch's draws are watched meanwhile.
+    """
+    noise = np.random.default_rng(seed).standard_normal(values.shape, dtype=np.float32)
+    values.add_(torch.as_tensor(noise).to(values), alpha=DISPLACEMENT * max(1, math.prod(values.shape[1:])) ** -0.5)
 
 
 @contextmanager

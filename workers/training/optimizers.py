@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
@@ -26,8 +26,11 @@ Parameters = Mapping[str, nn.Parameter]
 class Optimizer(Protocol):
     """Updates parameters in place from noisy gradients.
 
-    gradients: by parameter name, already divided by the batch size. factor: value of the learning-rate schedule at this
-    step. noise_std: standard deviation of the noise in each coordinate of ``gradients``.
+    Each entry of a parameter moves by its own gradients alone, so that ranks may divide a parameter. The state
+    has numbers, and mappings of parameter names to tensors with the shape of the parameter.
+
+    `gradients`: by parameter name, already divided by the batch size. factor: value of the learning-rate schedule at
+    this step. noise_std: standard deviation of the noise in each coordinate of ``gradients``.
     """
 
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
@@ -37,6 +40,14 @@ class Optimizer(Protocol):
     def state(self) -> dict[str, Any]: ...
 
     def restore(self, state: Mapping[str, Any]) -> None: ...
+
+
+class InTurn(Protocol):
+    """Updates parameters that ranks have divided, at rank 0."""
+
+    def step(self, gradients: Iterator[tuple[str, Tensor]], factor: float, noise_std: float) -> None:
+        """As `Optimizer.step`, from flat gradients that are made one after the other; takes all of them."""
+        ...
 
 
 # The optimizers below call the functional forms of torch.optim. Its classes import the compiler (torch._dynamo) when

@@ -14,6 +14,7 @@ from torch import nn
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.workers.clipping import ClippingState
+from dpsweep.workers.gradients.divided import set_values, whole_values
 from dpsweep.workers.gradients.modes import modes_of, set_modes
 from dpsweep.workers.training.counters import COUNTERS, Counters
 from dpsweep.workers.training.history import EpochRecord
@@ -110,8 +111,7 @@ class ModelValues:
     def state(self) -> dict[str, Any]:
         stored = self._model.state_dict(keep_vars=True)
         kept = {name: value for name, value in stored.items() if not self._is_unchanged_frozen(value)}
-        values = {name: each.detach() if isinstance(each, torch.Tensor) else each for name, each in kept.items()}
-        return {"values": values, "built": self._digest}
+        return {"values": whole_values(kept), "built": self._digest}
 
     def _is_unchanged_frozen(self, value: Any) -> bool:
         """Return whether ``value`` is a frozen parameter that was never changed in place."""
@@ -124,7 +124,7 @@ class ModelValues:
                 "the model is built with other names, shapes or frozen values of parameters than when the trial began; "
                 f"build it from the same weights, or {START_ANEW}"
             )
-        self._model.load_state_dict(state["values"], strict=False)
+        set_values(self._model, state["values"])
 
 
 @dataclass(frozen=True)

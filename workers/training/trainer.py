@@ -40,7 +40,7 @@ from dpsweep.workers.training.gradient_canaries import GradientCanaries
 from dpsweep.workers.training.history import EpochRecord
 from dpsweep.workers.training.norm_recorder import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
 from dpsweep.workers.training.one_run_audit import Canaries, audit_gradient_scores
-from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule
+from dpsweep.workers.training.optimizers import InTurn, make_average, make_learning_rate_schedule
 from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, RunState, Stateful
 from dpsweep.workers.training.snapshot_intervals import Measurement, generator_rate
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, check_spec, moment_order, with_chosen_norms
@@ -71,6 +71,7 @@ class Trainer:
         self.local = local = LocalGradients(spec, dataset, parts)
         self.gradients: BatchGradients = local
         """What computes norms and clipped sums."""
+        self._in_turn: InTurn | None = None
         self._model, self._data = local.model, local.data
         self._modes = modes_of(self._model)
         device = self._data.device
@@ -141,9 +142,12 @@ class Trainer:
         rows = choose_rows(population, norms.exact_examples, derive_seed(self._spec.seed, "exact examples"))
         return everyone, NormRecorder(self._data, rows, self.gradients, stores.exact(norms.rows_per_part))
 
-    def divide(self, gradients: BatchGradients, noise: OtherShares) -> None:
-        """Use ``gradients``, which several processes compute with the same model, and their ``noise`` from here on."""
-        self.gradients = gradients
+    def divide(self, gradients: BatchGradients, noise: OtherShares, in_turn: InTurn | None) -> None:
+        """Use ``gradients``, which several processes compute with the same model, and their ``noise`` from here on.
+
+        in_turn: updates parameters that the processes have divided; None where each has all of them.
+        """
+        self.gradients, self._in_turn = gradients, in_turn
         self._step_noise.divide(noise)
         for recorder in self.recorders:
             recorder.gradients = gradients
@@ -339,6 +343,14 @@ class Trainer:
     def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
+        if self._in_turn is None:
+            self._update_whole(gradients, std)
+        else:
+            self._update_in_turn(self._in_turn, gradients, std)
+        self._tested = None
+        self.gradients.model_changed()
+
+    def _update_whole(self, gradients: Mapping[str, Tensor], std: float) -> None:
         batch_size = self._facts.batch_size
         canaries = self.gradient_canaries
         summed = canaries.with_canaries(gradients, self._rule, self._facts.num_groups) if canaries else gradients
@@ -350,8 +362,13 @@ class Trainer:
         self._optimizer.step(canaries.left_of(noisy, *step) if canaries else noisy, *step)
         if self._average is not None:
             self._average.update(self._parameters)
-        self._tested = None
-        self.gradients.model_changed()
+
+    def _update_in_turn(self, others: InTurn, gradients: Mapping[str, Tensor], std: float) -> None:
+        """Update as `_update_whole`, to the same bits, with one whole gradient at a time."""
+        size, sums = self._facts.batch_size, (each.flatten() for each in gradients.values())
+        noisy, spread = self._step_noise.in_turn(sums, self.num_parameters, std)
+        means = (torch._foreach_div([each], size)[0] for each in noisy)  # a kernel of one tensor rounds otherwise
+        others.step(zip(gradients, means, strict=True), self._learning_rate(self.step_count), spread / size)
 
     def end_epoch(self) -> EpochRecord:
         """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""

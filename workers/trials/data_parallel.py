@@ -7,7 +7,8 @@ process does alone. For each batch:
 2. If each weight depends only on its own example, all ranks compute weights by the clipping rule of the step. Otherwise
    rank 0 gathers the norms of the whole batch and sends the weights.
 3. Each rank sums its weighted gradients. Rank 0 adds these sums once, in the order of ranks.
-4. After its update, rank 0 sends the model.
+4. After its update, rank 0 sends the model. Where ranks divide all parameters, each keeps its sum instead, and they
+   update together (`dpsweep.workers.trials.divided_update`).
 
 The sum therefore equals that of one process up to rounding and has the same sensitivity. The noise is added once, at
 rank 0. Independent noise is drawn there, and its key never leaves it. Correlated noise of large models is drawn by all
@@ -33,6 +34,7 @@ from torch import Tensor, nn
 from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.predictions import Predictions, batches_of, predict
+from dpsweep.workers.gradients.divided import is_divided
 from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.machine.checkpoint import DIGEST_BYTES
@@ -41,6 +43,7 @@ from dpsweep.workers.noise.step_noise import NoiseShare
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, Weigh
+from dpsweep.workers.trials.divided_update import DividedOptimizer
 from dpsweep.workers.trials.ranks import RankGroup
 
 
@@ -57,6 +60,10 @@ class _Order(IntEnum):
     PREDICT = 7
     NOISE = 8
     STORE_EARLIER_NOISE = 9
+    NEXT_NOISE = 10
+    GIVE_SUM = 11
+    TAKE_GRADIENT = 12
+    UPDATE = 13
 
 
 class DividedGradients:
@@ -128,7 +135,7 @@ class DividedGradients:
         self._order(_Order.END)
 
     def _order(self, order: _Order, count: int = 0) -> None:
-        self._group.broadcast(torch.tensor([order, count]))
+        _order(self._group, order, count)
 
     def _send(self, order: _Order, rows: Tensor) -> tuple[Tensor, ...]:
         """Have all ranks compute with ``rows``; returns the rows of each rank."""
@@ -145,15 +152,66 @@ class DividedGradients:
         return WeightedSum(
             self._joined(own.norms, parts),
             self._group.gathered(own.weights, _sizes(parts)),
-            _unflat(self._group.total(_flat(own.gradients)), own.gradients),
+            self._total(own.gradients),
             self._count(own.non_finite),
         )
+
+    def _total(self, own: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        if _update_together(self._group):
+            return _Totals(own, self._group)
+        return _unflat(self._group.total(_flat(own)), own)
 
     def _count(self, non_finite: int = 0) -> int:
         """Collect the counts of all ranks, and update `others_repeat`; returns the number of non-finite gradients."""
         counts = self._group.gathered(_counts(non_finite, repeatable=True), [1] * self._group.size)
         self.others_repeat &= bool(counts[1:, 1].all())
         return int(counts[:, 0].sum())
+
+
+class _Totals(Mapping[str, Tensor]):
+    """Sums of all ranks by parameter, each added when it is looked up: once, as the ranks then forget theirs."""
+
+    def __init__(self, own: Mapping[str, Tensor], group: RankGroup) -> None:
+        self._names, self._own, self._group = tuple(own), dict(own), group
+
+    def __getitem__(self, name: str) -> Tensor:
+        _order(self._group, _Order.GIVE_SUM, self._names.index(name))
+        own = self._own.pop(name)
+        return self._group.total(own.flatten()).view(own.shape)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._names)
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+
+class DividedUpdate:
+    """`dpsweep.workers.training.optimizers.InTurn`, while the other ranks are in `follow`."""
+
+    def __init__(self, optimizer: DividedOptimizer, group: RankGroup) -> None:
+        self._optimizer, self._group = optimizer, group
+
+    def step(self, gradients: Iterator[tuple[str, Tensor]], factor: float, noise_std: float) -> None:
+        own = {}
+        for place, (name, gradient) in enumerate(gradients):
+            _order(self._group, _Order.TAKE_GRADIENT, place)
+            part = self._optimizer.parts[name]
+            self._group.scatter(gradient, part.sizes)
+            own[name] = part.of(gradient).clone()
+        _order(self._group, _Order.UPDATE)
+        self._group.broadcast(torch.tensor([factor, noise_std], dtype=torch.float64))
+        self._optimizer.step(own, factor, noise_std)
+
+
+def _update_together(group: RankGroup) -> bool:
+    """Return whether the ranks divide the parameters that train."""
+    return group.lending is not None and group.lending.shard == "all"
+
+
+def _order(group: RankGroup, order: _Order, count: int = 0) -> None:
+    """Send a command to the other ranks."""
+    group.broadcast(torch.tensor([order, count]))
 
 
 class DividedNoise:
@@ -163,11 +221,18 @@ class DividedNoise:
         self._group, self.ranks = group, group.size
 
     def noise(self, own: NoiseShare, count: int) -> Iterator[Tensor]:
-        self._group.broadcast(torch.tensor([_Order.NOISE, count]))
-        return (self._group.gathered(noise, sizes) for sizes, noise in own.noise(count))
+        _order(self._group, _Order.NOISE, count)
+        rounds = own.noise(count)
+        while True:  # a last command has the others end the step
+            _order(self._group, _Order.NEXT_NOISE)
+            found = next(rounds, None)
+            if found is None:
+                return
+            sizes, noise = found
+            yield self._group.gathered(noise, sizes)
 
     def store(self, step: int) -> tuple[bytes, ...]:
-        self._group.broadcast(torch.tensor([_Order.STORE_EARLIER_NOISE, step]))
+        _order(self._group, _Order.STORE_EARLIER_NOISE, step)
         digests = self._group.gathered(_row_of(bytes(DIGEST_BYTES)), [1] * self.ranks)
         return tuple(bytes(each.tolist()) for each in digests[1:])
 
@@ -180,9 +245,18 @@ class StoredShare:
     store: Callable[[int], bytes]
 
 
-def follow(local: LocalGradients, dataset: Dataset, group: RankGroup, noise: StoredShare | None) -> None:
-    """Compute this rank's share of the commands of rank 0, until rank 0 has finished."""
-    follower = _Follower(local, dataset, group, noise)
+def follow(
+    local: LocalGradients,
+    dataset: Dataset,
+    group: RankGroup,
+    noise: StoredShare | None,
+    optimizer: DividedOptimizer | None,
+) -> None:
+    """Compute this rank's share of the commands of rank 0, until rank 0 has finished.
+
+    optimizer: of its parts of the parameters, if ranks divide those that train.
+    """
+    follower = _Follower(local, dataset, group, noise, optimizer)
     while follower.obeys():
         pass
 
@@ -190,9 +264,18 @@ def follow(local: LocalGradients, dataset: Dataset, group: RankGroup, noise: Sto
 class _Follower:
     """Executes the commands of rank 0 at another rank."""
 
-    def __init__(self, local: LocalGradients, dataset: Dataset, group: RankGroup, noise: StoredShare | None) -> None:
+    def __init__(
+        self,
+        local: LocalGradients,
+        dataset: Dataset,
+        group: RankGroup,
+        noise: StoredShare | None,
+        optimizer: DividedOptimizer | None,
+    ) -> None:
         self._local, self._dataset, self._group, self._modes = local, dataset, group, modes_of(local.model)
-        self._noise = noise
+        self._noise, self._optimizer = noise, optimizer
+        self._rounds: Iterator[tuple[list[int], Tensor]] = iter(())
+        self._sums, self._gradients = dict[str, Tensor](), dict[str, Tensor]()
         self._decision: Decision | None = None
         self._computes: Mapping[int, Callable[[tuple[Tensor, ...]], int]] = {
             _Order.NORMS: self._norms,
@@ -214,7 +297,15 @@ class _Follower:
         elif order == _Order.PREDICT:
             self._predict(count)
         elif order == _Order.NOISE:
-            self._take_noise(count)
+            self._rounds = self._own_noise.share.noise(count)
+        elif order == _Order.NEXT_NOISE:
+            self._give_noise()
+        elif order == _Order.GIVE_SUM:
+            self._group.add(self._sums.pop(self._trained[count]).flatten())
+        elif order == _Order.TAKE_GRADIENT:
+            self._take_gradient(self._trained[count])
+        elif order == _Order.UPDATE:
+            self._update()
         elif order == _Order.STORE_EARLIER_NOISE:
             self._group.give(_row_of(self._own_noise.store(count)), 1)
         return bool(order != _Order.END)
@@ -224,10 +315,28 @@ class _Follower:
         assert self._noise is not None, "rank 0 asks for noise only where it is correlated"
         return self._noise
 
-    def _take_noise(self, count: int) -> None:
+    def _give_noise(self) -> None:
         with one_thread():
-            for sizes, noise in self._own_noise.share.noise(count):
+            for sizes, noise in itertools.islice(self._rounds, 1):
                 self._group.give(noise, max(sizes))
+
+    @property
+    def _own_optimizer(self) -> DividedOptimizer:
+        assert self._optimizer is not None, "rank 0 asks for updates only where ranks divide all parameters"
+        return self._optimizer
+
+    @property
+    def _trained(self) -> tuple[str, ...]:
+        return tuple(self._own_optimizer.parts)
+
+    def _take_gradient(self, name: str) -> None:
+        part = self._own_optimizer.parts[name]
+        self._gradients[name] = self._group.taken(part.own, max(part.sizes))
+
+    def _update(self) -> None:
+        factor, noise_std = self._group.broadcast(torch.zeros(2, dtype=torch.float64)).tolist()
+        self._own_optimizer.step(self._gradients, factor, noise_std)
+        self._gradients = {}
 
     def _predict(self, place: int) -> None:
         split = _splits(self._dataset)[place]
@@ -268,7 +377,10 @@ class _Follower:
     def _give_sum(self, own: WeightedSum, parts: tuple[Tensor, ...]) -> int:
         self._give_norms(own.norms, parts)
         self._group.give(own.weights, max(_sizes(parts)))
-        self._group.add(_flat(own.gradients))
+        if _update_together(self._group):
+            self._sums = dict(own.gradients)
+        else:
+            self._group.add(_flat(own.gradients))
         return own.non_finite
 
 
@@ -349,11 +461,11 @@ def _share_clipping(local: LocalGradients, group: RankGroup, state: ClippingStat
 
 @torch.no_grad()
 def _share_model(model: nn.Module, group: RankGroup) -> None:
-    """Give every rank the trainable parameters, buffers and modes of rank 0."""
-    trainable = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    received = group.broadcast(_flat(trainable))
-    for each, values in zip(trainable.values(), _unflat(received, trainable).values(), strict=True):
-        each.copy_(values)
+    """Give every rank the trainable parameters, buffers and modes of rank 0. Of divided ones, each has its part."""
+    trainable = {name: p for name, p in model.named_parameters() if p.requires_grad and not is_divided(p)}
+    received = _unflat(group.broadcast(_flat(trainable)), trainable) if trainable else {}
+    for name, values in received.items():
+        trainable[name].copy_(values)
     for buffer in model.buffers():
         buffer.copy_(group.broadcast(buffer))
     modes = modes_of(model)

@@ -1,59 +1,105 @@
-"""Which layers of a model have frozen parameters that ranks can divide among them."""
+"""Layers of a model whose parameters ranks can divide among them."""
 
 from __future__ import annotations
 
 import contextlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import Any, assert_never
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.spec import WHY_NOT_TRAINED, TrialSpec
+from dpsweep.workers.models import WeightStandardizedConv2d
+from dpsweep.workers.spec import Shard, TrialSpec
 
 
-def require_divisible(spec: TrialSpec) -> None:
-    """Raise InvalidInput for a trial that needs a second copy of its model, which FSDP does not make."""
+def require_divisible(spec: TrialSpec, shard: Shard) -> None:
+    """Raise InvalidInput for a trial that needs its model, or a copy of it, whole in one place."""
     if spec.averaging is not None:
-        raise InvalidInput(
-            f"averaging {spec.averaging.name!r} evaluates a copy of the model, and one whose frozen parameters ranks "
-            "divide cannot be copied; leave averaging or resources.shard out"
-        )
+        _refuse(shard, f"averaging {spec.averaging.name!r} evaluates a copy of the model")
+    match shard:
+        case "frozen":
+            return
+        case "all":
+            if spec.audit is not None:
+                _refuse(shard, f"an audit of {spec.audit.kind} canaries compares whole models or updates at rank 0")
+            if spec.attacks.rmia:
+                _refuse(shard, "attacks.rmia trains reference models at rank 0")
+        case _:
+            assert_never(shard)
 
 
-def layers_to_divide(model: nn.Module) -> list[nn.Module]:
+def _refuse(shard: Shard, why: str) -> None:
+    raise InvalidInput(f"{why}, and with resources.shard: {shard} no rank has all parameters; leave out one of both")
+
+
+def is_shared_out(parameter: nn.Parameter, shard: Shard) -> bool:
+    """Return whether ranks divide a parameter."""
+    match shard:
+        case "frozen":
+            return not parameter.requires_grad
+        case "all":
+            return True
+        case _:
+            assert_never(shard)
+
+
+def layers_to_divide(model: nn.Module, shard: Shard) -> list[nn.Module]:
     """Return the layers, such as the blocks of a transformer: members of a ModuleList or Sequential with several that
-    have frozen parameters.
+    have parameters to divide.
 
-    Raises: InvalidInput for a model without such layers, or with a frozen parameter that several of them share.
+    Raises: InvalidInput for a model without such layers, with a parameter that several of them share, or with one that
+    gradients are computed from after a pass.
     """
-    layers = _layers(model)
+    layers = _layers(model, shard)
     if not layers:
+        whose = "the frozen parameters of layers" if shard == "frozen" else "the layers"
+        freeze = ", or freeze the layers, as an adapter or trainable: head does, or use shard: all"
         raise InvalidInput(
-            "resources.shard: frozen divides the frozen parameters of layers in a ModuleList or Sequential, of which "
-            f"the model has none, and {WHY_NOT_TRAINED}; leave shard out, or freeze the layers, as an adapter or "
-            "trainable: head does"
+            f"resources.shard: {shard} divides {whose} in a ModuleList or Sequential, of which the model has none; "
+            f"leave shard out{freeze if shard == 'frozen' else ''}"
         )
-    owners = Counter(id(each) for layer in layers for each in layer.parameters() if not each.requires_grad)
+    owners = Counter(id(each) for layer in layers for each in layer.parameters() if is_shared_out(each, shard))
     shared = [name for name, each in model.named_parameters() if owners[id(each)] > 1]
     if shared:
         raise InvalidInput(
-            f"resources.shard: frozen divides layers one by one, but several share {', '.join(shared)}; leave shard out"
+            f"resources.shard: {shard} divides layers one by one, but several share {', '.join(shared)}; leave shard "
+            "out"
+        )
+    late = [name for name, part in model.named_modules() if isinstance(part, WeightStandardizedConv2d)]
+    if late and shard == "all":
+        raise InvalidInput(
+            f"resources.shard: all frees weights after a pass, from which gradients of {late[0]} "
+            "(WeightStandardizedConv2d) are computed; leave shard out"
         )
     return layers
 
 
+def require_gathered(model: nn.Module, layers: Sequence[nn.Module], per_example: Collection[str]) -> None:
+    """Raise InvalidInput where a module that runs once per example, by its name, has divided layers inside.
+
+    It would read their parameters before they are gathered.
+    """
+    for name in per_example:
+        inside = set(dict(model.named_modules()).get(name, model).modules())
+        if any(layer in inside for layer in layers if layer is not dict(model.named_modules()).get(name)):
+            raise InvalidInput(
+                f"{name} runs once per example, with its parts, and resources.shard: all gathers parameters for their "
+                "own layer alone; leave shard out"
+            )
+
+
 @contextlib.contextmanager
-def only_in_calls(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[None]:
-    """Raise InvalidInput where a pass of ``model`` reads frozen parameters of a layer that is not called meanwhile.
+def only_in_calls(model: nn.Module, layers: Sequence[nn.Module], shard: Shard) -> Iterator[None]:
+    """Raise InvalidInput where a pass of ``model`` reads divided parameters of a layer that is not called meanwhile.
 
     Ranks gather a layer's parameters when it is called, so that otherwise a rank has its part of them alone.
     """
     names = {part: name for name, part in model.named_modules()}
-    owners = {each: names[layer] for layer in layers for each in layer.parameters() if not each.requires_grad}
+    owners = {each: names[layer] for layer in layers for each in layer.parameters() if is_shared_out(each, shard)}
     called: list[str] = []
     hooks = [
         hook
@@ -64,11 +110,21 @@ def only_in_calls(model: nn.Module, layers: Sequence[nn.Module]) -> Iterator[Non
         )
     ]
     try:
-        with _Reads({each: owner for each, owner in owners.items() if each.dim()}, called):
+        with _Reads(owners, called):
             yield
+    except _ReadOutside as error:  # anew, as the message of an error from the user's code may not be published
+        raise InvalidInput(
+            f"it reads parameters of the layer {error} without calling it, and resources.shard: {shard} gathers a "
+            "layer's parameters when the layer is called; call the layer itself, neither its parts nor its forward, or "
+            "leave shard out"
+        ) from None
     finally:
         for hook in hooks:
             hook.remove()
+
+
+class _ReadOutside(Exception):
+    """A parameter is read outside the calls of its layer, which is named."""
 
 
 class _Reads(TorchFunctionMode):
@@ -86,21 +142,12 @@ class _Reads(TorchFunctionMode):
         read = [each for each in pytree.tree_leaves((args, named)) if isinstance(each, nn.Parameter)]
         owners = {self._owners[each] for each in read if each in self._owners} - set(self._called)
         if owners and any(isinstance(each, Tensor) for each in pytree.tree_leaves(found)):
-            layer = min(owners)
-            raise InvalidInput(
-                f"it reads parameters of the layer {layer} without calling it, and resources.shard: frozen gathers a "
-                "layer's parameters when the layer is called; call the layer itself, neither its parts nor its "
-                "forward, or leave shard out"
-            )
+            raise _ReadOutside(min(owners))
         return found
 
 
-def _layers(module: nn.Module) -> list[nn.Module]:
-    members = [each for each in module.children() if _has_frozen(each)]
+def _layers(module: nn.Module, shard: Shard) -> list[nn.Module]:
+    members = [each for each in module.children() if any(is_shared_out(own, shard) for own in each.parameters())]
     if isinstance(module, nn.ModuleList | nn.Sequential) and len(members) > 1:
         return members
-    return [found for each in members for found in _layers(each)]
-
-
-def _has_frozen(module: nn.Module) -> bool:
-    return any(not each.requires_grad and each.dim() for each in module.parameters())
+    return [found for each in members for found in _layers(each, shard)]

@@ -29,7 +29,7 @@ from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import FURTHER_COLUMNS, Loss, build_loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
 from dpsweep.workers.training.preprocessing import make_preprocessing
-from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls
+from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_gathered
 
 EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""
@@ -93,16 +93,18 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
         model = build_model(combination.model, dataset, 0, code)
         autocast = torch.bfloat16 if combination.autocast else None
         with _blamed_on("model", combination.model, x):
-            require_autocast(model, autocast)
-            with contextlib.ExitStack() as watched:
-                if combination.shard is not None:
-                    watched.enter_context(only_in_calls(model, layers_to_divide(model)))
-                logits = _checked_logits(model.cpu(), x, y, dataset, is_import_path(combination.loss.name))
+            require_autocast(model.cpu(), autocast)
+            shard = combination.shard
+            layers = [] if shard is None else layers_to_divide(model, shard)
+            with contextlib.nullcontext() if shard is None else only_in_calls(model, layers, shard):
+                logits = _checked_logits(model, x, y, dataset, is_import_path(combination.loss.name))
         with _blamed_on("loss", combination.loss, logits):
             loss(logits, y)
         with _blamed_on("model", combination.model, x):
             engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
+            if shard == "all":
+                require_gathered(model, layers, engine.per_example)
             reached = _reached(combination, model, loss, dataset)
             facts = (*_trained_share(model), *_per_example(engine), *reached)
         trained = sum(each.numel() for each in model.parameters() if each.requires_grad)

@@ -45,13 +45,14 @@ class Lending:
     """Parameters that ranks have divided, and lend each other group by group, in rounds.
 
     In a round every rank says which group it needs, if any, and all lend their parts of the groups that are needed. So
-    ranks may need other groups at the same time, or another number of them. size: number of ranks.
+    ranks may need other groups at the same time, or another number of them. size: number of ranks. shard: which
+    parameters they divide.
 
     Raises: RankLost, from `borrow` and `lend`, when another process has ended.
     """
 
-    def __init__(self, size: int) -> None:
-        self.size = size
+    def __init__(self, size: int, shard: Shard) -> None:
+        self.size, self.shard = size, shard
         self._parts: list[Callable[[], Tensor]] = []
 
     def add(self, part: Callable[[], Tensor]) -> int:
@@ -225,7 +226,7 @@ def connected(
             timeout=_TIMEOUT,
         )
     try:
-        yield RankGroup(rank, size, through_host=not nccl, lending=Lending(size) if shard else None)
+        yield RankGroup(rank, size, through_host=not nccl, lending=Lending(size, shard) if shard else None)
     finally:
         distributed.destroy_process_group()
 

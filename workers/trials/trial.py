@@ -6,11 +6,11 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, assert_never
 
 import numpy as np
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.correlated import squared_errors
@@ -26,6 +26,7 @@ from dpsweep.workers.evaluation.attack_results import AttackResults, write_attac
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes, write_wrong
 from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
 from dpsweep.workers.evaluation.references import reference_scores
+from dpsweep.workers.gradients.divided import whole_values
 from dpsweep.workers.machine.checkpoint import (
     fingerprint,
     forget_checkpoint,
@@ -58,11 +59,14 @@ from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.trials.data_parallel import (
     DividedGradients,
     DividedNoise,
+    DividedUpdate,
     StoredShare,
     first_random_states,
     follow,
     restore_random_state,
 )
+from dpsweep.workers.trials.divided_model import divide
+from dpsweep.workers.trials.divided_update import DividedOptimizer
 from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import exposure, with_secrets
 from dpsweep.workers.trials.feasibility import excerpt
@@ -135,15 +139,18 @@ def follow_trial(
         assert stored is not None, "rank 0 has stored it before the ranks meet"
         dataset, _ = with_rows_of_users(spec, dataset, stored.get("users"))
         dataset = _preprocessed(spec, with_secrets(spec, dataset), stored["preprocessing"])
-        local = LocalGradients(spec, dataset, divided or parts_of(spec, method, dataset, code))
+        parts, optimizer = divided or (parts_of(spec, method, dataset, code), None)
+        local = LocalGradients(spec, dataset, parts)
         local.values.restore(stored["trainer"]["model"])
+        if optimizer is not None:
+            optimizer.restore(stored["trainer"]["optimizer"])
         ModelModes(local.model).restore(stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])
         noise = make_noise_source(spec.noise_source, spec.seed, local.data.device)
         share = share_of_rank(mechanism.strategy, noise, stored["trainer"], group.rank, group.size)
         own = None if share is None else _stored_share(share, files, owner, stored["trainer"], group.rank)
         del stored
-        follow(local, dataset, group, own)
+        follow(local, dataset, group, own, optimizer)
 
 
 def _stored_share(
@@ -207,8 +214,8 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
 class Begun:
     """A trial before its first step, or at its checkpoint.
 
-    source: the data set before preprocessing. fitted: state of the preprocessing. random_states: of the other ranks.
-    save: writes the checkpoint.
+    source: data set before preprocessing. fitted: state of the preprocessing. random_states: of the other ranks.
+    save: writes the checkpoint. `optimizer`: of rank 0's parts, where ranks divide all parameters.
     """
 
     trainer: Trainer
@@ -217,6 +224,7 @@ class Begun:
     fitted: dict[str, Tensor]
     random_states: tuple[Tensor, ...]
     save: Callable[[], None]
+    optimizer: DividedOptimizer | None
 
 
 def begin(
@@ -250,7 +258,7 @@ def begin(
     random_states = first_random_states(spec, ranks, device)
     if stored is not None:
         random_states = _of_as_many(stored, ranks)
-    parts = _divided(parts_of(spec, method, dataset, code), spec, group)
+    parts, optimizer = _divided(parts_of(spec, method, dataset, code), spec, group)
     trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts)
 
     def save() -> None:
@@ -274,7 +282,7 @@ def begin(
         save()
     else:
         trainer.restore(stored["trainer"])
-    return Begun(trainer, source, dataset, fitted, random_states, save)
+    return Begun(trainer, source, dataset, fitted, random_states, save, optimizer)
 
 
 def _parts(files: TrialFiles, state: Mapping[str, Any]) -> set[str]:
@@ -296,29 +304,29 @@ def _of_the_shape(spec: TrialSpec, dataset: Dataset) -> Dataset:
     return some if spec.preprocessing is None else make_preprocessing(spec.preprocessing).rehearse(some)
 
 
-def _divided(parts: Parts, spec: TrialSpec, group: RankGroup | None) -> Parts:
-    """Return parts whose model is built now, with its frozen parameters divided among the ranks, if they divide them.
+def _divided(parts: Parts, spec: TrialSpec, group: RankGroup | None) -> tuple[Parts, DividedOptimizer | None]:
+    """Return parts whose model is built now, with its parameters divided among the ranks, if they divide them.
 
-    Raises: InvalidInput for a model that cannot be divided.
+    Then also the optimizer of this rank's parts, if those that train are among them. Raises: InvalidInput for a model
+    that cannot be divided.
     """
     if group is None or group.lending is None:
-        return parts
-    from dpsweep.workers.trials.divided_trunk import divide
-
-    require_divisible(spec)
+        return parts, None
+    lending = group.lending
+    require_divisible(spec, lending.shard)
     model = parts.model()
     digest = parts.digest(model)
-    divide(model, group.lending, choose_device(spec.execution.device))
-    return replace(parts, model=lambda: model, digest=lambda _: digest)
-
-
-def _whole_values(model: nn.Module, group: RankGroup | None) -> dict[str, Tensor]:
-    """Return the state dict of a model on the CPU, be it divided or not."""
-    if group is None or group.lending is None:
-        return {name: value.cpu() for name, value in model.state_dict().items()}
-    from dpsweep.workers.trials.divided_trunk import whole_values
-
-    return whole_values(model)
+    divide(model, lending, group.rank, choose_device(spec.execution.device))
+    parts = replace(parts, model=lambda: model, digest=lambda _: digest)
+    match lending.shard:
+        case "frozen":
+            return parts, None
+        case "all":
+            trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+            optimizer = DividedOptimizer(parts.optimizer, trained, lending)
+            return replace(parts, optimizer=lambda _: optimizer), optimizer
+        case _:
+            assert_never(lending.shard)
 
 
 def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
@@ -349,7 +357,8 @@ def _train(
     with closed_afterwards(trainer.recorders):
         if group is not None:
             group.meet()
-            trainer.divide(DividedGradients(trainer.local, group, begun.random_states), DividedNoise(group))
+            in_turn = None if begun.optimizer is None else DividedUpdate(begun.optimizer, group)
+            trainer.divide(DividedGradients(trainer.local, group, begun.random_states), DividedNoise(group), in_turn)
         _train_to_the_end(spec, trainer, begun.save, report, meter)
         trainer.store_norms()
         for recorder in trainer.recorders:
@@ -357,7 +366,8 @@ def _train(
         predictions = trainer.predictions()
     write_device_use(files.device, meter.use())
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
-    weights = _whole_values(trainer.released_model(), group)
+    values = whole_values(trainer.released_model().state_dict(keep_vars=True))
+    weights = {name: value.cpu() for name, value in values.items()}
     result = _finish(spec, files, trainer, begun.dataset, predictions, weights, inputs, code)
     trainer.gradients.finish()
     forget_checkpoint(files.checkpoint)

@@ -73,10 +73,15 @@ def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> 
     assert slow.startswith("model 'own_models:Slow' runs cell (LSTM) once per example, as its rule does not ")
 
 
-def test_a_plan_refuses_ranks_that_would_divide_what_trains_or_is_not_gathered() -> None:
+def test_a_plan_refuses_ranks_that_would_divide_what_they_cannot() -> None:
     divided = {"ranks": 2, "shard": "frozen"}
     line = reason(resources=divided)
-    assert "of which the model has none, and trained parameters are not divided: rank 0 alone adds the noise" in line
+    assert "of which the model has none; leave shard out, or freeze the layers" in line
+    assert planned(model="own_models:FrozenBlocks", resources=divided).refusals == ()
+    whole = {"model": {"name": "mlp", "hidden": [8, 8]}, "resources": {**divided, "shard": "all"}}
+    assert planned(**whole).refusals == ()
+    line = reason(**whole, averaging="ema")
+    assert "averaging 'ema' evaluates a copy of the model, and with resources.shard: all no rank has all" in line
     assert planned(model="own_models:Peeking").refusals == ()
     line = reason(model="own_models:Peeking", resources=divided)
     assert "model 'own_models:Peeking': it reads parameters of the layer blocks.0 without calling it" in line

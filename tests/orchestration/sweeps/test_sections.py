@@ -81,8 +81,7 @@ def test_on_several_nodes_each_has_what_one_rank_reserves() -> None:
         ({"cpus": 0.01, "ranks": 200}, "0.01 CPUs are too few for 200 ranks"),
         ({"ranks": 0}, "resources.ranks"),
         ({"shard": "frozen"}, "shard is 'frozen', but one rank holds all"),
-        ({"ranks": 2, "shard": "trained"}, "trained parameters are not divided: rank 0 alone adds the noise"),
-        ({"ranks": 2, "shard": "heads"}, "resources.shard: Input should be 'frozen', but got 'heads'"),
+        ({"ranks": 2, "shard": "heads"}, "resources.shard: Input should be 'frozen' or 'all', but got 'heads'"),
         ({"labels": {"pool": "!train"}}, "resources.labels.pool"),
     ],
 )

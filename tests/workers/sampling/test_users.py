@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -138,7 +139,7 @@ def gradients(spec: TrialSpec, dataset: Dataset) -> LocalGradients:
     return LocalGradients(spec, dataset, parts_of(spec, make_clipping(spec.clipping), dataset, code_of(spec)))
 
 
-def summed(local: LocalGradients, rows: Tensor) -> dict[str, Tensor]:
+def summed(local: LocalGradients, rows: Tensor) -> Mapping[str, Tensor]:
     decision: Decision = local.decision(ClippingState(BOUND))
     return local.weighted_sum_rowwise(rows.to(DEVICE), decision).gradients
 

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.spec import Component
@@ -51,6 +52,27 @@ def run(optimizer: Optimizer, steps: range) -> None:
 def assert_equal(left: Mapping[str, Tensor], right: Mapping[str, Tensor]) -> None:
     for name in left:
         assert torch.equal(left[name], right[name]), name
+
+
+@every_optimizer
+@pytest.mark.parametrize("size", [5, 8 * 1024 + 3])
+def test_parts_of_parameters_move_as_in_the_whole(component: Component, size: int) -> None:
+    """To the bit, wherever ranks divide them; the state has the shapes of the parameters, under their names."""
+    torch.manual_seed(0)
+    start, steps = torch.randn(size), torch.randn(4, size)
+    places = [slice(0, size), slice(0, size // 3), slice(size // 3, size // 3), slice(size // 3, size)]
+    found = []
+    for place in places:
+        parameter = nn.Parameter(start[place].clone())
+        optimizer = make_optimizer(component, {"weight": parameter})
+        for step in steps:
+            optimizer.step({"weight": step[place].clone()}, factor=0.9, noise_std=0.05)
+        tensors = [each for each in pytree.tree_leaves(optimizer.state()) if isinstance(each, Tensor) and each.dim()]
+        assert [each.shape for each in tensors] == [parameter.shape] * len(tensors)
+        found.append([parameter.detach(), *tensors])
+    whole, *parts = found
+    for expected, *divided in zip(whole, *parts, strict=True):
+        assert torch.equal(torch.cat(divided), expected)
 
 
 def test_every_optimizer_is_under_the_contract() -> None:

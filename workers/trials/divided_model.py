@@ -1,0 +1,179 @@
+"""The parameters of a model's layers, divided among the ranks of a trial.
+
+Each rank keeps a part of every parameter. A layer's parameters are gathered before it runs, forward or backward, and
+freed afterwards. Values are gathered and never computed, so that results have the bits of whole parameters.
+
+Ranks do not gather the same layers in the same order: they verify other rows and have other numbers of micro-batches,
+and rank 0 makes some passes alone. Each gathering is therefore a round of `dpsweep.workers.trials.ranks.Lending`, in
+which a rank may need another layer, or none. This is why FSDP does not divide them: it expects equal passes at all
+ranks, sums gradients itself, and gives the engine other parameters while they are gathered.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final
+
+import torch
+from torch import Tensor, nn
+from torch.utils import _pytree as pytree
+
+from dpsweep.workers.gradients.divided import Part, note_part, part_sizes
+from dpsweep.workers.trials.divisible import is_shared_out, layers_to_divide
+from dpsweep.workers.trials.ranks import Lending
+
+_ALIGNED: Final = 16
+"""Bytes to whose multiples the part of each parameter is padded; the widest number has as many."""
+
+
+def divide(model: nn.Module, lending: Lending, rank: int, device: torch.device) -> nn.Module:
+    """Leave this rank a part of each parameter of ``model`` that ranks divide, on the device; all ranks call it alike.
+
+    Buffers stay whole. A layer is a group that is gathered together. The other parameters, such as embeddings, are one
+    more, gathered for the whole pass. Raises: InvalidInput for a model that cannot be divided.
+    """
+    passes, taken = _Passes(), set[nn.Parameter]()
+    for module in (*layers_to_divide(model, lending.shard), model):
+        own = [each for each in module.parameters() if is_shared_out(each, lending.shard) and each not in taken]
+        taken.update(own)
+        group = _Group(own, lending, rank, device, passes)
+        module.register_forward_pre_hook(group.before_forward)
+        module.register_forward_hook(group.after_forward, with_kwargs=True, always_call=True)
+        passes.outermost = group  # that of the model comes last
+    return model
+
+
+class _Passes:
+    """The groups that a backward pass has gathered. outermost: gathered for all of it."""
+
+    def __init__(self) -> None:
+        self.outermost: _Group | None = None
+        self._backward = set[_Group]()
+
+    def are_backward_in(self, group: _Group) -> bool:
+        """Return whether a group is gathered for a backward pass, which may call its layer again (checkpointing)."""
+        return group in self._backward
+
+    def begin_backward(self, group: _Group) -> None:
+        """Gather a group, and free that of the layer behind it, which autograd has ended by then.
+
+        The output of the model may be that of its last layer, which is then gathered already.
+        """
+        if not self._backward:
+            engine: Any = torch.autograd.Variable._execution_engine
+            engine.queue_callback(self.end_backward)
+        before = set() if group is self.outermost else self._backward - {group, self.outermost}
+        for each in before:
+            self._backward.remove(each)
+            each.free()
+        self._backward.add(group)
+        group.gather()
+
+    def end_backward(self) -> None:
+        """Free all groups."""
+        while self._backward:
+            self._backward.pop().free()
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A parameter of a group. whole: its gathered values. at, length: place of a rank's part in bytes of the group."""
+
+    parameter: nn.Parameter
+    whole: Tensor
+    away: Tensor
+    part: Part
+    at: int
+    length: int
+
+
+class _Group:
+    """`dpsweep.workers.gradients.divided.Group`: the parameters of a layer, or those outside all layers."""
+
+    def __init__(
+        self, parameters: Sequence[nn.Parameter], lending: Lending, rank: int, device: torch.device, passes: _Passes
+    ) -> None:
+        self._lending, self._passes, self._device = lending, passes, device
+        lengths = [each.itemsize * max(part_sizes(each.numel(), lending.size)) for each in parameters]
+        ends = [0]
+        for length in lengths:
+            ends.append(ends[-1] + -(-length // _ALIGNED) * _ALIGNED)
+        self._bytes = torch.zeros(ends[-1], dtype=torch.uint8, device=device)
+        self._members = [
+            self._member(each, at, length, rank)
+            for each, at, length in zip(parameters, ends[:-1], lengths, strict=True)
+        ]
+        self._place = lending.add(lambda: self._bytes)
+        self._is_gathered = True
+        self.free()
+
+    @torch.no_grad()
+    def _member(self, parameter: nn.Parameter, at: int, length: int, rank: int) -> _Member:
+        """Return a member whose parameter has its values still, and copy this rank's part of them."""
+        sizes = part_sizes(parameter.numel(), self._lending.size)
+        own = self._bytes[at : at + sizes[rank] * parameter.itemsize].view(parameter.dtype)
+        part = Part(nn.Parameter(own, requires_grad=False), rank, sizes, self)
+        own.copy_(part.of(parameter.detach()))
+        note_part(parameter, part)
+        whole = torch.empty(parameter.shape, dtype=parameter.dtype, device=self._device)
+        away = torch.full((), math.nan if parameter.is_floating_point() else 0).to(whole)
+        return _Member(parameter, whole, away.expand(parameter.shape), part, at, length)
+
+    @property
+    def is_gathered(self) -> bool:
+        return self._is_gathered
+
+    @torch.no_grad()
+    def gather(self) -> None:
+        if self._is_gathered or not self._members:
+            return
+        received = torch.empty(self._lending.size * len(self._bytes), dtype=torch.uint8, device=self._device)
+        self._lending.borrow(self._place, received)
+        parts = received.view(self._lending.size, -1)
+        for each in self._members:
+            # Autograd saves views of a parameter as well. As the memory is that of the parameter, they get it back.
+            each.whole.untyped_storage().resize_(each.whole.nbytes)
+            values = parts[:, each.at : each.at + each.length].flatten()[: each.whole.nbytes]
+            each.whole.view(-1).view(torch.uint8).copy_(values)
+            if each.part.change is not None:
+                each.part.change(each.whole)
+            each.parameter.data = each.whole
+        self._is_gathered = True
+
+    def free(self) -> None:
+        if not self._is_gathered:
+            return
+        for each in self._members:
+            each.parameter.data = each.away
+            each.whole.untyped_storage().resize_(0)
+        self._is_gathered = False
+
+    def before_forward(self, module: nn.Module, given: object) -> None:
+        if self._passes.outermost is self:
+            self._passes.end_backward()  # of a pass that failed
+        self.gather()
+
+    def after_forward(self, module: nn.Module, given: object, named: object, output: object) -> object:
+        if not self._passes.are_backward_in(self):
+            self.free()
+        inputs = {id(each) for each in pytree.tree_leaves((given, named))}
+        output = pytree.tree_map_only(Tensor, partial(_own, inputs), output)
+        for each in pytree.tree_leaves(output):
+            if isinstance(each, Tensor) and each.requires_grad:
+                each.register_hook(self._before_backward)
+        return output
+
+    def _before_backward(self, gradient: Tensor) -> None:
+        self._passes.begin_backward(self)
+
+
+def _own(inputs: Collection[int], output: Tensor) -> Tensor:
+    """Return an output of a layer, on which a hook gathers it for backward: a copy of a view, and of an input.
+
+    A change in place would take the hook off a view. On an input there is that of the layer before, which must be
+    gathered last.
+    """
+    return output.clone() if output._is_view() or id(output) in inputs else output
