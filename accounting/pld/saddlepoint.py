@@ -87,15 +87,11 @@ class Cumulants:
 
     def sticks(self, epsilon: float) -> tuple[Array, Array]:
         """Return delta(epsilon) of one round of each table alone, and how fast that falls; both [rounds]."""
-        weights, ratios = np.exp(self.log_weights), np.exp(self.losses)
-        if self.direction == "remove":
-            beyond = ratios > math.exp(epsilon)
-            return (weights * beyond * (ratios - math.exp(epsilon))).sum(axis=1), math.exp(epsilon) * (
-                weights * beyond
-            ).sum(axis=1)
-        beyond = ratios < math.exp(-epsilon)
-        rates = math.exp(epsilon) * (weights * beyond * ratios).sum(axis=1)
-        return (weights * beyond).sum(axis=1) - rates, rates
+        sign, power = (1.0, 1.0) if self.direction == "remove" else (-1.0, 0.0)
+        losses = sign * self.losses
+        masses = np.exp(self.log_weights + power * self.losses) * (losses > epsilon)
+        rates = (masses * np.exp(np.minimum(epsilon - losses, 0.0))).sum(axis=1)
+        return masses.sum(axis=1) - rates, rates
 
     def __call__(self, tilt: float) -> tuple[float, float, float]:
         # E_P[e^{z L}] = E_Q[e^{(1 + z) L}], and E_Q[e^{-z L}] in the add direction.

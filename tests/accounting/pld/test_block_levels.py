@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import sys
 
 import numpy as np
 import pytest
@@ -150,3 +151,22 @@ def test_levels_whose_largest_losses_mislead_the_saddle_point_have_close_bounds(
     segments = tuple(Segment(2000 * at, 2000, RandomAllocationSampling(2000), each) for at, each in enumerate(noise))
     found = epsilon_pld(Trace(10**6, segments), 1e-6)
     assert found.upper <= known(found.lower) * 1.0003
+
+
+def test_epsilons_whose_exponential_is_no_double_have_close_bounds() -> None:
+    noise = np.linspace(0.6, 0.3, 520).tolist()
+    segments = tuple(Segment(10 * at, 10, RandomAllocationSampling(10), each) for at, each in enumerate(noise))
+    found = epsilon_pld(Trace(10**6, segments), 1e-6)
+    assert math.log(sys.float_info.max) < found.upper <= known(found.lower) * 1.0003
+
+
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_hockey_sticks_of_a_table_are_its_masses_beyond_epsilon(direction: Direction) -> None:
+    table = cumulants(GroupRounds(allocated=((AllocatedRound(1.0, 10), 1),)), direction, 1e-14)
+    sticks, rates = table.sticks(0.1)
+    masses, losses = np.exp(table.log_weights[0]), table.losses[0]
+    over, under = (np.exp(losses), 1.0) if direction == "remove" else (1.0, np.exp(losses))
+    beyond = over > math.exp(0.1) * under
+    assert sticks[0] == pytest.approx(float(np.sum(masses * beyond * (over - math.exp(0.1) * under))), rel=1e-9)
+    assert rates[0] == pytest.approx(float(np.sum(masses * beyond * math.exp(0.1) * under)), rel=1e-9)
+    assert not np.any(table.sticks(1000.0))
