@@ -69,6 +69,11 @@ def part_of(value: object) -> Part | None:
     return found
 
 
+def any_divided() -> bool:
+    """Return whether this process has only parts of some model's parameters."""
+    return len(_PARTS) > 0
+
+
 def is_divided(value: object) -> bool:
     """Return whether this process has only a part of a parameter."""
     return part_of(value) is not None

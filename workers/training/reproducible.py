@@ -10,6 +10,7 @@ from collections.abc import Iterator
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.divided import any_divided
 from dpsweep.workers.machine.devices import choose_device, torch_defaults
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.less_memory import LackOfMemory
@@ -66,5 +67,11 @@ def explained(execution: ExecutionSpec) -> Iterator[None]:
             raise LackOfMemory(
                 f"memory of device {execution.device!r} does not suffice at execution.micro_batch_size: "
                 f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower"
+            ) from error
+        if "modified by an inplace operation" in reason and any_divided():
+            raise InvalidInput(
+                "a backward pass needs parameters of a layer through another tensor than the layer's outputs, and "
+                "ranks gather them for its outputs alone; return the tensor from the layer, in a tuple or dict if "
+                "there are several, or leave resources.shard out"
             ) from error
         raise

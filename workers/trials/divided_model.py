@@ -97,6 +97,7 @@ class _Group:
         self, parameters: Sequence[nn.Parameter], lending: Lending, rank: int, device: torch.device, passes: _Passes
     ) -> None:
         self._lending, self._passes, self._device = lending, passes, device
+        self._parameters = tuple(parameters)
         lengths = [each.itemsize * max(part_sizes(each.numel(), lending.size)) for each in parameters]
         ends = [0]
         for length in lengths:
@@ -130,6 +131,7 @@ class _Group:
     def gather(self) -> None:
         if self._is_gathered or not self._members:
             return
+        torch._C._autograd._unsafe_set_version_counter(self._parameters, self._versions)
         received = torch.empty(self._lending.size * len(self._bytes), dtype=torch.uint8, device=self._device)
         self._lending.borrow(self._place, received)
         parts = received.view(self._lending.size, -1)
@@ -149,6 +151,9 @@ class _Group:
         for each in self._members:
             each.parameter.data = each.away
             each.whole.untyped_storage().resize_(0)
+        # Autograd then refuses a backward pass around the hooks, which would read freed memory.
+        self._versions = tuple(each._version for each in self._parameters)
+        torch.autograd.graph.increment_version(self._parameters)
         self._is_gathered = False
 
     def before_forward(self, module: nn.Module, given: object) -> None:

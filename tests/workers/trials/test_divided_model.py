@@ -39,6 +39,7 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import build_loss
+from dpsweep.workers.training.reproducible import explained
 from dpsweep.workers.trials.divided_model import divide
 from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_divisible, require_gathered
 from dpsweep.workers.trials.ranks import connected
@@ -225,6 +226,76 @@ def test_layers_may_return_anything(kinds: Sequence[str], tmp_path: Path) -> Non
             assert torch.equal(found.norms.norms, expected.norms.norms)
             assert all(torch.equal(found.gradients[name], each) for name, each in expected.gradients.items())
         assert all(map(is_away, model.parameters()))
+
+
+class Aside(nn.Module):
+    """A layer with a tensor of which its output knows nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
+        self.seen = torch.zeros(())
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = torch.tanh(self.first(x))
+        self.seen = self.last(x).square().mean(1, keepdim=True)
+        return x
+
+
+class Recalling(nn.Module):
+    """Adds these tensors at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Aside(), Aside()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        for block in self.blocks:
+            x = block(x)
+        first = self.blocks[0]
+        assert isinstance(first, Aside)
+        return x + first.seen
+
+
+class Holder:
+    """Hides a tensor."""
+
+    def __init__(self, held: Tensor) -> None:
+        self.held = held
+
+
+class Hiding(nn.Module):
+    """Returns what no hook sees."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(5, 5), nn.Linear(5, 5)
+
+    def forward(self, x: Tensor | Holder) -> Holder:
+        given = x.held if isinstance(x, Holder) else x
+        return Holder(torch.tanh(self.last(torch.tanh(self.first(given)))))
+
+
+class Hidden(Recalling):
+    """A chain of them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.blocks = nn.ModuleList([Hiding(), Hiding()])
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.blocks[1](self.blocks[0](x)).held  # type: ignore[no-any-return]
+
+
+@pytest.mark.parametrize("make", [Recalling, Hidden])
+def test_a_backward_pass_around_a_layers_outputs_is_refused(make: type[nn.Module], tmp_path: Path) -> None:
+    """It would read memory that was freed."""
+    model, loss = make(), build_loss(Component("cross_entropy"))
+    with connected(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
+        assert group.lending is not None
+        divide(model, group.lending, 0, torch.device("cpu"))
+        with pytest.raises(InvalidInput, match="through another tensor than the layer's outputs"), explained(UNEVEN):
+            GradientEngine(model, loss).weighted_sum(torch.randn(7, 5), torch.arange(7) % 5, lambda norms: norms.norms)
 
 
 def test_copies_of_parameters_are_made_only_where_they_are_gathered(tmp_path: Path) -> None:
