@@ -134,7 +134,7 @@ def calibrate(
             "group_size": group_size,
             "accountant": target.accountant or accountant,
         }
-        run = {"sampling": flags.sampling, "schedule": flags.schedule, "steps": trace.steps}
+        run = flags.sampling_fields(trace) | {"schedule": flags.schedule, "steps": trace.steps}
         selection = {} if trials is None else {"selection_trials": trials.mean, "selection_shape": trials.shape}
         typer.echo(json.dumps(solution.as_dict() | guarantee | run | noise | selection))
         return

@@ -189,7 +189,7 @@ class RunSource:
         schedule = parse_schedule(flags.schedule, flags.required_noise())
         trace = flags.trace(schedule)
         fields = {
-            "sampling": flags.sampling,
+            **flags.sampling_fields(trace),
             "schedule": flags.schedule,
             "noise_multiplier": flags.noise_multiplier,
             "steps": trace.steps,

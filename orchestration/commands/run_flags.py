@@ -36,6 +36,7 @@ from dpsweep.accounting.mechanism.samplings import (
     CyclicPoissonSampling,
     FixedOrderSampling,
     PoissonSampling,
+    RandomAllocationSampling,
     Sampling,
     ShuffledSampling,
     draws_by_epoch,
@@ -192,6 +193,19 @@ class RunFlags:
             raise InvalidInput(f"{what} needs --dataset-size and --batch-size, and no --sample-rate")
         sizes = self.dataset_size, self.batch_size
         return sampling_of_sizes(self.sampling, *sizes, self.max_batch_size, self.per_epoch)
+
+    def sampling_fields(self, trace: Trace) -> dict[str, Any]:
+        """Return what JSON says of the batches: their name, how many an example joins, or how many groups
+        take turns.
+        """
+        own: dict[str, Any] = {"sampling": self.sampling}
+        match trace.segments[0].sampling if trace.segments else None:
+            case RandomAllocationSampling(per_epoch=per_epoch):
+                return own | {"per_epoch": per_epoch}
+            case CyclicPoissonSampling(cycle_length=cycle_length):
+                return own | {"cycle_length": cycle_length}
+            case _:
+                return own
 
     def strategy_fields(self, trace: Trace) -> dict[str, Any]:
         """Return what JSON says of correlated noise: the strategy, and errors of the sums of gradients up to each step.

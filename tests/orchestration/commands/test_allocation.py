@@ -26,6 +26,7 @@ def test_it_is_certified_from_both_sides() -> None:
     certified = epsilon_pld(Trace(1000, (Segment(0, 12, RandomAllocationSampling(4, 2), 1.5),)), 1e-5)
     assert (found["epsilon"], found["lower_epsilon"]) == (certified.upper, certified.lower)
     assert (found["kind"], found["adjacency"], found["steps"]) == ("guarantee", "add_remove", 12)
+    assert (found["sampling"], found["per_epoch"]) == ("random_allocation", 2)
     groups = json.loads(run(*ALLOCATED, "--per-epoch", 2, "--group-size", "1,2", "--json").stdout)
     assert [each["group_size"] for each in groups] == [1, 2]
     assert certified.upper == groups[0]["epsilon"] < groups[1]["epsilon"]

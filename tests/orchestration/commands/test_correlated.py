@@ -29,6 +29,7 @@ def test_a_cycle_has_as_many_groups_as_bands() -> None:
     errors = (found["mean_squared_error"], found["max_squared_error"])
     assert errors == prefix_sum_errors(BandedNoise(4, 40), 40, 2.0)
     longer = json.loads(run(*CYCLIC, *BANDED, "--cycle-length", 8, *RUN, "--json").stdout)
+    assert (found["cycle_length"], longer["cycle_length"]) == (4, 8)
     rounds = account(Trace(1000, (Segment(0, 5, PoissonSampling(0.4), 2.0),)), 1e-5)
     assert longer["epsilon"] == rounds.epsilon
 
