@@ -42,7 +42,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy import special
 
 from dpsweep.accounting.errors import UnsupportedMechanism
-from dpsweep.accounting.mechanism.reductions import ALLOCATED_SHIFTS, MOST_ALLOCATED, as_accounted, cases_of
+from dpsweep.accounting.mechanism.reductions import MOST_ALLOCATED, as_accounted, cases_of
 from dpsweep.accounting.mechanism.samplings import Draws, RandomAllocationSampling, Sampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Trace
 from dpsweep.accounting.numerics.gaussian import LEVEL_SCALE
@@ -53,6 +53,8 @@ Array = NDArray[np.float64]
 _PLACE_UP = 1.0 + 1e-9
 """Factor on places, far above their error from rounding."""
 _FEW_BLOCKS = 64
+_LARGEST_BLOCK = 1.0 / 0.3
+"""Shift above which a block counts as one Gaussian step: chords of moments between nodes are looser there."""
 _SPENT = 1e-6
 """Share of delta for blocks of random allocation that lose mass to infinity."""
 LARGEST_LOSS = 1e3
@@ -251,7 +253,7 @@ class RecordedContributions:
         precision = np.full(len(self.values), float(sum(releases)))
         sampled: dict[Law, tuple[Stretch, ...]] = {}
         places: list[Array] = []
-        top = min(_largest_shift(trace), ALLOCATED_SHIFTS[1])
+        top = min(_largest_shift(trace), _LARGEST_BLOCK)
         for sampling, chance, stretches in _stretches(tuple(self.steps), trace):
             match sampling.draws:
                 case Draws.EPOCH:

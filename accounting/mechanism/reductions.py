@@ -27,7 +27,7 @@ from dpsweep.accounting.mechanism.trace import (
 )
 from dpsweep.accounting.mechanism.units import EXAMPLE, of_records
 
-ALLOCATED_SHIFTS = (1e-4, 1.0 / 0.3)
+ALLOCATED_SHIFTS = (1e-4, 1.0 / 0.2)
 """The range of shifts, in noise standard deviations, in which random allocation is bounded from below, too."""
 MOST_ALLOCATED = 1_000_000
 """Most steps of a block that are told apart; the mean of fewer ratios is above that of more in convex order."""

@@ -172,7 +172,7 @@ RUNS = {
     ),
     "some noise is hardly any": Trace(
         1000,
-        (Segment(0, 20, RandomAllocationSampling(5), 3.0), Segment(20, 5, RandomAllocationSampling(5), 0.2)),
+        (Segment(0, 20, RandomAllocationSampling(5), 3.0), Segment(20, 5, RandomAllocationSampling(5), 0.15)),
     ),
     "batches of all": Trace(1000, (Segment(0, 20, RandomAllocationSampling(1), 9.0),)),
 }

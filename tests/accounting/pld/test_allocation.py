@@ -68,7 +68,9 @@ def delta_of_two_steps(shift: float, epsilon: float, *, adding: bool) -> float:
     return float(integrate.quad(inside, -14, 14 + shift, limit=400, epsabs=1e-16, epsrel=1e-10)[0])
 
 
-@pytest.mark.parametrize(("sigma", "delta"), [(1.0, 1e-6), (0.6, 1e-3), (3.0, 1e-8), (400.0, 1e-4), (3000.0, 1e-6)])
+@pytest.mark.parametrize(
+    ("sigma", "delta"), [(1.0, 1e-6), (0.6, 1e-3), (3.0, 1e-8), (400.0, 1e-4), (3000.0, 1e-6), (0.25, 1e-5)]
+)
 def test_two_steps_agree_with_quadrature(sigma: float, delta: float) -> None:
     found = epsilon_of_allocation(sigma, 2, 1, delta)
     assert found.lower is not None
@@ -160,10 +162,28 @@ def test_more_steps_and_more_noise_cost_less_and_epochs_add_up() -> None:
     assert epsilon_of_allocation(1.0, 10, 5, 1e-5, per_epoch=5) == epsilon_of_allocation(1.0, 2, 25, 1e-5)
 
 
+@pytest.mark.parametrize(
+    ("sigma", "steps", "epochs", "delta"), [(0.25, 2, 1, 1e-9), (0.2, 100, 10, 1e-5), (0.25, 10_000, 300, 1e-20)]
+)
+def test_strong_shifts_cost_a_gaussian_less_the_log_of_the_steps(
+    sigma: float, steps: int, epochs: int, delta: float
+) -> None:
+    """M is at least one of its ratios over t.
+
+    So delta(epsilon) is at least that of the Gaussian of revealed steps at epsilon + epochs * ln t.
+    """
+    found = epsilon_of_allocation(sigma, steps, epochs, delta)
+    revealed, revealed_lower = gaussian_epsilon(math.sqrt(epochs) / sigma, delta)
+    assert found.lower is not None
+    assert revealed_lower - epochs * math.log(steps) <= found.upper < revealed
+    assert found.upper - found.lower < 3e-4 * found.upper
+    assert steps > 100 or found.upper == pytest.approx(revealed - epochs * math.log(steps), rel=1e-3)
+
+
 def test_shifts_beyond_those_told_are_bounded_from_above_alone() -> None:
-    strong = epsilon_of_allocation(0.2, 10, 2, 1e-5)
+    strong = epsilon_of_allocation(0.19, 10, 2, 1e-5)
     assert strong.lower is None
-    assert strong.upper == pytest.approx(gaussian_epsilon(math.sqrt(2) / 0.2, 1e-5)[0])
+    assert strong.upper == pytest.approx(gaussian_epsilon(math.sqrt(2) / 0.19, 1e-5)[0])
     weak = epsilon_of_allocation(1e6, 10, 2, 1e-9)
     assert weak.lower is None
     assert 0.0 <= weak.upper <= epsilon_of_allocation(1e4, 10, 2, 1e-9).upper
