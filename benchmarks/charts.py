@@ -154,13 +154,21 @@ def _panel(
     return [*parts, title]
 
 
+_MANY_POWERS: Final = 6
+
+
 def _ticks(axis: Axis, ends: tuple[float, float]) -> list[tuple[float, str]]:
-    """Return the values of the ticks with their labels; on a logarithmic axis 1, 2 and 5 times powers of ten."""
+    """Return the values of the ticks with their labels.
+
+    On a logarithmic axis they are powers of ten, and over few of them 2 and 5 times each, too.
+    """
     if axis.names:
         return [(value, name) for value, name in axis.names.items()]
     if axis.logarithmic:
         powers = range(math.floor(ends[0]), math.ceil(ends[1]) + 1)
-        values = [factor * 10.0**power for power in powers for factor in (1, 2, 5)]
+        values = [
+            factor * 10.0**power for power in powers for factor in ((1, 2, 5) if len(powers) < _MANY_POWERS else (1,))
+        ]
         return [(value, f"{value:g}") for value in values if ends[0] <= math.log10(value) <= ends[1]]
     rough = (ends[1] - ends[0]) / 5
     power = 10.0 ** math.floor(math.log10(rough))

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
+
+import numpy as np
 
 import dpsweep
 from dpsweep.accounting.accountants.one_run import total_rho
+from dpsweep.accounting.records.shards import NormShards
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.records.results import TrialResult
 from dpsweep.workers.training.history import EpochRecord
 
@@ -56,17 +60,32 @@ CURVES: Final[Mapping[str, Mapping[str, Curve]]] = {
     "d-mnist-short": _DIGITS,
 }
 """The curves that are stored, by the name of the sweep."""
+WITH_NORMS: Final = ("a-mnist",)
+"""Sweeps for which medians of norms are stored beside them."""
 
 
-def curves_of(name: str, trial: dpsweep.Trial) -> dict[str, tuple[float, ...]]:
+def curves_of(name: str, trial: dpsweep.Trial, files: TrialFiles) -> dict[str, tuple[float, ...]]:
     """Return the curves of a finished trial of the sweep called ``name``, to four digits, without those it does not
     have.
     """
     if not isinstance(trial.result, TrialResult):
         return {}
-    found = {}
-    for curve, of in CURVES.get(name, {}).items():
-        values = [value for record in trial.result.training.history if (value := of(trial, record)) is not None]
-        if values:
-            found[curve] = tuple(float(f"{value:.4g}") for value in values)
-    return found
+    history = trial.result.training.history
+    found = {
+        curve: [value for record in history if (value := of(trial, record)) is not None]
+        for curve, of in CURVES.get(name, {}).items()
+    }
+    if name in WITH_NORMS and trial.spec.is_private:
+        found |= medians_of_norms(files, [record.step for record in history])
+    return {curve: tuple(float(f"{value:.4g}") for value in values) for curve, values in found.items() if values}
+
+
+def medians_of_norms(files: TrialFiles, steps: Sequence[int]) -> dict[str, list[float]]:
+    """Return the median gradient norm of each group's training examples, at the last snapshot before each step."""
+    shards = NormShards(files.norms)
+    parts = [shards.read(part) for part in shards.parts]
+    places = np.searchsorted(parts[0].steps, steps) - 1
+    groups = np.concatenate([part.groups for part in parts])
+    norms = np.concatenate([part.norms[:, places] for part in parts])
+    names = range(int(groups.max()) + 1)
+    return {f"median norm of {name}": np.median(norms[groups == name], axis=0).tolist() for name in names}

@@ -96,6 +96,36 @@ def _training_times(stored: Stored) -> str:
     return chart([panel("training accuracy", "training_accuracy"), panel("test accuracy", "accuracy")], height=330)
 
 
+_LEAST_NORM: Final = 1e-6
+"""Smaller norms are drawn as it: once a class is certain, they round to 0."""
+
+
+def _median_norms(sweep: StoredSweep) -> str:
+    """Paper A, Figure 3: the median gradient norm of each class over the epochs, with one bound for all."""
+    curves = next(each for each in sweep.settings if each.name == "flat · constant").curves
+    shown = {
+        digit: tuple(max(value, _LEAST_NORM) for value in curves[f"median norm of {digit}"]) for digit in range(10)
+    }
+    last = {digit: values[-1] for digit, values in shown.items()}
+    low, high = min(last, key=last.__getitem__), max(last, key=last.__getitem__)
+    colours = dict.fromkeys(range(10), CLIPPING_COLOURS["non-private"]) | {high: PALETTE[1], low: PALETTE[0]}
+    series = [
+        _curve(f"class {digit}" if digit in (low, high) else "the others", colour, shown[digit])
+        for digit, colour in sorted(colours.items(), key=lambda each: each[0] in (low, high))
+    ]
+    return chart(
+        [
+            Panel(
+                f"median gradient norm of each class, at least {_LEAST_NORM:g}",
+                Axis("epoch"),
+                Axis(logarithmic=True),
+                series,
+            )
+        ],
+        height=330,
+    )
+
+
 _METHODS: Final = {
     "non-private": ("SGD", CLIPPING_COLOURS["non-private"]),
     "flat · constant": ("DPSGD", PALETTE[0]),
@@ -177,6 +207,9 @@ FIGURES: Final[Mapping[str, Figure]] = {
         "a-mnist-cnn",
         "Test accuracy of each digit against the mean epsilon of its examples, of a convolutional network",
         beyond.digits,
+    ),
+    "a-figure3": _alone(
+        "a-mnist", "Median gradient norm of each class over the epochs, with one bound for all", _median_norms
     ),
     "c-figure4": Figure(
         "Noise multiplier over the epochs of each schedule of paper C's Table II",

@@ -75,7 +75,7 @@ def collect(stored: dpsweep.StoredSweep, name: str, cpu_seconds: float, sources:
         by_setting[row["setting.name"]].append((row, numbers))
 
     def curves(key: str) -> dict[str, tuple[float, ...]]:
-        return curves_of(name, stored.trials[key])
+        return curves_of(name, stored.trials[key], files.trial(key))
 
     if not finished:
         raise dpsweep.InvalidInput(f"no trial of {stored.folder} has finished; train it without --collect")
