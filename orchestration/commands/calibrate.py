@@ -88,11 +88,6 @@ class Target:
             return AdvantageBudget(self.advantage, group_size)
         return TruePositiveRateBudget(self.true_positive_rate or 0.0, self.false_positive_rate or 0.0, group_size)
 
-    @property
-    def accountant(self) -> str | None:
-        """The accountant that the target requires; None for an epsilon, whose accountant a flag names."""
-        return None if self.epsilon is not None else "zcdp" if self.rho is not None else "pld"
-
 
 @with_run_flags
 def calibrate(
@@ -132,7 +127,6 @@ def calibrate(
             "delta": delta,
             "adjacency": trace.adjacency,
             "group_size": group_size,
-            "accountant": target.accountant or accountant,
         }
         run = flags.sampling_fields(trace) | {"schedule": flags.schedule, "steps": trace.steps}
         selection = {} if trials is None else {"selection_trials": trials.mean, "selection_shape": trials.shape}
@@ -149,7 +143,8 @@ def calibrate(
 class Solution:
     """The value found, and the run with that value. `cost`: of this run, in the unit of the budget; `kind`: its claim.
 
-    `lower`: a proven lower bound on an epsilon; None where there is none, and for other units.
+    `accountant`: the one that computed the cost. `lower`: a proven lower bound on an epsilon; None where there is none,
+    and for other units.
     """
 
     solved_for: str
@@ -158,6 +153,7 @@ class Solution:
     budget: Budget
     cost: float
     kind: Kind
+    accountant: str
     lower: float | None = None
 
     def as_dict(self) -> dict[str, Any]:
@@ -169,6 +165,7 @@ class Solution:
             self.budget.unit: self.cost,
             **({"lower_epsilon": self.lower} if isinstance(self.budget, EpsilonBudget) else {}),
             "kind": self.kind,
+            "accountant": self.accountant,
             "target": self.budget.limit,
         }
 
@@ -178,14 +175,14 @@ class Solution:
         return f"{self.solved_for}: {self.value}  ({cost}, {self.kind}, {self.trace.steps} steps)"
 
 
-def _reached(budget: Budget, trace: Trace) -> tuple[float, Kind, float | None]:
-    """Return the cost of the run in the unit of the budget, how strong a claim it is, and a lower bound if one is
-    proven.
+def _reached(budget: Budget, trace: Trace) -> tuple[float, Kind, str, float | None]:
+    """Return the cost of the run in the unit of the budget, how strong a claim it is, who computed it, and a lower
+    bound if one is proven.
     """
     if isinstance(budget, EpsilonBudget):
         found = budget.estimate(trace)
-        return found.epsilon, found.kind, found.lower_epsilon
-    return budget.cost(trace), trace.kind, None
+        return found.epsilon, found.kind, found.accountant, found.lower_epsilon
+    return budget.cost(trace), trace.kind, "zcdp" if isinstance(budget, RhoBudget) else "pld", None
 
 
 @dataclass(frozen=True)
