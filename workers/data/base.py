@@ -387,7 +387,7 @@ def _labels(values: npt.ArrayLike) -> Tensor:
 
 def _int64(values: npt.ArrayLike) -> Tensor:
     with contextlib.suppress(TypeError, ValueError, OverflowError):
-        whole = np.array(values).astype(np.int64)
+        whole = np.asarray(values).astype(np.int64)
         if np.array_equal(whole, values):
             return torch.from_numpy(whole)
     raise InvalidInput("labels, groups, example_ids and user_ids must be whole numbers of at most 64 bits")
