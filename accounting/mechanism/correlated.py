@@ -172,7 +172,7 @@ def _dominating(segment: Segment, strategy: CorrelatedNoise) -> Segment:
             if bands > length:
                 raise UnsupportedMechanism(
                     f"{strategy.words} reaches over {bands} steps, but a cycle has {length}: sampling is proven to "
-                    "amplify only up to one cycle; use at most as many bands, or fixed_order"
+                    "amplify only up to one cycle; use banded noise with at most as many bands, or fixed_order"
                 )
             return _turns_of_one(segment)
         case FixedOrderSampling(batches=batches):

@@ -22,6 +22,7 @@ from dpsweep.accounting.mechanism.noise_strategies import (
     INDEPENDENT,
     STRATEGIES,
     BandedNoise,
+    IndependentNoise,
     NoiseStrategy,
     make_strategy,
     prefix_sum_errors,
@@ -238,12 +239,12 @@ def _cyclic(flags: RunFlags) -> Sampling:
     match flags.strategy(1, 1):
         case BandedNoise(bands=bands) if flags.cycle_length is None:
             return CyclicPoissonSampling.of_sizes(*flags.sizes(), bands)
-        case _ if flags.cycle_length is None:
+        case IndependentNoise() if flags.cycle_length is None:
             raise InvalidInput(
                 f"--cycle-length is missing: the number of groups that take turns in {CYCLIC_POISSON} batches"
             )
-        case _:
-            return CyclicPoissonSampling.of_sizes(*flags.sizes(), flags.cycle_length)
+        case _:  # noise that reaches over the whole run is refused by name for any length
+            return CyclicPoissonSampling.of_sizes(*flags.sizes(), flags.cycle_length or 1)
 
 
 _WITH_OWN_FLAGS: Mapping[str, Callable[[RunFlags], Sampling]] = {
