@@ -3,12 +3,13 @@
 from dpsweep.accounting.audits.assumptions import ASSUMPTIONS, assumed_by_best
 from dpsweep.accounting.audits.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from dpsweep.accounting.audits.gaussian_tests import f_dp_epsilon, gdp_epsilon
-from dpsweep.accounting.audits.scaled_noise import StatedRun, ranks_epsilon, scores_of
+from dpsweep.accounting.audits.scaled_noise import StatedRun, Uniforms, ranks_epsilon, scores_of
 
 __all__ = [
     "ASSUMPTIONS",
     "Guesses",
     "StatedRun",
+    "Uniforms",
     "assumed_by_best",
     "audited_epsilon",
     "best_audited_epsilon",

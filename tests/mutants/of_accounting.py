@@ -112,6 +112,11 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         B("yield sigma, last - first - 1", "yield sigma, last - first - 2", "an epoch is dropped", True),
     ),
     *bugs_in(
+        "accounting/audits/scaled_noise.py",
+        ("tests/accounting/audits/test_scaled_noise.py",),
+        B("slopes[after - 1] * (rates", "slopes[after] * (rates", "an audit allows a chord, below the curve", True),
+    ),
+    *bugs_in(
         "accounting/calibration/budgets.py",
         CALIBRATION,
         B(

@@ -8,6 +8,7 @@ from scipy.special import ndtr, ndtri
 
 from dpsweep.accounting import PoissonSampling, Segment, ShuffledSampling, Trace, account
 from dpsweep.accounting.audits import StatedRun, ranks_epsilon, scores_of
+from dpsweep.accounting.audits.scaled_noise import _RATES, _most_between
 
 DELTA = 1e-5
 
@@ -50,6 +51,16 @@ def test_simulated_canaries_show_all_that_a_gaussian_does() -> None:
     for rate in (0.01, 0.1, 0.5):
         threshold = np.quantile(found[~included], 1.0 - rate)
         assert np.mean(found[included] > threshold) == pytest.approx(ndtr(ndtri(rate) + 1.0), abs=0.006)
+
+
+def test_hardly_more_is_allowed_than_a_gaussian_shows() -> None:
+    """Never less, and of its mean in normal deviates 0.1% more."""
+    deviates = np.random.default_rng(0).uniform(-3.5, 3.5, 2000)
+    exact = ndtr(ndtri(_RATES) + 0.25)
+    shown = ndtri(_most_between(exact, ndtr(deviates))) - deviates
+    allowed = ndtri(_most_between(full_batches(4.0).most_found(0), ndtr(deviates))) - deviates
+    assert shown.min() > 0.25 - 1e-9
+    assert shown.max() < allowed.max() < 0.25 * 1.001
 
 
 @pytest.mark.long
