@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import statistics
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, assert_never
 
@@ -133,7 +134,7 @@ def prospect_line(trials: Sequence[str], found: AuditProspect) -> str:
     audit, shown, goal = found.audit, found.shown, f"{GOALS[found.audit.transcript]:g} of the claim"
     canaries = f"{audit.canaries:,} canaries ({audit.kind}, {audit.transcript})"
     simulated = f"{number(shown[0])} to {number(shown[-1])} in {SIMULATED} simulated runs"
-    shows = f"about {number(shown[len(shown) // 2])} ({simulated})"
+    shows = f"about {number(statistics.fmean(shown))} ({simulated})"
     if (audit.kind, audit.transcript) != ("gradient", "last_model"):
         shows += " if its canaries leak all that may leak"
     if number(found.of_canary) != number(found.claim):

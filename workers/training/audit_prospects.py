@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpsweep.accounting.audits import StatedRun, scores_of
+from dpsweep.accounting.audits import StatedRun, Uniforms, scores_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
@@ -33,13 +33,17 @@ from dpsweep.workers.training.one_run_audit import audit_gradient_scores, audit_
 from dpsweep.workers.training.optimizers import make_learning_rate_schedule
 from dpsweep.workers.training.own_parameters import OwnParameters
 
-SIMULATED: Final = 9
-"""Simulated audits for each number of canaries."""
+SIMULATED: Final = 10
+"""Simulated audits for each number of canaries, in pairs of opposite luck (`_Opposite`).
+
+At a claim of 1 their standard deviation is a fifth of their mean. All claims and mechanisms are simulated by the same
+numbers: without the pairs, the mean of so few would be too high, or too low, for all of them at once.
+"""
 GOALS: Final = {"iterates": 0.6, "last_model": 0.3}
 """Share of the claim that an audit should show, by transcript."""
 _MOST_MISSES: Final = 1
 """Simulated audits that may stay below the goal where a number of canaries is enough."""
-_FEW: Final = 5
+_FEW: Final = 6
 """Simulated audits with the largest number of canaries, where no number is enough."""
 _POOL: Final = (4000, 20_000)
 """Least and largest number of canaries whose own parameters are trained, half of them with contributions."""
@@ -48,8 +52,18 @@ _MOST_DRAWS: Final = 100_000_000
 _NUMBERS: Final = (100, 200, 300, 500, 1000, 2000, 3000, 5000, 10_000, 20_000)
 """Numbers of canaries among which the least that is enough is sought."""
 
-_Draw = Callable[[NDArray[np.bool_], np.random.Generator], NDArray[np.float64]]
-"""Whether each canary is included, generator -> scores."""
+_Draw = Callable[[NDArray[np.bool_], Uniforms], NDArray[np.float64]]
+"""Whether each canary is included, uniform numbers -> scores."""
+
+
+@dataclass(frozen=True)
+class _Opposite:
+    """Draws the complements of what ``draws`` would: scores as far above the median as those were below it."""
+
+    draws: Uniforms
+
+    def random(self, size: int, /) -> NDArray[np.float64]:
+        return 1.0 - self.draws.random(size)
 
 
 @dataclass(frozen=True)
@@ -60,7 +74,7 @@ class AuditProspect:
     where a filter or further releases are part of that. `shown`: lower bounds on epsilon of `SIMULATED` simulated
     audits, ascending. `enough`: least tried number of canaries with which all audits but one show the share of
     `GOALS`; None if no tried number is, of those that data or model have room for. `most`: then the largest of these,
-    and what so many show at the median of a few audits; None if there is no room for any. `noise_factor`: the canaries
+    and what so many show in a few audits on average; None if there is no room for any. `noise_factor`: the canaries
     move the model about as far as noise so many times as large would. It is 1 where they move none of it, and None
     where the size of the model is unknown. `left_out`: expected share of training examples that the audit leaves out.
     """
@@ -87,7 +101,7 @@ def prospect(
     fitting = [count for count in _NUMBERS if count <= room]
     enough, most = next((count for count in fitting if _suffice(bounds(count), goal)), None), None
     if enough is None and fitting:
-        most = fitting[-1], statistics.median(itertools.islice(bounds(fitting[-1]), _FEW))
+        most = fitting[-1], statistics.fmean(itertools.islice(bounds(fitting[-1]), _FEW))
     of_canary = _stated(spec, trace).of_canary if audit.kind == "gradient" else claim
     factor: float | None = 1.0
     if (audit.kind, audit.transcript) == ("gradient", "iterates"):
@@ -127,12 +141,18 @@ def _trained(spec: TrialSpec, trace: Trace) -> _Draw:
         added = torch.from_numpy(batches.next() * included * length)
         noisy, spread = noise.released({"canaries": added}, multiplier)
         own.step(noisy["canaries"].double().numpy(), rate(step), spread)
-    inside, outside = own.total[included], own.total[~included]
+    inside, outside = np.sort(own.total[included]), np.sort(own.total[~included])
 
-    def draw(included: NDArray[np.bool_], generator: np.random.Generator) -> NDArray[np.float64]:
-        return np.where(included, generator.choice(inside, len(included)), generator.choice(outside, len(included)))
+    def draw(included: NDArray[np.bool_], draws: Uniforms) -> NDArray[np.float64]:
+        uniform = draws.random(len(included))
+        return np.where(included, _quantiles(inside, uniform), _quantiles(outside, uniform))
 
     return draw
+
+
+def _quantiles(ascending: NDArray[np.float64], uniform: NDArray[np.float64]) -> NDArray[np.float64]:
+    places = (uniform * len(ascending)).astype(np.int64)
+    return ascending[np.minimum(places, len(ascending) - 1)]
 
 
 def _suffice(bounds: Iterator[float], goal: float) -> bool:
@@ -148,16 +168,17 @@ def _suffice(bounds: Iterator[float], goal: float) -> bool:
 def _bounds(audit: AuditSpec, run: StatedRun, parameters: int | None, draw: _Draw) -> Iterator[float]:
     """Yield the bounds of simulated audits, whose scores ``draw`` makes."""
     for seed in range(SIMULATED):
-        generator = np.random.default_rng((seed, audit.canaries))
+        generator = np.random.default_rng((seed // 2, audit.canaries))
         included = generator.random(audit.canaries) < 0.5
+        draws: Uniforms = _Opposite(generator) if seed % 2 else generator
         if audit.kind == "rows":
             nobody = np.zeros(len(included), np.int64)
-            scores = draw(included, generator)
+            scores = draw(included, draws)
             yield audit_scores(scores, included, nobody, ("all",), audit.confidence, run.delta).everyone.epsilon
             continue
         references, _ = other_directions(audit, parameters or 6 * audit.canaries)
         included = np.append(included, np.zeros(references, np.bool_))
-        yield audit_gradient_scores(draw(included, generator), included, audit, run, seed).everyone.epsilon
+        yield audit_gradient_scores(draw(included, draws), included, audit, run, seed).everyone.epsilon
 
 
 def noise_factor(spec: TrialSpec, audit: AuditSpec, trace: Trace, parameters: int | None) -> float | None:

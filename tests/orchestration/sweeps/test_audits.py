@@ -44,13 +44,13 @@ def test_in_a_line() -> None:
     audit = AuditSpec(2000, kind="gradient", transcript="iterates")
     found = AuditProspect(audit, 8.0, 7.0, (4.0, 5.0, 6.0), 200, None, 1.077, 0.0)
     assert prospect_line((), found) == (
-        "audit of ε 8.00 by 2,000 canaries (gradient, iterates): shows about 5.00 (4.00 to 6.00 in 9 simulated runs) "
+        "audit of ε 8.00 by 2,000 canaries (gradient, iterates): shows about 5.00 (4.00 to 6.00 in 10 simulated runs) "
         "if its canaries leak all that may leak, of the 7.00 that they pay; 200 canaries show 0.6 of "
         "the claim; the canaries move the model about as far as if noise were 7.7% larger"
     )
     last = AuditProspect(AuditSpec(2000, kind="gradient"), 8.0, 8.0, (4.0, 5.0, 6.0), 200, None, 1.0, 0.0)
     assert prospect_line((), last) == (
-        "audit of ε 8.00 by 2,000 canaries (gradient, last_model): shows about 5.00 (4.00 to 6.00 in 9 simulated runs)"
+        "audit of ε 8.00 by 2,000 canaries (gradient, last_model): shows about 5.00 (4.00 to 6.00 in 10 simulated runs)"
         "; 200 canaries show 0.3 of the claim; the canaries take as many of the model's parameters"
     )
     rows = AuditProspect(AuditSpec(100), 8.0, 8.0, (0.0, 1.0, 2.0), None, (1000, 2.1), 1.0, 0.035)
