@@ -58,7 +58,7 @@ _Draw = Callable[[NDArray[np.bool_], Uniforms], NDArray[np.float64]]
 
 @dataclass(frozen=True)
 class _Opposite:
-    """Draws the complements of what ``draws`` would: scores as far above the median as those were below it."""
+    """Draws the complements of the numbers of ``draws``: a score that was below the median is as far above it."""
 
     draws: Uniforms
 
