@@ -243,8 +243,10 @@ def _cyclic(flags: RunFlags) -> Sampling:
             raise InvalidInput(
                 f"--cycle-length is missing: the number of groups that take turns in {CYCLIC_POISSON} batches"
             )
-        case _:  # noise that reaches over the whole run is refused by name for any length
-            return CyclicPoissonSampling.of_sizes(*flags.sizes(), flags.cycle_length or 1)
+        case _ if flags.cycle_length is None:  # noise of the whole run, which is refused by name for any length
+            return CyclicPoissonSampling.of_sizes(*flags.sizes(), 1)
+        case _:
+            return CyclicPoissonSampling.of_sizes(*flags.sizes(), flags.cycle_length)
 
 
 _WITH_OWN_FLAGS: Mapping[str, Callable[[RunFlags], Sampling]] = {

@@ -66,6 +66,8 @@ def test_tables_say_the_errors_of_a_strategy() -> None:
     ("arguments", "said"),
     [
         ((*CYCLIC, *RUN), "--cycle-length is missing"),
+        ((*CYCLIC, *RUN, "--cycle-length", 0), "a cycle has 0 groups"),
+        ((*CYCLIC, "--noise-strategy", "bisr:bands=4", *RUN), "use banded noise with at most as many bands"),
         ((*CYCLIC, *BANDED, *RUN, "--max-batch-size", 90), "neither --sample-rate nor --max-batch-size"),
         ((*CYCLIC, "--noise-strategy", "tree:buffers=4", *RUN), "unknown noise strategy 'tree'"),
         ((*CYCLIC, "--noise-strategy", "bisr", *RUN), "noise strategy 'bisr' needs bands; valid: bands"),
