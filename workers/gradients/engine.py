@@ -7,12 +7,11 @@ per-example gradients of the whole model.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -30,19 +29,18 @@ from dpsweep.workers.gradients.compared_passes import (
     sides_of,
     spread,
 )
+from dpsweep.workers.gradients.deferred_checks import Look, Looks, Outputs, Together
 from dpsweep.workers.gradients.deterministic_passes import draws
+from dpsweep.workers.gradients.divided import any_divided
 from dpsweep.workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
 from dpsweep.workers.gradients.fallback import WithoutBatch
 from dpsweep.workers.gradients.layers import (
     Form,
-    Layer,
     are_aligned,
     around,
     find_layers,
     keep_axes,
     on_copies,
-    outputs_are_precise,
-    which_read_outputs,
     without_batch,
 )
 from dpsweep.workers.gradients.linear import gram_together
@@ -50,6 +48,7 @@ from dpsweep.workers.gradients.modes import RandomState, modes_of
 from dpsweep.workers.gradients.pass_results import (
     BatchNorms,
     Combination,
+    Forwarded,
     Pass,
     Sums,
     WeightedSum,
@@ -59,6 +58,7 @@ from dpsweep.workers.gradients.pass_results import (
 from dpsweep.workers.gradients.per_row import reading_as_verified
 from dpsweep.workers.gradients.planners import (
     LastMicroBatch,
+    Launches,
     MicroBatch,
     Planner,
     default_planner,
@@ -68,6 +68,7 @@ from dpsweep.workers.gradients.planners import (
     with_padding,
 )
 from dpsweep.workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
+from dpsweep.workers.gradients.recorded import Done, Recording, Recordings
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
 from dpsweep.workers.machine.devices import refuse_autocast
 
@@ -92,7 +93,8 @@ class GradientEngine:
     multiplicity: K consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De
     et al. 2022). layerwise: whether to also return norms per layer, and to accept weights per layer. planner: chooses
     among equivalent computations; by default `default_planner`. autocast: dtype of `torch.autocast` in the forward
-    pass, or None.
+    pass, or None. launches: "recorded" lets passes over full micro-batches be recorded as CUDA graphs; between calls
+    nothing of model and loss may then change but values of parameters and buffers.
 
     The model must treat the rows of a batch independently. `check_model` refuses layers known not to, and gradients are
     verified in the first batch, and of a few examples in the 1st, 8th, 64th ... batch after it. Float32 norms of at
@@ -122,6 +124,7 @@ class GradientEngine:
         layerwise: bool = False,
         planner: Planner | None = None,
         autocast: torch.dtype | None = None,
+        launches: Launches = "each",
     ) -> None:
         if micro_batch_size is not None and not micro_batch_size >= 1:
             raise InvalidInput(f"micro_batch_size is {micro_batch_size}, but must be at least 1, or None")
@@ -142,6 +145,9 @@ class GradientEngine:
         self._later = LaterBatches()
         self._outputs = Outputs(self._layers)
         self._looks = Looks()
+        self._modes: tuple[tuple[str, bool], ...] = ()
+        on_gpu = next(iter(self._read.values())).device.type == "cuda"
+        self._recordings = Recordings() if launches == "recorded" and on_gpu else None
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._named_layers):
             for name in layer.parameters.values():
@@ -159,6 +165,13 @@ class GradientEngine:
         return {layer.name: "per example" if layer.forced else layer.form for layer in self._layers}
 
     @property
+    def not_recorded(self) -> str | None:
+        """Return why no pass is recorded, or None if passes over full micro-batches are, after the first ones."""
+        if self._recordings is None:
+            return "recordings are not asked for, or the model is on a CPU"
+        return self._recordings.refused
+
+    @property
     def per_example(self) -> Mapping[str, str]:
         """Return why layers run once per example, by their name; final after the first batch."""
         return {layer.name: layer.forced for layer in self._layers if layer.forced}
@@ -169,8 +182,8 @@ class GradientEngine:
         weighted sum.
         """
         batches = self._micro_batches(x, y)
-        passes = self._looks.settled(batches, lambda look: [self._pass(batch, look, keep=False) for batch in batches])
-        return self._combination.joined([one.norms for one in passes], x.device)
+        passes = self._looks.settled(batches, lambda look: [self._norms_only(batch, look) for batch in batches])
+        return self._combination.joined(passes, x.device)
 
     @torch.no_grad()
     def weighted_sum(self, x: Tensor, y: Tensor, weigh: Weigh) -> WeightedSum:
@@ -245,12 +258,64 @@ class GradientEngine:
         self, batch: MicroBatch, look: Look, start: int, weigh: WeighRows, sums: Sums
     ) -> tuple[BatchNorms, Tensor, int]:
         """Norms, weights and number of infinite norms of one micro-batch. Its gradients are freed on return."""
+        rows = slice(start, start + batch.examples)
+        replayed = self._replayed(batch, look, keep=True)
+        if replayed is not None:
+            recording, norms = replayed
+            weights = self._checked(weigh(norms, rows), norms)
+            sums.add(recording.sums(self._with_padding(weights, batch)))
+            return norms, weights, 0
         done = self._pass(batch, look, keep=True)
         norms = done.norms
-        rows = slice(start, start + norms.norms.shape[0])
         weights = done.without_infinite(self._checked(weigh(norms, rows), norms))
-        self._add(sums, batch, done.gradients, weights, done.finite)
+        added = self._add(sums, batch, done.gradients, weights, done.finite)
+        self._compare_recording(batch, Done(norms, self._with_padding(weights, batch), added), done.finite)
         return norms, weights, done.non_finite()
+
+    def _norms_only(self, batch: MicroBatch, look: Look) -> BatchNorms:
+        replayed = self._replayed(batch, look, keep=False)
+        if replayed is not None:
+            return replayed[1]
+        done = self._pass(batch, look, keep=False)
+        self._compare_recording(batch, Done(done.norms, None, {}), done.finite)
+        return done.norms
+
+    def _replayed(self, batch: MicroBatch, look: Look, *, keep: bool) -> tuple[Recording, BatchNorms] | None:
+        """Return the recording of this kind of pass with its norms; None if there is none, or norms are not finite."""
+        recordings = self._recordings_of(batch)
+        recording = None if recordings is None else recordings.ready(self._kind(batch, keep))
+        if recording is None:
+            return None
+        norms, total = recording.norms(batch.x, batch.y)
+        if not look.finds_finite(total):
+            return None
+        if isinstance(look, Together):
+            infinite_for_nan(norms)
+        return recording, norms.of_first(batch.examples)
+
+    def _compare_recording(self, batch: MicroBatch, done: Done, finite: Tensor | None) -> None:
+        """Compare a pass with its recording, if it can have one."""
+        recordings, keep = self._recordings_of(batch), done.weights is not None
+        if recordings is not None and finite is None:
+            kind, forward = self._kind(batch, keep), partial(self._forward, keep=keep)
+            recordings.compare(kind, batch.x, batch.y, forward, self._weighted, done)
+
+    def _recordings_of(self, batch: MicroBatch) -> Recordings | None:
+        """Return the recordings if the pass may be recorded: of a full micro-batch, and a model in one piece."""
+        is_full = len(batch.x) == (self._micro_batch_size or 0) * self._multiplicity
+        recordings = self._recordings
+        return None if recordings is None or recordings.refused or not is_full or any_divided() else recordings
+
+    def _kind(self, batch: MicroBatch, keep: bool) -> Hashable:
+        """Return everything outside x and y that a pass reads, by address where values may change."""
+        tensors = [*self.model.parameters(), *self.model.buffers()]
+        shapes = [(each.shape, each.dtype, each.device) for each in (batch.x, batch.y)]
+        settings = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+        addresses = [(each.data_ptr(), each.requires_grad) for each in tensors]
+        return keep, *shapes, self._modes, self._outputs.changes, *settings, *addresses
+
+    def _with_padding(self, weights: Tensor, batch: MicroBatch) -> Tensor:
+        return with_padding(weights, batch.x.shape[0] // self._multiplicity)
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[MicroBatch]:
         require_rows(x, y, self._multiplicity)
@@ -260,8 +325,10 @@ class GradientEngine:
         frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
         if frozen:
             raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")
-        modes = tuple(modes_of(self.model).items())
+        self._modes = modes = tuple(modes_of(self.model).items())
         if modes not in self._verified:
+            if self._recordings is not None:
+                self._recordings.forget()  # verification may change how layers run
             check_model(self.model)
             if self._verify(x, y):
                 self._verified.add(modes)
@@ -347,6 +414,8 @@ class GradientEngine:
         padded = self._last_micro_batch == "padded"  # then all passes have one shape
         examples = size * (size <= most) if padded else min(_AGAIN, size, most)
         if self._later.is_to_be_compared(examples):
+            if self._recordings is not None:
+                self._recordings.check_again()
             some = self._some(x, y, spread(most, self._later.seen, examples))
             with reading_as_verified():
                 in_double_where_rounding_matters(
@@ -392,7 +461,19 @@ class GradientEngine:
 
     def _pass(self, batch: MicroBatch, look: Look, *, keep: bool) -> Pass:
         before = RandomState.of(batch.x.device) if self._outputs.are_read else None
-        losses, gradients = self._differentiate(batch.x, batch.y)
+        norms, total, prepared, gradients, squares = self._forward(batch.x, batch.y, keep=keep)
+        finite = None
+        if not look.finds_finite(total):
+            if before is not None and self._outputs.look_again():
+                before.restore()
+                return self._pass(batch, look, keep=keep)
+            norms, finite = self._combination.precise(squares, {**gradients, **prepared}, norms.losses)
+        elif isinstance(look, Together):
+            infinite_for_nan(norms)
+        return Pass(norms.of_first(batch.examples), finite, prepared)
+
+    def _forward(self, x: Tensor, y: Tensor, *, keep: bool) -> Forwarded:
+        losses, gradients = self._differentiate(x, y)
         squares: dict[str, Tensor] = {}
         prepared: dict[str, ExampleGradients] = {}
         square_together(gradients.values())
@@ -402,15 +483,8 @@ class GradientEngine:
                 squares[name], prepared[name] = factors.prepare(self._planner)
             else:
                 squares[name] = factors.norm_sq(self._planner)
-        norms, finite = self._combination.of_squares(squares, losses), None
-        if not look.finds_finite(self._outputs.confirmed(norms.norms.sum())):
-            if before is not None and self._outputs.look_again():
-                before.restore()
-                return self._pass(batch, look, keep=keep)
-            norms, finite = self._combination.precise(squares, {**gradients, **prepared}, losses)
-        elif isinstance(look, Together):
-            infinite_for_nan(norms)
-        return Pass(norms.of_first(batch.examples), finite, prepared)
+        norms = self._combination.of_squares(squares, losses)
+        return Forwarded(norms, self._outputs.confirmed(norms.norms.sum()), prepared, gradients, squares)
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Return the losses [B], and the per-example gradients of every parameter in factored form."""
@@ -465,118 +539,24 @@ class GradientEngine:
         gradients: Mapping[str, ExampleGradients],
         weights: Tensor,
         finite: Tensor | None,
-    ) -> None:
-        weights = with_padding(weights, batch.x.shape[0] // self._multiplicity)
-        kept = None if finite is None else finite.nonzero().squeeze(1)
-        if kept is not None and not len(kept):
-            return
-        if kept is None and weights.dim() == 1:
-            for name, total in sum_together(gradients, weights).items():
-                sums.add(name, total)
-            return
-        for name, factors in gradients.items():
-            column = weights if weights.dim() == 1 else weights[:, self._layer_of[name]]
-            if kept is not None:  # 0 * nan is nan, so leave these examples out
-                factors, column = factors.select(kept), column[kept]
-            sums.add(name, factors.weighted_sum(column))
+    ) -> Mapping[str, Tensor]:
+        """Return the weighted sum of a micro-batch, if all its norms are finite, after adding it."""
+        weights = self._with_padding(weights, batch)
+        if finite is None:
+            added = self._weighted(gradients, weights)
+            sums.add(added)
+            return added
+        kept = finite.nonzero().squeeze(1)
+        for name, factors in gradients.items() if len(kept) else ():  # 0 * nan is nan, so leave the others out
+            sums.add(self._weighted({name: factors.select(kept)}, weights[kept]))
+        return {}
+
+    def _weighted(self, gradients: Mapping[str, ExampleGradients], weights: Tensor) -> Mapping[str, Tensor]:
+        """Return the weighted sums by parameter. weights: [B] or [B, L], finite, as all gradients."""
+        if weights.dim() == 1:
+            return sum_together(gradients, weights)
+        return {name: each.weighted_sum(weights[:, self._layer_of[name]]) for name, each in gradients.items()}
 
 
 def _cat(parts: list[Tensor]) -> Tensor:
     return parts[0] if len(parts) == 1 else torch.cat(parts)
-
-
-T = TypeVar("T")
-
-
-class Look(Protocol):
-    """Checks whether sums of norms are finite."""
-
-    def finds_finite(self, total: Tensor) -> bool:
-        """Return whether the sum is finite; also True if the check is deferred."""
-        ...
-
-
-class AtOnce:
-    """Checks every sum immediately, and waits for the device."""
-
-    def finds_finite(self, total: Tensor) -> bool:
-        return math.isfinite(float(total))
-
-
-class Together:
-    """Defers the checks of all sums to one call of `all_finite`."""
-
-    def __init__(self) -> None:
-        self._totals: list[Tensor] = []
-
-    def finds_finite(self, total: Tensor) -> bool:
-        self._totals.append(total)
-        return True
-
-    def all_finite(self) -> bool:
-        """Return whether all sums are finite; waits for the device."""
-        return math.isfinite(float(torch.stack(self._totals).sum()))
-
-
-class Looks:
-    """Chooses how the norms of the micro-batches of a step are checked.
-
-    A check makes the host wait for the device, and checks after every layer would leave the device idle. All checks are
-    therefore expressed by the sum of the norms, which is not finite if any norm must be computed again.
-
-    They are checked together, until in some step any of them is not finite or must be computed again; from then on each
-    micro-batch is checked by itself.
-    """
-
-    def __init__(self) -> None:
-        self._at_each = False
-
-    def settled(self, batches: Sequence[MicroBatch], compute: Callable[[Look], T]) -> T:
-        """Return the result of ``compute``, which may be called a second time, with the same random numbers."""
-        if len(batches) <= 1 or self._at_each:
-            return compute(AtOnce())
-        before, together = RandomState.of(batches[0].x.device), Together()
-        done = [compute(together)]
-        if together.all_finite():
-            return done[0]
-        done.clear()  # frees memory
-        before.restore()
-        self._at_each = True
-        return compute(AtOnce())
-
-
-class Outputs:
-    """Tracks, for the layers whose rule reads the output of the layer, whether the output is precise enough.
-
-    This depends on parameters, which change from step to step. A pass relies on the last finding, and is repeated if it
-    no longer holds, so that results depend only on the current parameters.
-    """
-
-    def __init__(self, layers: Sequence[Layer]) -> None:
-        self._readers = which_read_outputs(layers)
-        self._precise: Tensor | None = None
-        self.ignored: frozenset[str] = frozenset()
-        """Names of the layers whose output must not be read."""
-
-    @property
-    def are_read(self) -> bool:
-        """Return whether any layer's rule reads its output."""
-        return bool(self._readers)
-
-    def confirmed(self, total: Tensor) -> Tensor:
-        """Return ``total`` (a scalar), or NaN if the last finding no longer holds."""
-        if not self._readers:
-            return total
-        now = outputs_are_precise(self._readers)
-        if self._precise is None or self._precise.device != now.device:
-            return torch.full_like(total, math.nan)
-        return torch.where((now == self._precise).all(), total, math.nan)
-
-    def look_again(self) -> bool:
-        """Update the finding, and return whether it changed. Waits for the device."""
-        if not self._readers:
-            return False
-        before, self._precise = self.ignored, outputs_are_precise(self._readers)
-        precise = zip(self._readers, self._precise.tolist(), strict=True)
-        self.ignored = frozenset(layer.name for layer, holds in precise if not holds)
-        return self.ignored != before

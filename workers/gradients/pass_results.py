@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import reduce
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,12 +23,12 @@ class Sums:
         self._parameters = parameters
         self._sums: dict[str, Tensor] = {}
 
-    def add(self, name: str, value: Tensor) -> None:
-        """Add ``value``. The first value of a name is not copied, and is changed in place by later ones."""
-        if name in self._sums:
-            self._sums[name] += value
-        else:
-            self._sums[name] = value
+    def add(self, values: Mapping[str, Tensor]) -> None:
+        """Add values by name. The first value of a name is not copied, and is changed in place by later ones."""
+        known = values.keys() & self._sums.keys()
+        if known:  # one operation for all
+            torch._foreach_add_([self._sums[name] for name in known], [values[name] for name in known])
+        self._sums |= {name: value for name, value in values.items() if name not in known}
 
     def complete(self) -> dict[str, Tensor]:
         """Return the sums by name, in the order and dtypes of the parameters; zeros where nothing was added."""
@@ -112,12 +113,31 @@ class BatchNorms:
     layer_norms: Tensor | None
     losses: Tensor
 
+    def copied(self) -> BatchNorms:
+        """Return copies."""
+        layer_norms = None if self.layer_norms is None else self.layer_norms.clone()
+        return BatchNorms(self.norms.clone(), layer_norms, self.losses.clone())
+
     def of_first(self, examples: int) -> BatchNorms:
         """Return norms and losses of the first examples."""
         if examples == self.losses.shape[0]:
             return self
         layer_norms = None if self.layer_norms is None else self.layer_norms[:examples]
         return BatchNorms(self.norms[:examples], layer_norms, self.losses[:examples])
+
+
+class Forwarded(NamedTuple):
+    """Result of a forward and a backward pass.
+
+    norms: of all examples, padding included. total: their sum, not finite if a norm must be computed again. prepared:
+    gradients for a weighted sum, empty if none follows. gradients, squares: by parameter, as norms were computed.
+    """
+
+    norms: BatchNorms
+    total: Tensor
+    prepared: Mapping[str, ExampleGradients]
+    gradients: Mapping[str, ExampleGradients]
+    squares: Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)

@@ -34,6 +34,10 @@ LastMicroBatch = Literal["shorter", "padded"]
 """Treatment of a last micro-batch with fewer examples than the others."""
 
 
+Launches = Literal["each", "recorded"]
+"""How the host starts the kernels of passes: each by itself, or by a recorded graph where device and pass allow it."""
+
+
 def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
     """Return the rows in micro-batches of ``size`` examples; every row is in one of them, and an empty batch has
     none.

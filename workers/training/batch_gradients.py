@@ -20,7 +20,7 @@ from dpsweep.workers.evaluation.predictions import Predictions, predict
 from dpsweep.workers.gradients.checks import require_autocast
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
-from dpsweep.workers.gradients.planners import ShapePlanner, TimingPlanner
+from dpsweep.workers.gradients.planners import Launches, ShapePlanner, TimingPlanner
 from dpsweep.workers.gradients.rows_at_once import rows_at_once
 from dpsweep.workers.machine.devices import choose_device, room_for_data
 from dpsweep.workers.models import build_model
@@ -38,7 +38,8 @@ from dpsweep.workers.training.run_state import ModelValues, digest_of_frozen
 class Parts:
     """A clipping method, and what is trained under it.
 
-    optimizer: makes one for parameters on their device. digest: of the frozen values of the model.
+    optimizer: makes one for parameters on their device. digest: of the frozen values of the model. launches: "recorded"
+    where only the trainer changes the model between steps.
     """
 
     clipping: ClippingMethod
@@ -46,6 +47,7 @@ class Parts:
     loss: Callable[[], Loss]
     optimizer: Callable[[Parameters], Optimizer]
     digest: Callable[[nn.Module], str] = digest_of_frozen
+    launches: Launches = "each"
 
 
 def parts_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: UserCode) -> Parts:
@@ -55,6 +57,7 @@ def parts_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: Us
         partial(build_model, spec.model, dataset, spec.seed, code),
         partial(build_loss, spec.loss, code, dataset.task, dataset.num_classes),
         partial(make_optimizer, spec.optimizer),
+        launches="recorded",
     )
 
 
@@ -149,6 +152,7 @@ class LocalGradients:
                 layerwise=method.layerwise,
                 planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
                 autocast=autocast,
+                launches=parts.launches,
             )
 
         self.engine = engine(self._augmentation.multiplicity if self._augmentation else rows_of_one)

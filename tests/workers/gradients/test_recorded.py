@@ -1,0 +1,205 @@
+"""Recorded passes give the bits of passes as they are, on a GPU: ``pytest --device cuda``."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from dpsweep.workers.gradients import recorded
+from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
+from dpsweep.workers.spec import ExecutionSpec
+from dpsweep.workers.training.reproducible import reproducible
+from dpsweep.workers.trials.trial import run_trial
+from tests.workers.brute_force import per_example_loss
+from tests.workers.devices import DEVICE, NAME
+from tests.workers.gradients.test_engine import CASES
+from tests.workers.trial_specs import small_trial
+
+on_gpu = pytest.mark.skipif(DEVICE.type != "cuda", reason="recordings need a GPU: pytest --device cuda")
+MICRO_BATCH = 4
+SIZES = (4, 7, 4, 3, 8, 6, 0, 12, 5, 4, 9, 1, 4, 10, 4, 8)
+"""Of the batches of a run: full and padded micro-batches, one and several of them."""
+
+
+@pytest.fixture(autouse=True)
+def repeatable() -> Iterator[None]:
+    with reproducible(ExecutionSpec(device=NAME), 0):
+        yield
+
+
+def engine_of(model: nn.Module, **options: Any) -> GradientEngine:
+    return GradientEngine(
+        model, per_example_loss, micro_batch_size=MICRO_BATCH, last_micro_batch="padded", launches="recorded", **options
+    )
+
+
+def never_recorded(model: nn.Module, **options: Any) -> GradientEngine:
+    return GradientEngine(model, per_example_loss, micro_batch_size=MICRO_BATCH, last_micro_batch="padded", **options)
+
+
+def clip(norms: BatchNorms, rows: slice) -> Tensor:
+    return (0.5 / norms.norms).clamp(max=1.0)
+
+
+def by_layer(norms: BatchNorms, rows: slice) -> Tensor:
+    assert norms.layer_norms is not None
+    return (0.5 / norms.layer_norms).clamp(max=1.0)
+
+
+def require_same_bits(found: WeightedSum, expected: WeightedSum) -> None:
+    assert torch.equal(found.norms.norms, expected.norms.norms)
+    assert torch.equal(found.norms.losses, expected.norms.losses)
+    assert torch.equal(found.weights, expected.weights)
+    assert found.non_finite == expected.non_finite
+    assert found.gradients.keys() == expected.gradients.keys()
+    for name, gradient in expected.gradients.items():
+        assert torch.equal(found.gradients[name], gradient), name
+
+
+def descend(model: nn.Module, gradients: Any) -> None:
+    with torch.no_grad():
+        for name, parameter in model.named_parameters():
+            if name in gradients:
+                parameter.sub_(0.05 * gradients[name])
+
+
+def replays(engine: GradientEngine) -> int:
+    """Recordings that were found equal to the passes that they replace."""
+    assert engine._recordings is not None
+    return len(engine._recordings._checked)
+
+
+@on_gpu
+@pytest.mark.parametrize("layerwise", [False, True])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *("linear", "linear on sequences", "linear on many positions", "conv2d padded", "conv2d of 16 channels"),
+        *("weight-standardised conv2d", "embedding", "group norm", "layer norm", "self-attention", "transformer layer"),
+        "lists of parameters",
+    ],
+)
+def test_every_bit_of_a_run_is_that_of_passes_as_they_are(name: str, layerwise: bool) -> None:
+    torch.manual_seed(0)
+    model = CASES[name].model().to(DEVICE)
+    other = copy.deepcopy(model)
+    engine, plain = engine_of(model, layerwise=layerwise), never_recorded(other, layerwise=layerwise)
+    x, y = (each.to(DEVICE) for each in CASES[name].inputs(max(SIZES)))
+    for step, size in enumerate(SIZES):
+        some = torch.randperm(len(x))[:size].to(DEVICE)
+        weigh = by_layer if layerwise and step % 2 else clip
+        found = engine.weighted_sum_rowwise(x[some], y[some], weigh)
+        require_same_bits(found, plain.weighted_sum_rowwise(x[some], y[some], weigh))
+        assert torch.equal(engine.norms(x[some], y[some]).norms, plain.norms(x[some], y[some]).norms)
+        descend(model, found.gradients)
+        descend(other, found.gradients)
+    assert engine.not_recorded is None
+    assert replays(engine) == 2, "with a weighted sum and without"
+
+
+@on_gpu
+def test_results_are_the_callers_own() -> None:
+    engine = engine_of(nn.Linear(5, 3).to(DEVICE))
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    for _ in range(6):
+        engine.weighted_sum_rowwise(x, y, clip)
+    assert replays(engine) == 1
+    first = engine.weighted_sum_rowwise(x, y, clip)
+    kept = copy.deepcopy((first.norms.norms, first.gradients["weight"]))
+    engine.weighted_sum_rowwise(3.0 * x, y, clip)
+    assert torch.equal(first.norms.norms, kept[0])
+    assert torch.equal(first.gradients["weight"], kept[1])
+
+
+@on_gpu
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
+def test_an_example_whose_gradient_is_not_finite_is_left_out(value: float) -> None:
+    model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).to(DEVICE)
+    engine, plain = engine_of(model), never_recorded(model)
+    for step in range(12):
+        x, y = torch.randn(6, 5, device=DEVICE), torch.arange(6, device=DEVICE) % 3
+        if step % 3 == 2:
+            x[step % 6] = value
+        found, expected = (each.weighted_sum_rowwise(x, y, clip) for each in (engine, plain))
+        require_same_bits(found, expected)
+    assert replays(engine) == 1
+
+
+@on_gpu
+def test_parameters_that_move_are_recorded_anew() -> None:
+    model = nn.Linear(5, 3).to(DEVICE)
+    engine, plain = engine_of(model), never_recorded(model)
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    for step in range(16):
+        if step == 8:
+            model.weight.data = 2.0 * model.weight.data
+        require_same_bits(engine.weighted_sum_rowwise(x, y, clip), plain.weighted_sum_rowwise(x, y, clip))
+    assert engine.not_recorded is None
+
+
+@on_gpu
+def test_parameters_that_move_at_every_step_are_not_recorded_for_ever() -> None:
+    model = nn.Linear(5, 3).to(DEVICE)
+    engine = engine_of(model)
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    for _ in range(10):
+        kept = model.weight.data
+        model.weight.data = model.weight.data.clone()
+        for _ in range(4):
+            engine.weighted_sum_rowwise(x, y, clip)
+        del kept
+    assert "recordings were made" in str(engine.not_recorded)
+
+
+class Asking(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:  # the name of torch's argument
+        return super().forward(input) * (2.0 if bool(input.sum() > 1e6) else 1.0)
+
+
+@on_gpu
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [(nn.Dropout(0.5), "draws random numbers"), (Asking(5, 5), "Error in")],
+    ids=["dropout", "a value on the host"],
+)
+def test_passes_that_cannot_be_repeated_run_as_they_are(layer: nn.Module, reason: str) -> None:
+    model = nn.Sequential(nn.Linear(5, 5), layer, nn.Linear(5, 3)).to(DEVICE)
+    engine, plain = engine_of(model), never_recorded(model)
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    states = [torch.cuda.get_rng_state(DEVICE)] * 2
+    for _ in range(8):
+        done = []
+        for place, each in enumerate((engine, plain)):
+            torch.cuda.set_rng_state(states[place], DEVICE)
+            done.append(each.weighted_sum_rowwise(x, y, clip))
+            states[place] = torch.cuda.get_rng_state(DEVICE)
+        require_same_bits(*done)
+    assert reason in str(engine.not_recorded)
+
+
+@on_gpu
+def test_a_trial_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also one that dies and goes on, whose first steps then run as they are."""
+    execution = ExecutionSpec(device=NAME, micro_batch_size=16, last_micro_batch="padded", checkpoint_every_epochs=0.5)
+    spec = replace(small_trial(execution=execution), epochs=6)
+    run_trial(spec, str(tmp_path / "recorded"))
+    monkeypatch.setattr(recorded, "_BEFORE", 10**9)
+    run_trial(spec, str(tmp_path / "as it is"))
+    found, expected = (torch.load(tmp_path / name / "model.pt", weights_only=True) for name in ("recorded", "as it is"))
+    for name, value in expected.items():
+        assert torch.equal(found[name], value), name
+
+
+def test_a_cpu_records_nothing() -> None:
+    engine = GradientEngine(nn.Linear(2, 1), per_example_loss, micro_batch_size=2, launches="recorded")
+    if DEVICE.type == "cpu":
+        assert engine.not_recorded == "recordings are not asked for, or the model is on a CPU"
+    assert GradientEngine(nn.Linear(2, 1), per_example_loss).not_recorded is not None

@@ -1,0 +1,190 @@
+"""Passes over micro-batches of one shape, recorded once as CUDA graphs and replayed for later micro-batches.
+
+A private step starts hundreds of kernels, which the host needs longer to start than the device to run. A graph starts
+them in one call. A pass is recorded only if its replay has the bits of the pass as it is. So recording changes no
+result, and a resumed run may be recorded at other steps.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Final
+
+import torch
+from torch import Tensor
+
+from dpsweep.accounting.errors import InvalidInput, public_text
+from dpsweep.workers.gradients.factors import ExampleGradients
+from dpsweep.workers.gradients.modes import RandomState
+from dpsweep.workers.gradients.pass_results import BatchNorms, Forwarded
+
+_BEFORE: Final = 3
+"""Passes of one kind that run as they are before one is recorded; in them libraries choose and compile kernels."""
+_MOST_MADE: Final = 8
+"""After so many recordings none is made any more: the state of the model changes again and again."""
+
+
+Forward = Callable[[Tensor, Tensor], Forwarded]
+"""(x, y) -> norms and gradients of a micro-batch."""
+
+Weighted = Callable[[Mapping[str, ExampleGradients], Tensor], Mapping[str, Tensor]]
+"""(gradients, weights of all examples) -> weighted sums by parameter."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """A pass that ran as it is.
+
+    norms: of all examples but padding. weights: of all examples, for ``sums``; None if there was no weighted sum.
+    """
+
+    norms: BatchNorms
+    weights: Tensor | None
+    sums: Mapping[str, Tensor]
+
+    def is_finite(self) -> bool:
+        """Return whether all norms are finite; waits for the device."""
+        return bool(self.norms.norms.isfinite().all())
+
+    def equals(self, recording: Recording, x: Tensor, y: Tensor) -> bool:
+        """Return whether the recording gives the same bits for the same rows; waits for the device."""
+        norms, _ = recording.norms(x, y)
+        expected, found = self.norms, norms.of_first(len(self.norms.losses))
+        pairs = [(expected.norms, found.norms), (expected.losses, found.losses)]
+        if expected.layer_norms is not None and found.layer_norms is not None:
+            pairs.append((expected.layer_norms, found.layer_norms))
+        if self.weights is not None:
+            sums = recording.sums(self.weights)
+            pairs += [(value, sums[name]) for name, value in self.sums.items()]
+        return all(torch.equal(one, other) for one, other in pairs)
+
+
+class Recording:
+    """A pass as two graphs: the first computes norms, the second a weighted sum from results of the first."""
+
+    def __init__(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted) -> None:
+        self._x, self._y, self._weighted = x.clone(), y.clone(), weighted
+        self._graph, self._sums = torch.cuda.CUDAGraph(), dict[int, _RecordedSum]()
+        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+            done = forward(self._x, self._y)
+        self._norms, self._total, self._gradients = done.norms, done.total, done.prepared
+
+    def norms(self, x: Tensor, y: Tensor) -> tuple[BatchNorms, Tensor]:
+        """Return norms and losses of all examples, padding included, and their sum; they are copies."""
+        self._x.copy_(x)
+        self._y.copy_(y)
+        self._graph.replay()
+        return self._norms.copied(), self._total.clone()
+
+    def sums(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return the weighted sums over the rows of the last call of `norms`; they are copies."""
+        if weights.dim() not in self._sums:
+            self._sums[weights.dim()] = _RecordedSum(weights, self._graph, self._gradients, self._weighted)
+        return self._sums[weights.dim()].computed(weights)
+
+
+class _RecordedSum:
+    """A weighted sum of gradients whose memory belongs to another graph."""
+
+    def __init__(
+        self,
+        weights: Tensor,
+        owner: torch.cuda.CUDAGraph,
+        gradients: Mapping[str, ExampleGradients],
+        weighted: Weighted,
+    ) -> None:
+        self._weights, self._graph = weights.clone(), torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self._graph, pool=owner.pool(), capture_error_mode="thread_local"):
+            sums = weighted(gradients, self._weights)
+            self._flat = torch.cat([each.reshape(-1) for each in sums.values()])
+        self._shapes = {name: each.shape for name, each in sums.items()}
+
+    def computed(self, weights: Tensor) -> dict[str, Tensor]:
+        """Return the sums as views of one copy, which is one operation for all of them."""
+        self._weights.copy_(weights)
+        self._graph.replay()
+        parts = self._flat.clone().split([shape.numel() for shape in self._shapes.values()])
+        return {name: part.view(shape) for (name, shape), part in zip(self._shapes.items(), parts, strict=True)}
+
+
+class Recordings:
+    """The recordings of an engine, by kinds of passes: all that must be equal for a recording to be replayed.
+
+    refused: why nothing is recorded any more, or None.
+    """
+
+    def __init__(self) -> None:
+        self.refused: str | None = None
+        self._seen, self._made = Counter[Hashable](), 0
+        self._recorded, self._checked = dict[Hashable, Recording](), set[Hashable]()
+
+    def ready(self, kind: Hashable) -> Recording | None:
+        """Return the recording of a kind of pass, or None if the pass is to run as it is."""
+        return self._recorded[kind] if kind in self._checked else None
+
+    def check_again(self) -> None:
+        """Let the next pass of each kind run as it is, and be compared with its recording."""
+        self._checked.clear()
+
+    def forget(self) -> None:
+        """Drop all recordings."""
+        self._seen.clear()
+        self._recorded.clear()
+        self._checked.clear()
+
+    def compare(self, kind: Hashable, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted, done: Done) -> None:
+        """Compare a pass that ran as it is with its recording, which is made now if it is time."""
+        if self.refused is not None or kind in self._checked:
+            return
+        self._seen[kind] += 1
+        if self._seen[kind] <= _BEFORE or not done.is_finite():
+            return
+        try:
+            if kind not in self._recorded:
+                self._recorded[kind] = self._new(x, y, forward, weighted, done.weights)
+            if done.equals(self._recorded[kind], x, y):
+                self._checked.add(kind)
+            else:
+                self._refuse("a replayed pass has other bits than the pass itself")
+        except (RuntimeError, InvalidInput) as error:
+            self._refuse(public_text(error))
+
+    def _new(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted, weights: Tensor | None) -> Recording:
+        """Record a pass. Raises: RuntimeError or InvalidInput if it cannot be recorded, before anything is."""
+        if self._made == _MOST_MADE:
+            raise InvalidInput(f"{_MOST_MADE} recordings were made, as addresses or modes of the model change")
+        self._made += 1
+        with _refusing_waits(), _refusing_draws(x.device):
+            gradients = forward(x, y).prepared
+            if weights is not None:
+                weighted(gradients, weights)
+            del gradients
+        return Recording(x, y, forward, weighted)
+
+    def _refuse(self, reason: str) -> None:
+        self.forget()
+        self.refused = reason
+
+
+@contextmanager
+def _refusing_waits() -> Iterator[None]:
+    """Raise RuntimeError for operations that wait for the device; one that fails in a recording leaves damage."""
+    before = torch.cuda.get_sync_debug_mode()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        yield
+    finally:
+        torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _refusing_draws(device: torch.device) -> Iterator[None]:
+    """Raise InvalidInput if random numbers are drawn, after restoring the generators."""
+    before = RandomState.of(device)
+    yield
+    if not before.is_current():
+        before.restore()
+        raise InvalidInput("the pass draws random numbers")
