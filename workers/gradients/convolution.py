@@ -123,7 +123,7 @@ class Correlations(Planned):
 
     def key(self) -> tuple[Hashable, ...]:
         shapes = self.inputs.shape[1:], self.grads.shape[1:]
-        return "correlations", self.grads.device.type, *shapes, self.geometry, self._rows
+        return "correlations", self.grads.device.type, self.grads.dtype, *shapes, self.geometry, self._rows
 
     def methods(self) -> Mapping[str, Method]:
         return self._instantiating() | self._by_gram()
@@ -147,6 +147,21 @@ class Correlations(Planned):
         by_tap = torch.movedim(patches, 0, 1 + len(self.geometry.kernel)).reshape(width, -1)
         by_output = (part.transpose(0, 1).reshape(outputs, -1) for part in parts)
         return sum_of(product(each, by_tap.mT) for each in by_output).view(self.geometry.shape)
+
+    def response(self, kernel: Tensor) -> Tensor:
+        """Return the 2d convolution [B K, out, *positions] of the inputs with ``kernel`` [out, n], in float32.
+
+        In matrix units the kernel is split into three parts, which together have all its bits.
+        """
+        if not in_matrix_units(self.inputs):
+            geometry = self.geometry
+            shaped = kernel.view(geometry.shape)
+            settings = geometry.stride, geometry.padding, geometry.dilation, geometry.groups
+            return functional.conv2d(self.inputs, shaped, None, *settings)
+        positions = self.grads.shape[2:]
+        patches = self.geometry.patches(self.inputs, positions).reshape(len(self.inputs), kernel.shape[1], -1)
+        parts = (part.expand(len(patches), *part.shape) for part in _thirds(kernel))
+        return sum_of(product(part, patches) for part in parts).view(len(patches), -1, *positions)
 
     def _patches(self) -> int:
         """Return the number of values in the patches of the batch."""
@@ -176,7 +191,7 @@ class Correlations(Planned):
     # -- by instantiation ---------------------------------------------------------------------------------------------
 
     def _instantiating(self) -> dict[str, Method]:
-        rate, geometry, rows = rates(self.grads.device), self.geometry, len(self.grads)
+        rate, geometry, rows = rates(self.grads.device, self.grads.dtype), self.geometry, len(self.grads)
         length, size = prod(self.grads.shape[2:]), prod(geometry.shape)
         sweep = self.examples * size / rate.elementwise
         moved = sweep + (self.inputs.numel() + self.grads.numel()) / rate.elementwise
@@ -186,8 +201,6 @@ class Correlations(Planned):
         grouped = operations / rate.grouped if self._reaches_grouped_rate() else unfold + copied
         kept = self.examples * size
         by_unfolding = Method(unfold + sweep, sweep, lambda: keep(self._instantiate_by_unfolding()), kept)
-        if in_matrix_units(self.inputs):  # grouped convolutions would round to half precision
-            return {"unfold": by_unfolding}
         by_groups = Method(grouped + moved + sweep, sweep, lambda: keep(self._instantiate_by_groups()), kept)
         return {"grouped": by_groups, "unfold": by_unfolding}
 
@@ -202,12 +215,17 @@ class Correlations(Planned):
         return not any(number % CHANNEL_BLOCK for number in channels)
 
     def _instantiate_by_groups(self) -> Tensor:
-        """Return one convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019)."""
+        """Return one convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019).
+
+        In half precision it would round its results.
+        """
         parts = []
         for chunk in self._chunks(prod(self.geometry.shape) * self._rows):
             rows, size = len(chunk.grads), self.inputs.shape[2:]
             stacked = self.geometry.weight_gradient(
-                chunk.inputs.reshape(1, -1, *size), chunk.grads.reshape(1, -1, *self.grads.shape[2:]), rows
+                widen(chunk.inputs).reshape(1, -1, *size),
+                widen(chunk.grads).reshape(1, -1, *self.grads.shape[2:]),
+                rows,
             )
             parts.append(summed_rows(stacked.view(rows, *self.geometry.shape), chunk.examples))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
@@ -226,7 +244,7 @@ class Correlations(Planned):
     # -- by Gram matrices ---------------------------------------------------------------------------------------------
 
     def _by_gram(self) -> dict[str, Method]:
-        geometry, rate = self.geometry, rates(self.grads.device)
+        geometry, rate = self.geometry, rates(self.grads.device, self.grads.dtype)
         if geometry.groups > 1:
             return {}
         pixels, length = self._rows * prod(self.inputs.shape[2:]), self._rows * prod(self.grads.shape[2:])
@@ -305,11 +323,7 @@ def _by_example(rows: Tensor, examples: int) -> Tensor:
 
 def correlations(module: _ConvNd, activation: Tensor, grad: Tensor, examples: int) -> Correlations:
     """Return per-example gradients of the kernel of a convolution module."""
-    overlap = any(size > step for size, step in zip(module.kernel_size, module.stride, strict=True))
-    if overlap or module.groups > 1:
-        inputs, grads = widen(activation), widen(grad)
-    else:  # half precision would cost more, as overlapping patches are unfolded to several times the values
-        inputs, grads = as_multiplied(activation, grad)
+    inputs, grads = as_multiplied(activation, grad) if module.groups == 1 else (widen(activation), widen(grad))
     inputs, grads = inputs.contiguous(), grads.contiguous()
     if module.padding_mode == "zeros" and not isinstance(module.padding, str):
         padding = module.padding
@@ -362,6 +376,19 @@ def transposed_convolution(
         return {"weight": weight, "bias": Instantiated(summed_rows(widen(grad).flatten(2).sum(2), examples))}
 
     return differentiate
+
+
+def _scaled_correlations(
+    module: WeightStandardizedConv2d, activation: Tensor, grad: Tensor, scale: Tensor, examples: int
+) -> tuple[Correlations, Correlations]:
+    """Return per-example gradients of the kernel, and of the kernel before its channels are scaled.
+
+    In matrix units the scaled gradients of the output are rounded to bfloat16, as all of a pass under autocast. Norms
+    and sums are then computed from the rounded ones.
+    """
+    kernel = correlations(module, activation, grad, examples)
+    grads = kernel.grads * scale.view(-1, *[1] * (grad.dim() - 2))
+    return kernel, replace(kernel, grads=grads.to(kernel.grads.dtype))
 
 
 SMALLEST_GAIN = 0.1
@@ -435,28 +462,30 @@ def standardized_convolution(
         unit = centred / divisor[:, None]
         fan_in = unit.shape[1]
 
-        kernel = correlations(module, widen(activation), widen(grad), examples)
-        convolve = partial(
-            functional.conv2d, stride=module.stride, padding=kernel.geometry.padding, dilation=module.dilation
-        )
+        scale = gain / divisor
+        kernel, scaled = _scaled_correlations(module, activation, grad, scale, examples)
+        ones = gain.new_full((1, 1, *module.weight.shape[2:]), fan_in**-0.5)
+        summed, padding = kernel.inputs.sum(1, keepdim=True, dtype=ones.dtype), kernel.geometry.padding
+        of_ones = functional.conv2d(summed, ones, None, module.stride, padding, module.dilation)
         shift = _over_positions(kernel.grads, None, examples)
         bias = torch.zeros_like(gain) if module.bias is None else module.bias.detach()
+        of_unit = None
         if response is None or response._version != version:
-            along = _over_positions(kernel.grads, convolve(kernel.inputs, unit.view_as(module.weight)), examples)
+            of_unit = kernel.response(unit)
+            along = _over_positions(kernel.grads, of_unit, examples)
         else:
             along = (_over_positions(kernel.grads, widen(response), examples) - bias * shift) / gain
-        ones = kernel.inputs.new_full((1, 1, *module.weight.shape[2:]), fan_in**-0.5)
-        mean = _over_positions(kernel.grads, convolve(kernel.inputs.sum(1, keepdim=True), ones), examples)
-
-        scale = gain / divisor
-        scaled = replace(kernel, grads=kernel.grads * scale.view(-1, *[1] * (grad.dim() - 2)))
+        if of_unit is not None and in_matrix_units(kernel.grads):  # what is taken away must be that of the rounded ones
+            mean, of_scaled = (_over_positions(scaled.grads, each, examples) for each in (of_ones, of_unit))
+        else:
+            mean, of_scaled = _over_positions(kernel.grads, of_ones, examples) * scale, along * scale
         free = divisor > module.eps**0.5
         weight = Projected(
             scaled,
             scaled.methods(),
             scaled.key(),
-            mean * scale,
-            along * (scale * free),
+            mean,
+            of_scaled * free,
             unit * free[:, None],
             tuple(module.weight.shape),
         )
@@ -475,9 +504,17 @@ def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
     return smallest > SMALLEST_GAIN * torch.maximum(largest, most)
 
 
+def _thirds(values: Tensor) -> Iterator[Tensor]:
+    """Yield three bfloat16 tensors whose sum is ``values`` in float32."""
+    for _ in range(3):
+        part = values.to(torch.bfloat16)
+        yield part
+        values = values - part
+
+
 def _over_positions(grads: Tensor, response: Tensor | None, examples: int) -> Tensor:
     """Return the sum of grads [B K, out, *positions] (times the response, if given) over rows and positions: [B,
     out].
     """
     product = grads if response is None else grads * response
-    return summed_rows(product.flatten(2).sum(2), examples)
+    return summed_rows(product.flatten(2).sum(2, dtype=wide(product)), examples)

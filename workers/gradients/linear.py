@@ -53,7 +53,7 @@ class OuterProducts(Planned):
 
     def methods(self) -> Mapping[str, Method]:
         (examples, length, width), height = self.activations.shape, self.grads.shape[2]
-        rate = rates(self.activations.device)
+        rate = rates(self.activations.device, self.activations.dtype)
         gram = 2.5 * length**2 * (width + height) / rate.gemm + 7 * length**2 / rate.elementwise  # as measured
         outer = 2 * length * width * height / rate.gemm
         sweep = width * height / rate.elementwise

@@ -110,13 +110,17 @@ class Rates:
 RATES: Mapping[str, Rates] = {
     "cpu": Rates(gemm=170e9, grouped=130e9, elementwise=4.5e9, unfold=1.5e9),
     "cuda": Rates(gemm=50e12, grouped=2e12, elementwise=300e9, unfold=150e9),
+    "matrix units": Rates(gemm=300e12, grouped=2e12, elementwise=500e9, unfold=300e9),
 }
-"""Rates by kind of device. cpu: measured on two cores with AVX-512. cuda: from data sheets."""
+"""Rates by kind of device. cpu: measured on two cores with AVX-512. cuda: from data sheets. matrix units: bfloat16 on
+CUDA.
+"""
 
 
-def rates(device: torch.device) -> Rates:
-    """Return the `RATES` of the device; unlisted kinds get the rates of CUDA."""
-    return RATES.get(device.type, RATES["cuda"])
+def rates(device: torch.device, dtype: torch.dtype) -> Rates:
+    """Return the `RATES` of factors of this dtype; unlisted kinds of devices get the rates of CUDA."""
+    in_units = device.type == "cuda" and dtype == torch.bfloat16
+    return RATES["matrix units"] if in_units else RATES.get(device.type, RATES["cuda"])
 
 
 class Alternative(NamedTuple, Generic[T]):
