@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
@@ -13,6 +14,7 @@ from torch.nn import functional
 
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.pass_results import BatchNorms
+from dpsweep.workers.gradients.planners import Launches
 from dpsweep.workers.noise.noise_sources import make_noise_source
 
 CLIP = 1.0
@@ -84,9 +86,40 @@ def plain(model: nn.Module, training: Training) -> Step:
     return step
 
 
+def plain_recorded(model: nn.Module, training: Training) -> Step:
+    """Return a step without privacy that is recorded as one CUDA graph when a shape comes again."""
+    step, recorded = plain(model, training), dict[torch.Size, tuple[Tensor, Tensor, torch.cuda.CUDAGraph]]()
+    seen = Counter[torch.Size]()
+
+    def run(x: Tensor, y: Tensor) -> None:
+        seen[x.shape] += 1
+        if seen[x.shape] <= 3:
+            with torch.cuda.stream(torch.cuda.Stream(x.device)):
+                step(x, y)
+            torch.cuda.synchronize(x.device)
+            return
+        if x.shape not in recorded:
+            own = x.clone(), y.clone()
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph):
+                step(*own)
+            recorded[x.shape] = (*own, graph)
+        own_x, own_y, graph = recorded[x.shape]
+        own_x.copy_(x)
+        own_y.copy_(y)
+        graph.replay()
+
+    return run
+
+
 def dpsweep(model: nn.Module, training: Training) -> Step:
     """Return a private step by `GradientEngine`, without noise."""
     return updating(model, clipping(model, training))
+
+
+def dpsweep_recorded(model: nn.Module, training: Training) -> Step:
+    """Return the same step, whose passes are recorded as CUDA graphs where they can be."""
+    return updating(model, clipped_by(engine_of(model, training, "recorded")))
 
 
 def dpsweep_with_noise(model: nn.Module, training: Training) -> Step:
@@ -110,7 +143,11 @@ def updating(model: nn.Module, mean: Mean) -> Step:
 
 def clipping(model: nn.Module, training: Training) -> Mean:
     """Return the mean of the clipped gradients of a batch, computed by `GradientEngine`."""
-    engine = engine_of(model, training)
+    return clipped_by(engine_of(model, training))
+
+
+def clipped_by(engine: GradientEngine) -> Mean:
+    """Return the mean of the clipped gradients of a batch, computed by ``engine``."""
 
     def clipped_mean(x: Tensor, y: Tensor) -> Mapping[str, Tensor]:
         def weigh(norms: BatchNorms, rows: slice) -> Tensor:
@@ -121,9 +158,10 @@ def clipping(model: nn.Module, training: Training) -> Mean:
     return clipped_mean
 
 
-def engine_of(model: nn.Module, training: Training) -> GradientEngine:
+def engine_of(model: nn.Module, training: Training, launches: Launches = "each") -> GradientEngine:
     """Return the engine for a model, in the micro-batches and the precision of the training."""
-    return GradientEngine(model, training.losses, micro_batch_size=training.micro_batch, autocast=training.autocast)
+    size, autocast = training.micro_batch, training.autocast
+    return GradientEngine(model, training.losses, micro_batch_size=size, autocast=autocast, launches=launches)
 
 
 def norm_pass(model: nn.Module, training: Training) -> Step:

@@ -5,7 +5,8 @@
 All methods are measured on this machine in one run. A step is forward, backward and optimiser step over a whole batch,
 in the same micro-batches for every method. The private methods clip every per-example gradient to norm 1. They add no
 noise, which costs the same for all of them: `noise_ms` is its time, `secret_noise_ms` from a key (`os_entropy`), and
-`dpsweep_with_noise` is a complete private step as in a trial. Methods take turns. A ratio is relative to the plain step
+`dpsweep_with_noise` is a complete private step as in a trial. On a GPU, `plain_recorded` and `dpsweep_recorded` are
+steps recorded as CUDA graphs. Methods take turns. A ratio is relative to the plain step
 of the same turn; the median over a method's turns is printed, and `samples` is their number. `norm_pass` computes the
 norms of all examples without training. Peak memory is what a second step adds to the process (or to the GPU). All
 methods use the allocator settings of a trial (`dpsweep.workers.machine.memory`). Peers are the installed ones of
@@ -59,6 +60,8 @@ OURS: Mapping[str, Make] = {
     "vmap": steps.vmap_grad,
     "norm_pass": steps.norm_pass,
 }
+ON_GPU: Mapping[str, Make] = {"plain_recorded": steps.plain_recorded, "dpsweep_recorded": steps.dpsweep_recorded}
+"""Steps that are recorded as CUDA graphs."""
 REQUIRED = ("plain", "dpsweep", "dpsweep_with_noise", "norm_pass")
 """Methods that take every model; others may refuse one."""
 CLIPPED = ("dpsweep", "vmap", *PEERS)
@@ -184,7 +187,7 @@ def begin(workload: Workload, initial: nn.Module, batch: int, device: torch.devi
     few = slice(0, 2 * workload.training.micro_batch)  # peak memory does not depend on the number of micro-batches
     peers = {name: peer.make for name, peer in PEERS.items() if installed(peer.library)}
     begun.failed |= {name: f"{peer.library} is not installed" for name, peer in PEERS.items() if name not in peers}
-    for method, make in {**OURS, **peers}.items():
+    for method, make in {**OURS, **peers, **(ON_GPU if device.type == "cuda" else {})}.items():
         model = copy.deepcopy(initial)
         try:
             step = make(model, workload.training)
@@ -225,7 +228,7 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
     runs, apart = begun.runs, distances(begun.first)
     if device.type == "cuda":
         for method, run in runs.items():  # memory that a method allocates for the first time is slow
-            for _ in range(SETTLED - 2 if method in OURS else 1):
+            for _ in range(1 if method in PEERS else SETTLED - 2):
                 run()
     first = seconds(runs["plain"], 1, device)
     warm = first if first > SHORTEST_SAMPLE else seconds(runs["plain"], 3, device)
@@ -255,7 +258,7 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
 
 # -- the command -------------------------------------------------------------------------------------------------------
 
-COLUMNS = ("dpsweep", "dpsweep_with_noise", *PEERS, "vmap", "norm_pass")
+COLUMNS = ("dpsweep", "dpsweep_with_noise", *ON_GPU, *PEERS, "vmap", "norm_pass")
 
 
 def as_row(result: Mapping[str, Any]) -> str:

@@ -1,8 +1,7 @@
-"""Steps whose model is compiled, and a step recorded as a CUDA graph, beside the same steps as they are."""
+"""Plain steps whose model is compiled, and which private steps are recorded as CUDA graphs."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -10,9 +9,11 @@ import torch
 from benchmarks import workloads
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
-from benchmarks.steps import SETTLED, Step, dpsweep, plain
-from benchmarks.training import built, seconds, synchronize
+from benchmarks.steps import SETTLED, Step, clipped_by, dpsweep, engine_of, plain
+from benchmarks.training import built, free, seconds
 from benchmarks.workloads import Workload
+from dpsweep.workers.spec import ExecutionSpec
+from dpsweep.workers.training.reproducible import reproducible
 
 _TIMES = 10
 
@@ -21,9 +22,10 @@ def run(record: Record, device: torch.device, size: Size) -> None:
     """Record milliseconds of each; what cannot be compiled or recorded is a failure with its reason."""
     for name in size.compiled:
         _of(record, name, getattr(workloads, size.workloads)[name], device)
-    if device.type == "cuda":  # last, as a recording that fails may leave the device unusable
-        for name in size.compiled:
-            _graph(record, name, getattr(workloads, size.workloads)[name], device)
+    for name, workload in getattr(workloads, size.workloads).items():
+        with record.attempt(f"recorded {name}"):
+            _recorded(record, name, workload, device)
+        free(device)
 
 
 def _of(record: Record, name: str, workload: Workload, device: torch.device) -> None:
@@ -46,21 +48,13 @@ def _of(record: Record, name: str, workload: Workload, device: torch.device) -> 
             record.figure(told, timed(plain(compiled, workload.training)))
 
 
-def _graph(record: Record, name: str, workload: Workload, device: torch.device) -> None:
+def _recorded(record: Record, name: str, workload: Workload, device: torch.device) -> None:
+    """Record why private passes of a model are not recorded as CUDA graphs, and the memory that they hold if so."""
     x, y = workload.examples(workload.batch, device)
-    with record.attempt(told := f"graph of dpsweep of {name}"):
-        step = dpsweep(built(workload, device), workload.training)
-        record.figure(told, _recorded(lambda: step(x, y), device))
-
-
-def _recorded(step: Callable[[], None], device: torch.device) -> float:
-    """Milliseconds of a replayed CUDA graph of the step. Raises: RuntimeError where the step waits for the device."""
-    stream = torch.cuda.Stream(device)
-    with torch.cuda.stream(stream):
+    engine = engine_of(built(workload, device), workload.training, "recorded")
+    clipped_mean = clipped_by(engine)
+    with reproducible(ExecutionSpec(device=str(device)), 0):
         for _ in range(SETTLED):
-            step()
-    synchronize(device)
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        step()
-    return round(seconds(graph.replay, _TIMES, device) * 1e3, 3)
+            clipped_mean(x, y)
+    held = torch.cuda.memory_allocated(device) / 1e6 if device.type == "cuda" else None
+    record.figure(f"recorded {name}", {"not_recorded": engine.not_recorded, "held_mb": held})

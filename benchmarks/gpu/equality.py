@@ -10,7 +10,7 @@ import tempfile
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor, nn
@@ -22,7 +22,7 @@ from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.steps import Training, engine_of
 from dpsweep.workers.noise.chacha import keystream
-from dpsweep.workers.noise.noise_sources import make_noise_source
+from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, TrialSpec
 from dpsweep.workers.trials.trial import run_trial
 
@@ -52,7 +52,9 @@ def run(record: Record, device: torch.device, size: Size) -> None:
         os.environ |= pictures.written(Path(folder), size.rows)
         for source in ("seeded", "os_entropy"):
             with record.attempt(f"resumption with {source}"):
-                _resumption(record, source, device)
+                _resumption(record, source, device, size, {})
+        with record.attempt("resumption of recorded passes"):
+            _resumption(record, "recorded passes", device, size, PADDED)
 
 
 def _require(record: Record, name: str, holds: bool, told: str) -> None:
@@ -126,17 +128,28 @@ def _noise(record: Record, device: torch.device, size: Size) -> None:
     _require(record, "moments of noise", abs(mean) < allowed and abs(std - 1.0) < allowed, f"mean {mean}, std {std}")
 
 
-def trial_on(device: torch.device, source: str = "os_entropy", epochs: int = 2, rows: int | None = None) -> TrialSpec:
-    """Return a trial of the CNN of paper D on pictures, on the device."""
+PADDED: Final[Mapping[str, Any]] = {"micro_batch_size": 96, "last_micro_batch": "padded"}
+"""Settings of a trial whose passes all have one shape, and are recorded: Poisson batches of 64 seldom exceed 96."""
+
+
+def trial_on(
+    device: torch.device,
+    source: str = "os_entropy",
+    epochs: int = 2,
+    rows: int | None = None,
+    settings: Mapping[str, Any] = {},
+) -> TrialSpec:
+    """Return a trial of the CNN of paper D on pictures, on the device. settings: of its execution."""
     case = Case("pictures", DataSpec("mnist"), Component("cnn_dpsgdf"), 64, epochs)
     if rows is not None:
         case = replace(case, classes=tuple("0123456789"), rows=rows // 10)
-    return case.spec("auto", noise_source=source, execution=ExecutionSpec(device=str(device)))
+    return case.spec("auto", noise_source=source, execution=ExecutionSpec(device=str(device), **settings))
 
 
-def _resumption(record: Record, source: str, device: torch.device) -> None:
+def _resumption(record: Record, name: str, device: torch.device, size: Size, settings: Mapping[str, Any]) -> None:
     """An undisturbed trial beside one that goes on from its checkpoint after the first epoch."""
-    spec = trial_on(device, source, epochs=2, rows=100)
+    source = name if name in NOISE_SOURCES else "os_entropy"
+    spec = trial_on(device, source, epochs=2, rows=min(size.rows, 1000), settings=settings)
     with tempfile.TemporaryDirectory() as folder:
         first, second = Path(folder) / "first", Path(folder) / "second"
 
@@ -148,5 +161,5 @@ def _resumption(record: Record, source: str, device: torch.device) -> None:
         run_trial(spec, str(second))
         found = [torch.load(root / "model.pt", weights_only=True) for root in (first, second)]
         equal = all(torch.equal(value, found[1][name]) for name, value in found[0].items())
-        record.figure(f"resumed with {source}", {"equal": equal})
-        _require(record, f"resumption with {source}", equal, "the resumed trial has other parameters")
+        record.figure(f"resumed with {name}", {"equal": equal})
+        _require(record, f"resumption with {name}", equal, "the resumed trial has other parameters")

@@ -10,15 +10,18 @@ import time
 from collections.abc import Mapping
 from multiprocessing.synchronize import Barrier
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from benchmarks.gpu import pictures
-from benchmarks.gpu.equality import trial_on
+from benchmarks.gpu.equality import PADDED, trial_on
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from dpsweep.workers.trials.trial import run_trial
 
+Settings = Mapping[str, Any]
+"""Of the execution of a trial."""
 _READY = 600.0
 """Seconds in which processes begin; the limit of the phase is shorter."""
 
@@ -28,18 +31,21 @@ def run(record: Record, device: torch.device, size: Size) -> None:
     with tempfile.TemporaryDirectory() as folder:
         environment = pictures.written(Path(folder), size.rows)
         rates = {}
-        for count, name in ((1, "alone"), (size.at_once, "together")):
-            rates[name] = _rate(count, device, size, Path(folder) / name, environment)
-            record.figure(name, {"trials": count, "examples_per_s": round(rates[name], 1)})
+        for kind, settings in {"": {}, " recorded": PADDED}.items():
+            for count, name in ((1, f"alone{kind}"), (size.at_once, f"together{kind}")):
+                rates[name] = _rate(count, device, size, Path(folder) / name, environment, settings)
+                record.figure(name, {"trials": count, "examples_per_s": round(rates[name], 1)})
         record.figure("throughput", rates)
 
 
-def _rate(count: int, device: torch.device, size: Size, folder: Path, environment: Mapping[str, str]) -> float:
+def _rate(
+    count: int, device: torch.device, size: Size, folder: Path, environment: Mapping[str, str], settings: Settings
+) -> float:
     """Examples a second of ``count`` trials at once, from the moment at which all are ready to the end of the last."""
     context = multiprocessing.get_context("forkserver")  # that of the runner, which has not touched the device
     ready = context.Barrier(count + 1)
     processes = [
-        context.Process(target=_train, args=(ready, device, size, folder / str(place), environment))
+        context.Process(target=_train, args=(ready, device, size, folder / str(place), environment, settings))
         for place in range(count)
     ]
     for process in processes:
@@ -54,18 +60,25 @@ def _rate(count: int, device: torch.device, size: Size, folder: Path, environmen
     return count * size.rows * size.epochs / taken
 
 
-def _train(ready: Barrier, device: torch.device, size: Size, folder: Path, environment: Mapping[str, str]) -> None:
+def _train(
+    ready: Barrier,
+    device: torch.device,
+    size: Size,
+    folder: Path,
+    environment: Mapping[str, str],
+    settings: Settings,
+) -> None:
     """A short trial, which loads what a first one loads, and then the one that is measured."""
     threading.Thread(target=_end_with_phase, daemon=True).start()
     os.environ.update(environment)
     torch.set_num_threads(1)
     try:
-        run_trial(trial_on(device, epochs=1, rows=100), str(folder / "first"))
+        run_trial(trial_on(device, epochs=1, rows=100, settings=settings), str(folder / "first"))
     except BaseException:
         ready.abort()
         raise
     ready.wait(_READY)
-    run_trial(trial_on(device, epochs=size.epochs), str(folder / "measured"))
+    run_trial(trial_on(device, epochs=size.epochs, settings=settings), str(folder / "measured"))
 
 
 def _end_with_phase() -> None:

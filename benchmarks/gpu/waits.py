@@ -20,7 +20,7 @@ from torch.profiler import ProfilerActivity, profile
 
 from benchmarks import workloads
 from benchmarks.gpu import pictures
-from benchmarks.gpu.equality import trial_on
+from benchmarks.gpu.equality import PADDED, trial_on
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.steps import SETTLED, dpsweep_with_noise, plain
@@ -42,13 +42,14 @@ def run(record: Record, device: torch.device, size: Size) -> None:
     """Record waits and operations of plain and private steps, and of a whole step of a trial."""
     for name in size.profiled:
         _of(record, name, getattr(workloads, size.workloads)[name], device)
-    with tempfile.TemporaryDirectory() as folder, record.attempt("a step of a trial"):
-        os.environ |= pictures.written(Path(folder), size.rows)
-        spec = trial_on(device)
-        with reproducible(spec.execution, spec.seed):
-            trainer = begin(spec, TrialFiles(str(Path(folder) / "trial")), NO_CODE, ()).trainer
-            trainer.refresh()
-            _profiled(record, "a step of a trial", trainer.advance, device)
+    for told, settings in {"a step of a trial": {}, "a step of a trial, recorded": PADDED}.items():
+        with tempfile.TemporaryDirectory() as folder, record.attempt(told):
+            os.environ |= pictures.written(Path(folder), size.rows)
+            spec = trial_on(device, settings=settings)
+            with reproducible(spec.execution, spec.seed):
+                trainer = begin(spec, TrialFiles(str(Path(folder) / "trial")), NO_CODE, ()).trainer
+                trainer.refresh()
+                _profiled(record, told, trainer.advance, device)
 
 
 def _of(record: Record, name: str, workload: Workload, device: torch.device) -> None:
