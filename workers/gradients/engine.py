@@ -336,7 +336,9 @@ class GradientEngine:
         else:
             self._compare_again(x, y)
         size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
-        return micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
+        batches = micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
+        # Products may depend on the alignment of memory: passes that are recorded later, or were, have their own.
+        return batches if self._recordings is None else [batch.copied() for batch in batches]
 
     def _verify(self, x: Tensor, y: Tensor) -> bool:
         """Verify a few examples of a micro-batch. Returns whether the result is conclusive; for one example it is not.

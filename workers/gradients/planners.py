@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
 
 import torch
@@ -28,6 +28,10 @@ class MicroBatch:
     x: Tensor
     y: Tensor
     examples: int
+
+    def copied(self) -> MicroBatch:
+        """Return the micro-batch in memory of its own."""
+        return replace(self, x=self.x.clone(), y=self.y.clone())
 
 
 LastMicroBatch = Literal["shorter", "padded"]

@@ -7,11 +7,12 @@ result, and a resumed run may be recorded at other steps.
 
 from __future__ import annotations
 
+import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Final
+from typing import Any, Final
 
 import torch
 from torch import Tensor
@@ -45,21 +46,14 @@ class Done:
     weights: Tensor | None
     sums: Mapping[str, Tensor]
 
-    def is_finite(self) -> bool:
-        """Return whether all norms are finite; waits for the device."""
-        return bool(self.norms.norms.isfinite().all())
-
-    def equals(self, recording: Recording, x: Tensor, y: Tensor) -> bool:
-        """Return whether the recording gives the same bits for the same rows; waits for the device."""
-        norms, _ = recording.norms(x, y)
+    def equals(self, norms: BatchNorms, sums: Mapping[str, Tensor]) -> bool:
+        """Return whether norms and sums of the same rows have the same bits; waits for the device."""
         expected, found = self.norms, norms.of_first(len(self.norms.losses))
         pairs = [(expected.norms, found.norms), (expected.losses, found.losses)]
         if expected.layer_norms is not None and found.layer_norms is not None:
             pairs.append((expected.layer_norms, found.layer_norms))
-        if self.weights is not None:
-            sums = recording.sums(self.weights)
-            pairs += [(value, sums[name]) for name, value in self.sums.items()]
-        return all(torch.equal(one, other) for one, other in pairs)
+        pairs += [(value, sums[name]) for name, value in self.sums.items()]
+        return all(bool(((one == other) | (one.isnan() & other.isnan())).all()) for one, other in pairs)
 
 
 class Recording:
@@ -68,7 +62,7 @@ class Recording:
     def __init__(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted) -> None:
         self._x, self._y, self._weighted = x.clone(), y.clone(), weighted
         self._graph, self._sums = torch.cuda.CUDAGraph(), dict[int, _RecordedSum]()
-        with torch.cuda.graph(self._graph, capture_error_mode="thread_local"):
+        with _recording(self._graph):
             done = forward(self._x, self._y)
         self._norms, self._total, self._gradients = done.norms, done.total, done.prepared
 
@@ -97,7 +91,7 @@ class _RecordedSum:
         weighted: Weighted,
     ) -> None:
         self._weights, self._graph = weights.clone(), torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self._graph, pool=owner.pool(), capture_error_mode="thread_local"):
+        with _recording(self._graph, owner.pool()):
             sums = weighted(gradients, self._weights)
             self._flat = torch.cat([each.reshape(-1) for each in sums.values()])
         self._shapes = {name: each.shape for name, each in sums.items()}
@@ -140,12 +134,16 @@ class Recordings:
         if self.refused is not None or kind in self._checked:
             return
         self._seen[kind] += 1
-        if self._seen[kind] <= _BEFORE or not done.is_finite():
+        if self._seen[kind] <= _BEFORE:
             return
         try:
             if kind not in self._recorded:
                 self._recorded[kind] = self._new(x, y, forward, weighted, done.weights)
-            if done.equals(self._recorded[kind], x, y):
+            recording = self._recorded[kind]
+            norms, total = recording.norms(x, y)
+            if not bool(total.isfinite()):  # then norms were computed again, and a later pass is compared
+                return
+            if done.equals(norms, {} if done.weights is None else recording.sums(done.weights)):
                 self._checked.add(kind)
             else:
                 self._refuse("a replayed pass has other bits than the pass itself")
@@ -173,11 +171,29 @@ class Recordings:
 def _refusing_waits() -> Iterator[None]:
     """Raise RuntimeError for operations that wait for the device; one that fails in a recording leaves damage."""
     before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "Synchronization debug mode is a prototype", UserWarning)
+        torch.cuda.set_sync_debug_mode("error")
     try:
         yield
     finally:
         torch.cuda.set_sync_debug_mode(before)
+
+
+@contextmanager
+def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+    """Record what is started within this context as a graph. pool: memory of another one, which it may read.
+
+    Models may ask whether they are recorded, to take a way that never waits for the device, such as a mask in place of
+    none. They are told that they are not: a pass is recorded as it has just run, without waiting.
+    """
+    told = torch.cuda.is_current_stream_capturing
+    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+        torch.cuda.is_current_stream_capturing = bool
+        try:
+            yield
+        finally:
+            torch.cuda.is_current_stream_capturing = told
 
 
 @contextmanager

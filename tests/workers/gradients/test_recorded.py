@@ -42,7 +42,10 @@ def engine_of(model: nn.Module, **options: Any) -> GradientEngine:
 
 
 def never_recorded(model: nn.Module, **options: Any) -> GradientEngine:
-    return GradientEngine(model, per_example_loss, micro_batch_size=MICRO_BATCH, last_micro_batch="padded", **options)
+    engine = engine_of(model, **options)
+    if engine._recordings is not None:
+        engine._recordings.refused = "it is compared with one that is"
+    return engine
 
 
 def clip(norms: BatchNorms, rows: slice) -> Tensor:
@@ -56,7 +59,7 @@ def by_layer(norms: BatchNorms, rows: slice) -> Tensor:
 
 def require_same_bits(found: WeightedSum, expected: WeightedSum) -> None:
     assert torch.equal(found.norms.norms, expected.norms.norms)
-    assert torch.equal(found.norms.losses, expected.norms.losses)
+    torch.testing.assert_close(found.norms.losses, expected.norms.losses, rtol=0, atol=0, equal_nan=True)
     assert torch.equal(found.weights, expected.weights)
     assert found.non_finite == expected.non_finite
     assert found.gradients.keys() == expected.gradients.keys()
@@ -150,12 +153,12 @@ def test_parameters_that_move_at_every_step_are_not_recorded_for_ever() -> None:
     model = nn.Linear(5, 3).to(DEVICE)
     engine = engine_of(model)
     x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    kept = []
     for _ in range(10):
-        kept = model.weight.data
+        kept.append(model.weight.data)
         model.weight.data = model.weight.data.clone()
         for _ in range(4):
             engine.weighted_sum_rowwise(x, y, clip)
-        del kept
     assert "recordings were made" in str(engine.not_recorded)
 
 
