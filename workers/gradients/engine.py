@@ -148,6 +148,7 @@ class GradientEngine:
         self._modes: tuple[tuple[str, bool], ...] = ()
         on_gpu = next(iter(self._read.values())).device.type == "cuda"
         self._recordings = Recordings() if launches == "recorded" and on_gpu else None
+        self._axes_of_weights = 1
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._named_layers):
             for name in layer.parameters.values():
@@ -263,11 +264,13 @@ class GradientEngine:
         if replayed is not None:
             recording, norms = replayed
             weights = self._checked(weigh(norms, rows), norms)
-            sums.add(recording.sums(self._with_padding(weights, batch)))
-            return norms, weights, 0
+            if weights.dim() == self._axes_of_weights:
+                sums.add(recording.sums(self._with_padding(weights, batch)))
+                return norms, weights, 0
         done = self._pass(batch, look, keep=True)
         norms = done.norms
         weights = done.without_infinite(self._checked(weigh(norms, rows), norms))
+        self._axes_of_weights = weights.dim()
         added = self._add(sums, batch, done.gradients, weights, done.finite)
         self._compare_recording(batch, Done(norms, self._with_padding(weights, batch), added), done.finite)
         return norms, weights, done.non_finite()
@@ -312,7 +315,8 @@ class GradientEngine:
         shapes = [(each.shape, each.dtype, each.device) for each in (batch.x, batch.y)]
         settings = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         addresses = [(each.data_ptr(), each.requires_grad) for each in tensors]
-        return keep, *shapes, self._modes, self._outputs.changes, *settings, *addresses
+        axes = self._axes_of_weights * keep
+        return keep, axes, *shapes, self._modes, self._outputs.changes, *settings, *addresses
 
     def _with_padding(self, weights: Tensor, batch: MicroBatch) -> Tensor:
         return with_padding(weights, batch.x.shape[0] // self._multiplicity)
@@ -463,7 +467,7 @@ class GradientEngine:
 
     def _pass(self, batch: MicroBatch, look: Look, *, keep: bool) -> Pass:
         before = RandomState.of(batch.x.device) if self._outputs.are_read else None
-        norms, total, prepared, gradients, squares = self._forward(batch.x, batch.y, keep=keep)
+        norms, total, prepared, gradients, squares = self._forward_in_room(batch, keep=keep)
         finite = None
         if not look.finds_finite(total):
             if before is not None and self._outputs.look_again():
@@ -473,6 +477,15 @@ class GradientEngine:
         elif isinstance(look, Together):
             infinite_for_nan(norms)
         return Pass(norms.of_first(batch.examples), finite, prepared)
+
+    def _forward_in_room(self, batch: MicroBatch, *, keep: bool) -> Forwarded:
+        """Return `_forward`, at the cost of recordings if these hold the memory that it needs."""
+        try:
+            return self._forward(batch.x, batch.y, keep=keep)
+        except torch.OutOfMemoryError:
+            if self._recordings is None or not self._recordings.released():
+                raise
+        return self._forward(batch.x, batch.y, keep=keep)
 
     def _forward(self, x: Tensor, y: Tensor, *, keep: bool) -> Forwarded:
         losses, gradients = self._differentiate(x, y)

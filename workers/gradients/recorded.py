@@ -25,8 +25,12 @@ from dpsweep.workers.gradients.pass_results import BatchNorms, Forwarded
 _BEFORE: Final = 3
 """Passes of one kind that run as they are before one is recorded; in them libraries choose and compile kernels."""
 _MOST_MADE: Final = 8
-"""After so many recordings none is made any more: the state of the model changes again and again."""
+"""Recordings after which none is made any more."""
+_MOST_KINDS: Final = 64
+"""Kinds of passes after which none is recorded any more."""
 
+
+_CHANGING: Final = "parameters, buffers or modes of the model are replaced again and again"
 
 Forward = Callable[[Tensor, Tensor], Forwarded]
 """(x, y) -> norms and gradients of a micro-batch."""
@@ -61,7 +65,8 @@ class Recording:
 
     def __init__(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted) -> None:
         self._x, self._y, self._weighted = x.clone(), y.clone(), weighted
-        self._graph, self._sums = torch.cuda.CUDAGraph(), dict[int, _RecordedSum]()
+        self._graph = torch.cuda.CUDAGraph()
+        self._sum: _RecordedSum | None = None
         with _recording(self._graph):
             done = forward(self._x, self._y)
         self._norms, self._total, self._gradients = done.norms, done.total, done.prepared
@@ -75,9 +80,9 @@ class Recording:
 
     def sums(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the weighted sums over the rows of the last call of `norms`; they are copies."""
-        if weights.dim() not in self._sums:
-            self._sums[weights.dim()] = _RecordedSum(weights, self._graph, self._gradients, self._weighted)
-        return self._sums[weights.dim()].computed(weights)
+        if self._sum is None:
+            self._sum = _RecordedSum(weights, self._graph, self._gradients, self._weighted)
+        return self._sum.computed(weights)
 
 
 class _RecordedSum:
@@ -123,6 +128,14 @@ class Recordings:
         """Let the next pass of each kind run as it is, and be compared with its recording."""
         self._checked.clear()
 
+    def released(self) -> bool:
+        """Return whether there was a recording; all are dropped, and none is made any more."""
+        held = bool(self._recorded)
+        if held:
+            self._refuse("recordings held memory that passes need")
+            torch.cuda.empty_cache()
+        return held
+
     def forget(self) -> None:
         """Drop all recordings."""
         self._seen.clear()
@@ -134,6 +147,8 @@ class Recordings:
         if self.refused is not None or kind in self._checked:
             return
         self._seen[kind] += 1
+        if len(self._seen) > _MOST_KINDS:
+            self._refuse(_CHANGING)
         if self._seen[kind] <= _BEFORE:
             return
         try:
@@ -153,7 +168,7 @@ class Recordings:
     def _new(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted, weights: Tensor | None) -> Recording:
         """Record a pass. Raises: RuntimeError or InvalidInput if it cannot be recorded, before anything is."""
         if self._made == _MOST_MADE:
-            raise InvalidInput(f"{_MOST_MADE} recordings were made, as addresses or modes of the model change")
+            raise InvalidInput(_CHANGING)
         self._made += 1
         with _refusing_waits(), _refusing_draws(x.device):
             gradients = forward(x, y).prepared

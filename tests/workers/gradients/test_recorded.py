@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from dpsweep.workers.gradients import recorded
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
+from dpsweep.workers.gradients.planners import ShapePlanner
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.reproducible import reproducible
 from dpsweep.workers.trials.trial import run_trial
@@ -36,9 +37,8 @@ def repeatable() -> Iterator[None]:
 
 
 def engine_of(model: nn.Module, **options: Any) -> GradientEngine:
-    return GradientEngine(
-        model, per_example_loss, micro_batch_size=MICRO_BATCH, last_micro_batch="padded", launches="recorded", **options
-    )
+    padded: dict[str, Any] = {"micro_batch_size": MICRO_BATCH, "last_micro_batch": "padded", "planner": ShapePlanner()}
+    return GradientEngine(model, per_example_loss, launches="recorded", **padded, **options)
 
 
 def never_recorded(model: nn.Module, **options: Any) -> GradientEngine:
@@ -105,7 +105,7 @@ def test_every_bit_of_a_run_is_that_of_passes_as_they_are(name: str, layerwise: 
         descend(model, found.gradients)
         descend(other, found.gradients)
     assert engine.not_recorded is None
-    assert replays(engine) == 2, "with a weighted sum and without"
+    assert replays(engine) == 2 + layerwise, "without a weighted sum, and with weights of each kind"
 
 
 @on_gpu
@@ -159,7 +159,7 @@ def test_parameters_that_move_at_every_step_are_not_recorded_for_ever() -> None:
         model.weight.data = model.weight.data.clone()
         for _ in range(4):
             engine.weighted_sum_rowwise(x, y, clip)
-    assert "recordings were made" in str(engine.not_recorded)
+    assert "replaced again and again" in str(engine.not_recorded)
 
 
 class Asking(nn.Linear):
