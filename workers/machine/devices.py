@@ -55,6 +55,22 @@ def torch_defaults() -> Iterator[None]:
             torch.set_default_device(device)
 
 
+@contextlib.contextmanager
+def without_tf32() -> Iterator[None]:
+    """Compute with float32 as it is; TensorFloat-32 would round factors to 10 bits on a GPU.
+
+    Products and convolutions are then the same for an example alone and in a batch, but for the order of sums.
+    """
+    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
+    try:
+        yield
+    finally:
+        torch.set_float32_matmul_precision(precision)
+        torch.backends.cudnn.allow_tf32 = convolutions
+
+
 def choose_device(name: str) -> torch.device:
     """Return the device called ``name``; ``auto`` is the GPU if there is one, else the CPU.
 

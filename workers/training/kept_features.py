@@ -18,6 +18,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.workers.data import Dataset, Form, Scaling, Split, Tokens, once_on_node
 from dpsweep.workers.machine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
+from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.models import mean_state, text_trunk
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.own_code.own_record import digest_of
@@ -142,6 +143,7 @@ class TextFeatures:
     def fit(self, dataset: Dataset, noise: NoiseSource) -> dict[str, Tensor]:
         return {}
 
+    @without_tf32()
     def transform(self, dataset: Dataset, state: dict[str, Tensor]) -> Dataset:
         padding = self._padding(dataset)
         (width,) = self.output_shape(dataset.feature_shape)

@@ -21,6 +21,7 @@ from dpsweep.accounting.mechanism.trace import GaussianRelease, Release
 from dpsweep.accounting.registry import build, lookup
 from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Split
 from dpsweep.workers.machine.checkpoint import fingerprint
+from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.models import load_weights
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
@@ -361,6 +362,7 @@ class FrozenFeatures:
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
         return {}
 
+    @without_tf32()
     def transform(self, dataset: Dataset, state: State) -> Dataset:
         self._require_pictures(dataset)
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")

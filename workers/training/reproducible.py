@@ -11,7 +11,7 @@ import torch
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.divided import any_divided
-from dpsweep.workers.machine.devices import choose_device, torch_defaults
+from dpsweep.workers.machine.devices import choose_device, torch_defaults, without_tf32
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.less_memory import LackOfMemory
 
@@ -20,29 +20,24 @@ from dpsweep.workers.training.less_memory import LackOfMemory
 def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     """Set threads, determinism, precision and torch's global random state for one trial, and restore them afterwards.
 
-    TensorFloat-32 is off: it rounds factors to 10 bits, so a clipped gradient could exceed its bound by far more than
-    the rounding error that the noise covers. Debug mode "error" does the same as torch.use_deterministic_algorithms but
-    does not import the compiler (torch._inductor), which reads its own setting from the environment.
+    TensorFloat-32 is off: with it a clipped gradient could exceed its bound by far more than the rounding error that
+    the noise covers. Debug mode "error" does the same as torch.use_deterministic_algorithms but does not import the
+    compiler (torch._inductor), which reads its own setting from the environment.
     """
     device = choose_device(execution.device)
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic algorithms on CUDA
     if execution.deterministic:
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-    with torch_defaults(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    with torch_defaults(), without_tf32(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         _use_threads(execution.threads)
         torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
-        torch.set_float32_matmul_precision("highest")
-        torch.backends.cudnn.allow_tf32 = False
         torch.manual_seed(seed)
         try:
             yield
         finally:
             _use_threads(threads)
             torch.set_deterministic_debug_mode(deterministic)
-            torch.set_float32_matmul_precision(precision)
-            torch.backends.cudnn.allow_tf32 = convolutions
 
 
 def _use_threads(threads: int) -> None:

@@ -14,6 +14,7 @@ import torch
 import torchvision
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import GaussianRelease
@@ -256,6 +257,20 @@ class TestFrozenFeatures:
         )
         with torch.no_grad():
             assert torch.allclose(network.eval()(resized), featured.test.features, atol=1e-4)
+
+    def test_are_computed_in_full_precision(
+        self, data: DataSpec, weights: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Else a GPU would round features by 1e-3, as the number of pictures beside them decides."""
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+        during = list[bool]()
+        noted = register_module_forward_pre_hook(lambda *_: during.append(torch.backends.cudnn.allow_tf32))
+        with noted:
+            preprocess(
+                Component("frozen_features", {"network": "resnet18", "weights": str(weights)}), load_own(data), noise()
+            )
+        assert set(during) == {False}
+        assert torch.backends.cudnn.allow_tf32
 
     @pytest.mark.parametrize("cached", [False, True])
     def test_a_trial_trains_the_head_alone_and_resumes_to_the_same_bits(
