@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
@@ -29,6 +30,8 @@ INPUT: Final = "the input"
 NUMBERS: Final = "numbers from whole numbers of the input"
 """Names of the tensors, besides parameters, by which losses are differentiated."""
 
+_ERROR: Final = 2
+"""The debug mode in which torch refuses what it has no deterministic algorithm for."""
 _CPU: Final = torch.device("cpu")
 """Where choices are drawn, whatever torch's default device is."""
 _INTO_THE_FIRST: Final = frozenset({Tensor.__setitem__, Tensor.set_})
@@ -176,7 +179,8 @@ class ComparedPasses:
             scored = (losses.view(-1, self.multiplicity)[side.kept] * side.weights[:, None]).flatten()
         own = not capture.layers  # others read copies of their parameters
         tensors = list(self.parameters.values()) if own else []
-        found, sums = capture.backward_with(scored, 1.0 / self.multiplicity, tensors)
+        with _algorithms_for_the_input():
+            found, sums = capture.backward_with(scored, 1.0 / self.multiplicity, tensors)
         kept = self._kept(losses.detach(), found, side.kept, self._ones(len(side.kept)))
         strange = [name for name, each in found.items() if _is_touched(each.select(side.others), side.of_others)]
         each = losses.detach().view(-1, self.multiplicity)
@@ -221,7 +225,7 @@ class ComparedPasses:
     def _backward(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Return the losses, and per-example gradients of their sum."""
         losses, capture = self._forward(x, y)
-        with _any_algorithm():
+        with _algorithms_for_the_input():
             return losses.detach(), capture.backward(losses, 1.0 / self.multiplicity)
 
     def _forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Capture]:
@@ -239,16 +243,23 @@ class ComparedPasses:
 
 
 @contextmanager
-def _any_algorithm() -> Iterator[None]:
-    """Let torch choose algorithms that are not deterministic: a gradient of the input, which no step of training takes,
-    may have no other.
+def _algorithms_for_the_input() -> Iterator[None]:
+    """Let torch differentiate by the input where it has no deterministic algorithm for that, as no step of training
+    does.
+
+    It is compared with 0 alone, which every order of a sum gives. Where torch has a deterministic algorithm it stays
+    with it, so that gradients of parameters are the same bits.
     """
-    before = torch.get_deterministic_debug_mode()
-    torch.set_deterministic_debug_mode("default")
-    try:
+    if torch.get_deterministic_debug_mode() != _ERROR:
         yield
+        return
+    torch.set_deterministic_debug_mode("warn")
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*does not have a deterministic implementation")
+            yield
     finally:
-        torch.set_deterministic_debug_mode(before)
+        torch.set_deterministic_debug_mode("error")
 
 
 @contextmanager

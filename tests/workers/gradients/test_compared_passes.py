@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
+from typing import Any
 
 import pytest
 import torch
@@ -11,8 +14,10 @@ from torch.nn.utils.rnn import pack_padded_sequence
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.spec import ExecutionSpec
+from dpsweep.workers.training.reproducible import reproducible
 from tests.workers.brute_force import per_example_loss
-from tests.workers.devices import DEVICE
+from tests.workers.devices import DEVICE, NAME
 
 DISAGREE = "are not those of each example alone"
 
@@ -89,6 +94,53 @@ def test_tokens_that_are_not_as_many_for_every_example_are_found_in_the_next_bat
     engine.norms(*tokens(4, 4, 4, 4))
     with pytest.raises(InvalidInput, match=f"{DISAGREE}|in another way than in the batch that was verified"):
         engine.norms(*tokens(1, 7))
+
+
+class Enlarged(nn.Module):
+    """A head on what comes out of a frozen part. mixing: how much each row gets of all, less than rounding shows."""
+
+    def __init__(self, mixing: float) -> None:
+        super().__init__()
+        self.first, self.head, self.mixing = nn.Linear(5, 4).requires_grad_(False), nn.Linear(4, 3), mixing
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.head(self.first(Enlarge.apply(x + self.mixing * x.sum(0))))
+        return out
+
+
+class Enlarge(torch.autograd.Function):
+    """Has a derivative like that of pictures that a GPU enlarges: torch has no deterministic algorithm for it."""
+
+    @staticmethod
+    def forward(x: Tensor) -> Tensor:
+        return 2.0 * x
+
+    @staticmethod
+    def setup_context(ctx: Any, inputs: Any, output: Tensor) -> None:
+        pass
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        reason, mode = "enlarge does not have a deterministic implementation", torch.get_deterministic_debug_mode()
+        if mode == 2:
+            raise RuntimeError(reason)
+        assert mode == 1  # elsewhere deterministic algorithms are kept
+        warnings.warn(reason, stacklevel=1)
+        return 2.0 * grad
+
+
+@pytest.mark.parametrize("mixing", [0.0, 1e-30])
+def test_only_comparisons_differentiate_by_the_input_of_a_frozen_part(mixing: float) -> None:
+    """For that alone they do without a deterministic algorithm where torch has none."""
+    torch.manual_seed(0)
+    engine = GradientEngine(Enlarged(mixing), per_example_loss)
+    x, y = torch.randn(6, 5), torch.arange(6) % 3
+    with reproducible(ExecutionSpec(device=NAME), seed=0), warnings.catch_warnings():
+        warnings.filterwarnings("error", "enlarge")
+        with pytest.raises(InvalidInput, match=DISAGREE) if mixing else nullcontext():
+            for _ in range(3):
+                engine.norms(x, y)
+        assert torch.get_deterministic_debug_mode() == 2
 
 
 def test_a_batch_that_is_too_small_to_compare_leaves_the_comparison_to_the_next_one() -> None:
