@@ -451,6 +451,23 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("if any(UNKNOWN in values", "if any(() is values", "objects that are not looked into count as equal", True),
     ),
     *bugs_in(
+        "workers/gradients/layers.py",
+        ("tests/workers/gradients/test_refusals.py",),
+        B(
+            "if not found and position in axes.verified:",
+            "if False:",
+            "a later batch may give every row the words of all",
+            True,
+        ),
+        B("axes.stacked.keys() | axes.held", "axes.held", "arguments that stacked rows may stack others", True),
+        B(
+            "axes.stacked.keys() | axes.held - axes.without_batch",
+            "axes.stacked",
+            "arguments with an entry for each row may have more",
+            True,
+        ),
+    ),
+    *bugs_in(
         "workers/gradients/planners.py",
         ("tests/workers/gradients/test_static_shapes.py",),
         B(

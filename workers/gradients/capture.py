@@ -178,7 +178,7 @@ def _holds_batch(layer: Layer, capture: Capture, activation: Tensor) -> bool:
     capture.calls[layer.name] += 1
     length = activation.shape[0] if activation.dim() else -1
     undecided = layer.axes.stacks and capture.examples == 1 and activation.dim() > 1
-    return bool(layer.axes.per_row(position, length, capture.rows)) or undecided
+    return bool(layer.entries(position, length, capture.rows)) or undecided
 
 
 def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Callable[[Tensor], Tensor]) -> Any:

@@ -41,6 +41,7 @@ from dpsweep.workers.gradients.layers import (
     find_layers,
     keep_axes,
     on_copies,
+    settle_axes,
     without_batch,
 )
 from dpsweep.workers.gradients.linear import gram_together
@@ -336,7 +337,7 @@ class GradientEngine:
             check_model(self.model)
             if self._verify(x, y):
                 self._verified.add(modes)
-                keep_axes(self._layers)
+                settle_axes(self._layers)
         else:
             self._compare_again(x, y)
         size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)

@@ -128,9 +128,8 @@ def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: 
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):
             axis, position = _batch_axis(layer, index), (str(structure), index)
-            if leaf.shape[axis : axis + 1] != (rows,):
-                layer.axes.without_batch.add(position)
-            elif position not in layer.axes.without_batch:
+            length = leaf.shape[axis] if leaf.dim() > axis else -1
+            if layer.entries(position, length, rows, stacks=False):
                 found.append(index)
     if not found:
         raise WithoutBatch(

@@ -10,6 +10,7 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
+from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients import convolution, embedding, linear, normalization, rewritten
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, widen
 from dpsweep.workers.gradients.rules import Differentiate, Rewrite, Rule
@@ -88,12 +89,15 @@ Position = tuple[str, int]
 class Axes:
     """The content of the first axes of a layer's arguments, as found in its first passes, which are verified.
 
-    without_batch: arguments that once had another length than the batch. stacks: whether stacked arguments are looked
-    for, such as the windows or tokens of all rows on one axis: those whose length grew with the number of rows between
-    two passes. stacked: their entries per row, which are consecutive.
+    held: arguments that held the batch. without_batch: those that once had another length than it. verified: those
+    that held it in all passes which verified gradients, and must in later ones. stacks: whether stacked arguments are
+    looked for, such as the windows or tokens of all rows on one axis: those whose length grew with the number of rows
+    between two passes. stacked: their entries per row, which are consecutive.
     """
 
+    held: set[Position] = field(default_factory=set)
     without_batch: set[Position] = field(default_factory=set)
+    verified: frozenset[Position] = frozenset()
     stacks: bool = True
     stacked: dict[Position, int] = field(default_factory=dict)
     _first: dict[Position, tuple[int, int]] = field(default_factory=dict)
@@ -108,10 +112,18 @@ class Axes:
                 self.stacked[position] = length // rows
         entries = self.stacked.get(position)
         if entries is not None and length == rows * entries:
+            self.held.add(position)
             return entries
+        return self.one_per_row(position, length, rows)
+
+    def one_per_row(self, position: Position, length: int, rows: int) -> int:
+        """As `per_row`, for an argument that stacks nothing."""
         if length != rows:
             self.without_batch.add(position)
-        return int(length == rows and position not in self.without_batch)
+        elif position not in self.without_batch:
+            self.held.add(position)
+            return 1
+        return 0
 
 
 @dataclass(frozen=True)
@@ -144,6 +156,21 @@ class Layer:
     def described(self) -> str:
         """Name and class, for errors."""
         return f"layer {self.name!r} ({type(self.module).__name__})"
+
+    def entries(self, position: Position, length: int, rows: int, *, stacks: bool = True) -> int:
+        """Return the number of consecutive entries that each row has in an argument; 0 if it does not hold the batch.
+
+        Without the batch every row would get all of the argument. Raises: InvalidInput where it held the batch in the
+        passes that were verified.
+        """
+        axes = self.axes
+        found = axes.per_row(position, length, rows) if stacks else axes.one_per_row(position, length, rows)
+        if not found and position in axes.verified:
+            raise InvalidInput(
+                f"{self.described} is called in another way than in the batch that was verified: with {length} entries "
+                f"for {rows} rows, not {axes.stacked.get(position, 1)} for each; keep to that, or make a new engine"
+            )
+        return found
 
 
 def outputs_are_precise(layers: Sequence[Layer]) -> Tensor:
@@ -181,6 +208,14 @@ def keep_axes(layers: Sequence[Layer]) -> None:
     """Look for no more arguments that stack rows: what is found after a verification would not be verified."""
     for layer in layers:
         layer.axes.stacks = False
+
+
+def settle_axes(layers: Sequence[Layer]) -> None:
+    """After a verification: what held the batch must hold it from now on."""
+    keep_axes(layers)
+    for layer in layers:
+        axes = layer.axes
+        axes.verified = frozenset(axes.stacked.keys() | axes.held - axes.without_batch)
 
 
 def find_rule(module: nn.Module) -> Rule | None:

@@ -62,7 +62,7 @@ class Reading:
 
         `length`: of that axis. 0 if it does not hold the batch.
         """
-        return self.layer.axes.per_row((f"operation {self.operations}", argument), length, self.rows)
+        return self.layer.entries((f"operation {self.operations}", argument), length, self.rows)
 
 
 class PerRow(Tensor):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.engine import GradientEngine, PerExampleLoss
-from tests.workers.brute_force import per_example_loss
+from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE, NAME
 
 
@@ -165,20 +166,48 @@ def test_autocast_and_inference_mode_around_a_call_are_refused() -> None:
         engine.norms(x, y)
 
 
+class Bags(nn.Module):
+    """The mean over the words of each row, given all words on one axis and where rows begin."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.bags = nn.EmbeddingBag(7, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out: Tensor = self.bags(x.flatten(), torch.arange(0, x.numel(), x.shape[1]))
+        return out
+
+
+ON_THE_CPU = torch.embedding_bag
+
+
+@pytest.mark.skipif(NAME != "cpu", reason="a GPU does not check the offset of the first bag")
 def test_a_layer_that_does_not_run_on_one_row_is_refused_by_name() -> None:
-    class Bags(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.bags = nn.EmbeddingBag(7, 3)
-
-        def forward(self, x: Tensor) -> Tensor:
-            out: Tensor = self.bags(x.flatten(), torch.arange(0, x.numel(), x.shape[1]))
-            return out
-
-    # On a GPU torch accepts offsets that do not begin at 0, so that rows read each other's words.
-    message = r"'bags' \(EmbeddingBag\) does not run on one row.*Error in " if NAME == "cpu" else "rows|examples"
-    with pytest.raises(InvalidInput, match=message):
+    with pytest.raises(InvalidInput, match=r"'bags' \(EmbeddingBag\) does not run on one row.*Error in "):
         GradientEngine(Bags(), per_example_loss).norms(torch.arange(8).view(4, 2) % 7, torch.zeros(4).long())
+
+
+@pytest.mark.parametrize("length", [1, 2])
+def test_bags_of_words_keep_to_the_length_that_was_verified(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
+    """On a GPU the offset of the first bag counts as 0, whatever it is, and so does that of every row alone.
+
+    Words beyond those of the row would be in its bag.
+    """
+    if NAME == "cpu":
+        monkeypatch.setattr(torch, "embedding_bag", first_from_the_start)
+    torch.manual_seed(0)
+    model, y = Bags(), torch.zeros(4, dtype=torch.long)
+    engine = GradientEngine(model, per_example_loss)
+    for first in range(3):
+        x = (first + torch.arange(4 * length).view(4, length)) % 7
+        expected = norms_of(gradients_one_by_one(model, x, y))
+        torch.testing.assert_close(engine.norms(x, y).norms, expected, rtol=1e-5, atol=0)
+    with pytest.raises(InvalidInput, match="in another way than in the batch that was verified: with 20 entries for 4"):
+        engine.norms(torch.arange(20).view(4, 5) % 7, y)
+
+
+def first_from_the_start(weight: Tensor, words: Tensor, offsets: Tensor, *others: Any) -> Any:
+    return ON_THE_CPU(weight, words, torch.cat([torch.zeros_like(offsets[:1]), offsets[1:]]), *others)
 
 
 @pytest.mark.thinned(2)
