@@ -90,7 +90,7 @@ def test_a_trial_says_what_trained_it(tmp_path: Path) -> None:
     assert stored.name
     assert stored.peak_bytes > 2**20
     assert stored.seconds > 0.0
-    assert {progress.device.device for progress in reported if progress.device} == {"cpu"}
+    assert {progress.device.device for progress in reported if progress.device} == {stored.device}
     Path(TrialFiles(str(tmp_path)).device).write_text("{}")
     with pytest.raises(DataCorruption, match="damaged"):
         read_device_use(TrialFiles(str(tmp_path)).device)

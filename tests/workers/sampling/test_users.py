@@ -20,6 +20,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, User
 from dpsweep.workers.clipping import NORM_ERROR, ClippingState, make_clipping
 from dpsweep.workers.data import Dataset, load_dataset, ownership, rows_per_user
 from dpsweep.workers.machine.checkpoint import load_checkpoint
+from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.sampling.samplers import KeyedRows, SeededRows, make_row_draws
 from dpsweep.workers.sampling.users import kept_rows, population_of, slots_of, with_rows_of_users
 from dpsweep.workers.spec import AttackSpec, AuditSpec, Component, DataSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
@@ -145,6 +146,7 @@ def summed(local: LocalGradients, rows: Tensor) -> Mapping[str, Tensor]:
 
 
 @pytest.mark.parametrize("kind", NETS)
+@without_tf32()
 def test_a_users_gradient_is_the_clipped_mean_over_their_rows(kind: str) -> None:
     spec = trial(ULS, model=net(kind))
     dataset = capped(spec)
@@ -155,8 +157,8 @@ def test_a_users_gradient_is_the_clipped_mean_over_their_rows(kind: str) -> None
     for user in owners.unique()[:12]:
         own = torch.nonzero(owners == user)[:, 0]
         local.model.zero_grad()
-        outputs = local.model(dataset.prepare(dataset.train.features[own]))
-        local.loss(outputs, dataset.train.labels[own]).mean().backward()
+        outputs = local.model(dataset.prepare(dataset.train.features[own]).to(DEVICE))
+        local.loss(outputs, dataset.train.labels[own].to(DEVICE)).mean().backward()
         each = {name: p.grad for name, p in local.model.named_parameters()}
         norm = torch.stack([g.norm() for g in each.values() if g is not None]).norm()
         for name, gradient in each.items():

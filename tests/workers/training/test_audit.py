@@ -119,7 +119,7 @@ class Audit:
         """[STEPS, ROWS]: log likelihood ratio of each example in the batch against out of it."""
         spec = self.spec()
         dataset = everyone_apart(20.0 if self.contribution == 1.0 else self.contribution * math.sqrt(2.0))
-        trainer = made_trainer(spec, root, dataset, noise(1, DEVICE))
+        trainer = made_trainer(spec, root, dataset, noise(1, torch.device("cpu")))  # the same draws on every device
         weight = trainer._parameters["0.weight"]
         weight.data.zero_()
         trainer.begin()
@@ -142,10 +142,10 @@ class Audit:
     def _log_ratio(self, trainer: Trainer, along: Tensor) -> Tensor:
         """along [ROWS]: the noisy sum of gradients in the direction of each example's."""
         rule, counts = trainer._rule, trainer._run.clipping.counts
-        bounds = torch.tensor([rule.bounds.get(str(row), rule.sensitivity) for row in range(ROWS)])
+        bounds = torch.tensor([rule.bounds.get(str(row), rule.sensitivity) for row in range(ROWS)], device=DEVICE)
         shift = self.afforded * self.contribution * bounds
         ratio = shift * (along - 0.5 * shift) / (SIGMA * rule.sensitivity) ** 2
-        return ratio if counts is None else ratio + (counts[:ROWS] - 0.5) / COUNT_SIGMA**2
+        return ratio if counts is None else ratio + (counts[:ROWS].to(DEVICE) - 0.5) / COUNT_SIGMA**2
 
 
 def _at_least(successes: int) -> float:
