@@ -68,7 +68,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Table 3, another network",
             "a-mnist-cnn",
             "Table 3: test accuracy, maximum clipping",
-            "two convolutions, nearer; one run",
+            "two convolutions, nearer",
             "Table 3",
         ),
         Result(
@@ -89,7 +89,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Figures 5 and 7, another network",
             "a-mnist-cnn",
             "Figure 5: r of epsilon_i and log loss",
-            "two convolutions, nearer; one run",
+            "two convolutions, nearer",
             ("Figure 5", "Figure 7"),
         ),
         Result(
