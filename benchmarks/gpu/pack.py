@@ -23,11 +23,13 @@ NEEDED: Final[Mapping[str, tuple[str, ...]]] = {
 """Distributions by the module that the project or the benchmarks import."""
 EXTRAS: Final[Mapping[str, tuple[str, ...]]] = {
     "ray": (
-        *("ray", "msgpack", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "tensorboardx"),
-        *("plotly", "sqlalchemy", "greenlet"),
+        *("ray", "jsonschema", "jsonschema-specifications", "referencing", "rpds-py", "plotly"),
+        *("mlflow-skinny", "opentelemetry-api", "opentelemetry-proto", "opentelemetry-sdk"),
+        *("opentelemetry-semantic-conventions", "sqlparse", "cachetools", "fastapi", "starlette"),
+        *("importlib-metadata", "databricks-sdk"),
     ),
 }
-"""Only when asked for: a wheel of 80 MB."""
+"""Only when asked for: a wheel of 80 MB, and what ``dpsweep run --tracking-uri none`` imports, as MLflow does."""
 REQUIRED: Final = (
     "torch",
     "pydantic",

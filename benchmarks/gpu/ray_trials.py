@@ -16,7 +16,7 @@ from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.peers import installed
 
-NEEDED = ("ray", "mlflow", "plotly", "sqlalchemy", "rich", "typer", "yaml")
+NEEDED = ("ray", "mlflow", "plotly", "rich", "typer", "yaml")
 SWEEP = """
 name: halves
 data: {name: mnist}
