@@ -40,6 +40,8 @@ _ROOT = Path(__file__).resolve().parents[2]
 
 def run(record: Record, device: torch.device, size: Size) -> None:
     """Record waits and operations of plain and private steps, and of a whole step of a trial."""
+    torch.set_float32_matmul_precision("highest")
+    torch.backends.cudnn.allow_tf32 = False
     for name in size.profiled:
         _of(record, name, getattr(workloads, size.workloads)[name], device)
     for told, settings in {"a step of a trial": {}, "a step of a trial, recorded": PADDED}.items():

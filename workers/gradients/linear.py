@@ -32,7 +32,7 @@ from dpsweep.workers.gradients.planners import Planner, rates
 from dpsweep.workers.gradients.rules import Differentiate
 
 _ALIGNMENT: Final = 8
-"""Rows of Gram matrices in matrix units are a multiple of it; the product of 197 positions takes 3 times as long."""
+"""Gram matrices in matrix units have a multiple of it as rows, without which cuBLAS takes a slower kernel."""
 _FEW_POSITIONS: Final = 8
 """Most positions of a gradient that has few."""
 _FEW_VALUES: Final = 1024

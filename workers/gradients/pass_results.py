@@ -127,10 +127,10 @@ class BatchNorms:
 
 
 class Forwarded(NamedTuple):
-    """Result of a forward and a backward pass.
+    """Result of a forward and a backward pass over examples and padding.
 
-    norms: of all examples, padding included. total: their sum, not finite if a norm must be computed again. prepared:
-    gradients for a weighted sum, empty if none follows. gradients, squares: by parameter, as norms were computed.
+    `total`: sum of the norms, not finite if any must be computed again. `prepared`: gradients for a weighted sum.
+    `squares`: squared norms of ``gradients``, by parameter.
     """
 
     norms: BatchNorms

@@ -30,7 +30,7 @@ class MicroBatch:
     examples: int
 
     def copied(self) -> MicroBatch:
-        """Return the micro-batch in memory of its own."""
+        """Return a copy."""
         return replace(self, x=self.x.clone(), y=self.y.clone())
 
 

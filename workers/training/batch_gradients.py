@@ -38,8 +38,8 @@ from dpsweep.workers.training.run_state import ModelValues, digest_of_frozen
 class Parts:
     """A clipping method, and what is trained under it.
 
-    optimizer: makes one for parameters on their device. digest: of the frozen values of the model. launches: "recorded"
-    where only the trainer changes the model between steps.
+    optimizer: makes one for parameters on their device. digest: of the frozen values of the model. launches: as of
+    `GradientEngine`.
     """
 
     clipping: ClippingMethod
