@@ -115,7 +115,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         *losses("naive · constant", "Naive", {"male": ("0.59", "0.26"), "female": ("0.53", "0.12")}),
         *losses("dpsgd_f · constant", "DPSGD-F", {"male": ("0.51", "0.19"), "female": ("0.52", "0.18")}),
     ),
-    "d-mnist": mnist("Paper D, Tables 1 and 2 on MNIST with 500 of class 8"),
+    "d-mnist": mnist("Paper D, Tables 1 and 2 on MNIST with 500 of class 8", *naive_on_mnist()),
     "d-mnist-short": mnist("The same with 20 epochs at three times the learning rate", *naive_on_mnist()),
     "d-table3": Experiment("Paper D, Table 3 on MNIST with 500 of class 8: clipping bounds of DPSGD", tuple(bounds())),
     "d-figure3": Experiment("Paper D, Figure 3(b) on MNIST with 500 of class 8: noise", tuple(noises())),

@@ -131,12 +131,17 @@ _METHODS: Final = {
     "flat · constant": ("DPSGD", PALETTE[0]),
     "dpsgd_f · constant": ("DPSGD-F", PALETTE[1]),
 }
+"""Name and colour of the methods that the figures of paper D compare."""
+
+
+def _compared(sweep: StoredSweep) -> list[StoredSetting]:
+    return [setting for setting in sweep.settings if setting.name in _METHODS]
 
 
 def _classes(sweep: StoredSweep) -> str:
     """Paper D, Figure 1: accuracy of each class by method."""
     series = []
-    for setting in sweep.settings:
+    for setting in _compared(sweep):
         name, colour = _METHODS[setting.name]
         series.append(
             beyond.over([(digit, setting.numbers[f"by_group.{digit}.accuracy"]) for digit in range(10)], name, colour)
@@ -159,7 +164,7 @@ def _class_bounds(sweep: StoredSweep) -> str:
 
 def _change_over_epochs(sweep: StoredSweep) -> str:
     """Paper D, Figure 3(a): change of accuracy against SGD after as many epochs, by class and method."""
-    plain, *private = sweep.settings
+    plain, *private = _compared(sweep)
 
     def series(setting: StoredSetting, digit: int) -> Series:
         pairs = zip(setting.curves[f"accuracy of {digit}"], plain.curves[f"accuracy of {digit}"], strict=True)

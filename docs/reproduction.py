@@ -100,14 +100,15 @@ def _counted(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
     outcomes = Counter(judged(each.of(), stored.get(each.sweep)).outcome for each in results)
     said = Counter(found for name, sweep in stored.items() for found in judged(EXPERIMENTS[name].items, sweep).said)
     yield (
-        f"Of {len(results)} tables and figures that a sweep tries, {outcomes['reproduced']} are reproduced, "
-        f"{outcomes['in shape']} in shape, {outcomes['not']} not. Another {outcomes['cannot be told']} cannot be told "
-        f"from one run, {outcomes['not judged']} print no number, {outcomes['cannot be tried']} cannot be tried here."
+        f"Of {len(results)} tables and figures that a sweep tries, reproduced: {outcomes['reproduced']}, "
+        f"in shape: {outcomes['in shape']}, not: {outcomes['not']}. Cannot be told from one run: "
+        f"{outcomes['cannot be told']}, no number printed: {outcomes['not judged']}, cannot be tried here: "
+        f"{outcomes['cannot be tried']}."
     )
     yield (
         f"Of {said.total()} printed numbers of trained models, {said['inside']} lie inside our interval and "
-        f"{said['outside']} outside; {said['no interval']} are held against a single run, which has none, and "
-        f"{said['not measured']} are not measured."
+        f"{said['outside']} outside. Held against a single run, which has none: {said['no interval']}, not measured: "
+        f"{said['not measured']}."
     )
 
 
