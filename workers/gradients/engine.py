@@ -147,8 +147,8 @@ class GradientEngine:
         self._outputs = Outputs(self._layers)
         self._looks = Looks()
         self._modes: tuple[tuple[str, bool], ...] = ()
-        on_gpu = next(iter(self._read.values())).device.type == "cuda"
-        self._recordings = Recordings() if launches == "recorded" and on_gpu else None
+        can_record = micro_batch_size is not None and next(iter(self._read.values())).device.type == "cuda"
+        self._recordings = Recordings() if launches == "recorded" and can_record else None
         self._axes_of_weights = 1
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._named_layers):
@@ -170,7 +170,7 @@ class GradientEngine:
     def not_recorded(self) -> str | None:
         """Return why no pass is recorded, or None if passes over full micro-batches are, after the first ones."""
         if self._recordings is None:
-            return "recordings are not asked for, or the model is on a CPU"
+            return "recordings need a GPU, a micro-batch size, and launches='recorded'"
         return self._recordings.refused
 
     @property

@@ -213,9 +213,12 @@ def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
 
 @contextmanager
 def _refusing_draws(device: torch.device) -> Iterator[None]:
-    """Raise InvalidInput if random numbers are drawn, after restoring the generators."""
+    """Restore the generators, and raise InvalidInput if random numbers were drawn."""
     before = RandomState.of(device)
-    yield
-    if not before.is_current():
+    try:
+        yield
+    finally:
+        drawn = not before.is_current()
         before.restore()
+    if drawn:
         raise InvalidInput("the pass draws random numbers")

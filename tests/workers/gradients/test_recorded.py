@@ -201,8 +201,11 @@ def test_a_trial_ends_with_the_same_bits(tmp_path: Path, monkeypatch: pytest.Mon
         assert torch.equal(found[name], value), name
 
 
-def test_a_cpu_records_nothing() -> None:
-    engine = GradientEngine(nn.Linear(2, 1), per_example_loss, micro_batch_size=2, launches="recorded")
+def test_nothing_is_recorded_without_a_gpu_a_size_and_being_asked() -> None:
+    reason = "recordings need a GPU, a micro-batch size, and launches='recorded'"
+    model = nn.Linear(2, 1)
+    assert GradientEngine(model, per_example_loss, micro_batch_size=2).not_recorded == reason
+    assert GradientEngine(model, per_example_loss, launches="recorded").not_recorded == reason
     if DEVICE.type == "cpu":
-        assert engine.not_recorded == "recordings are not asked for, or the model is on a CPU"
-    assert GradientEngine(nn.Linear(2, 1), per_example_loss).not_recorded is not None
+        engine = GradientEngine(model, per_example_loss, micro_batch_size=2, launches="recorded")
+        assert engine.not_recorded == reason
