@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from dpsweep.accounting.accountants.account import account
@@ -10,12 +11,24 @@ from dpsweep.accounting.accountants.one_run import total_rho
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.attacks import privacy_curve, rate_name
 from dpsweep.accounting.errors import keep_finite
-from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
 
 _RESOLUTION = 5e-5  # certified bounds are 1e-4 apart or more: solving more finely gains nothing
+
+
+@dataclass(frozen=True)
+class Reached:
+    """The cost of a run in the unit of a budget. accountant: who computed it. below: a proven lower bound by its name,
+    None where there is none.
+    """
+
+    cost: float
+    kind: Kind
+    accountant: str
+    below: Mapping[str, float | None] = field(default_factory=dict)
 
 
 class Budget(Protocol):
@@ -40,6 +53,10 @@ class Budget(Protocol):
         """Return the cost of the run; infinite without noise."""
         ...
 
+    def reached(self, trace: Trace) -> Reached:
+        """Return the cost of the run with its claim."""
+        ...
+
 
 @dataclass(frozen=True)
 class RhoBudget:
@@ -56,6 +73,9 @@ class RhoBudget:
 
     def cost(self, trace: Trace) -> float:
         return total_rho(trace, self.group_size)
+
+    def reached(self, trace: Trace) -> Reached:
+        return Reached(self.cost(trace), trace.kind, "zcdp")
 
 
 @dataclass(frozen=True)
@@ -91,6 +111,10 @@ class EpsilonBudget:
     def cost(self, trace: Trace) -> float:
         return self.estimate(trace).epsilon
 
+    def reached(self, trace: Trace) -> Reached:
+        found = self.estimate(trace)
+        return Reached(found.epsilon, found.kind, found.accountant, {"lower_epsilon": found.lower_epsilon})
+
 
 @dataclass(frozen=True)
 class AdvantageBudget:
@@ -107,6 +131,9 @@ class AdvantageBudget:
 
     def cost(self, trace: Trace) -> float:
         return privacy_curve(trace, self.group_size).advantage.upper
+
+    def reached(self, trace: Trace) -> Reached:
+        return Reached(self.cost(trace), trace.kind, "pld")
 
 
 @dataclass(frozen=True)
@@ -132,3 +159,6 @@ class TruePositiveRateBudget:
 
     def cost(self, trace: Trace) -> float:
         return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper
+
+    def reached(self, trace: Trace) -> Reached:
+        return Reached(self.cost(trace), trace.kind, "pld")

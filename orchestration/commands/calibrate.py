@@ -17,6 +17,7 @@ from dpsweep.accounting.calibration.budgets import (
     AdvantageBudget,
     Budget,
     EpsilonBudget,
+    Reached,
     RhoBudget,
     TruePositiveRateBudget,
 )
@@ -27,7 +28,6 @@ from dpsweep.accounting.calibration.parameter_search import (
     noise_multiplier_within_budget,
 )
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.schedules import (
     LARGEST_EPOCHS,
@@ -51,6 +51,7 @@ from dpsweep.orchestration.commands.run_flags import (
     warn_of_delta,
     with_run_flags,
 )
+from dpsweep.orchestration.comparison.formats import at_most
 
 
 @dataclass(frozen=True)
@@ -120,7 +121,7 @@ def calibrate(
     value, trace = _SOLVERS[solve](request)
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
-    solution = Solution(solve, value, trace, budget, *_reached(budget, trace))
+    solution = Solution(solve, value, trace, budget, budget.reached(trace))
     noise = flags.strategy_fields(trace)
     if as_json:
         guarantee = {
@@ -141,20 +142,13 @@ def calibrate(
 
 @dataclass(frozen=True)
 class Solution:
-    """The value found, and the run with that value. `cost`: of this run, in the unit of the budget; `kind`: its claim.
-
-    `accountant`: the one that computed the cost. `lower`: a proven lower bound on an epsilon; None where there is none,
-    and for other units.
-    """
+    """The value found, the run with that value, and the cost of this run."""
 
     solved_for: str
     value: float
     trace: Trace
     budget: Budget
-    cost: float
-    kind: Kind
-    accountant: str
-    lower: float | None = None
+    reached: Reached
 
     def as_dict(self) -> dict[str, Any]:
         """Return the value, under two names, with the cost, its claim and the budget, as plain values."""
@@ -162,27 +156,17 @@ class Solution:
             "solve": self.solved_for,
             "value": self.value,
             self.solved_for.replace("-", "_"): self.value,
-            self.budget.unit: self.cost,
-            **({"lower_epsilon": self.lower} if isinstance(self.budget, EpsilonBudget) else {}),
-            "kind": self.kind,
-            "accountant": self.accountant,
+            self.budget.unit: self.reached.cost,
+            **self.reached.below,
+            "kind": self.reached.kind,
+            "accountant": self.reached.accountant,
             "target": self.budget.limit,
         }
 
     def sentence(self) -> str:
         """Return the value, the cost and its claim in one line."""
-        cost = f"{self.budget.unit} {self.cost:.6g} of {self.budget.limit:g}"
-        return f"{self.solved_for}: {self.value}  ({cost}, {self.kind}, {self.trace.steps} steps)"
-
-
-def _reached(budget: Budget, trace: Trace) -> tuple[float, Kind, str, float | None]:
-    """Return the cost of the run in the unit of the budget, how strong a claim it is, who computed it, and a lower
-    bound if one is proven.
-    """
-    if isinstance(budget, EpsilonBudget):
-        found = budget.estimate(trace)
-        return found.epsilon, found.kind, found.accountant, found.lower_epsilon
-    return budget.cost(trace), trace.kind, "zcdp" if isinstance(budget, RhoBudget) else "pld", None
+        cost = f"{self.budget.unit} {at_most(self.reached.cost, 6)} of {self.budget.limit:g}"
+        return f"{self.solved_for}: {self.value}  ({cost}, {self.reached.kind}, {self.trace.steps} steps)"
 
 
 @dataclass(frozen=True)
