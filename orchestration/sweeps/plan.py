@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Final, TypeVar
 
 import torch
 from torch import nn
@@ -268,9 +268,11 @@ class _Planner:
         return outcome.parameters
 
     def notes(self) -> tuple[str, ...]:
-        """Return notes about the models that can train."""
+        """Return notes about the models that can train, and on how a GPU is used."""
         found = (known.facts for known in self.tried.values() if isinstance(known, TriedModel))
-        return tuple(dict.fromkeys(note for facts in found for note in facts))
+        notes = tuple(dict.fromkeys(note for facts in found for note in facts))
+        on_gpu = any(each.gpus for each in self.sweep.resources)
+        return (*notes, _NOT_RECORDED) if on_gpu and self.sweep.execution.micro_batch_size is None else notes
 
     def _asked(self, checked: _Checked) -> tuple[str, Calibration] | None:
         """Return the calibration that a trial needs, with a digest of its inputs; None for a trial without a target."""
@@ -279,6 +281,12 @@ class _Planner:
             return None
         run = (trial.epochs, target, trial.delta, self.sweep.privacy.accountant)
         return fingerprint(mechanism, mechanism.filter, *run), Calibration(mechanism, *run)
+
+
+_NOT_RECORDED: Final = (
+    "execution.micro_batch_size is null: on a GPU, passes over micro-batches of one size start in one call; set a size "
+    "that batches seldom exceed, with last_micro_batch: padded"
+)
 
 
 def _require_groups(trace: Trace, sizes: Sequence[int]) -> None:

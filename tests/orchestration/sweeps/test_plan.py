@@ -379,3 +379,11 @@ def test_all_components_with_mistakes_are_named_at_once() -> None:
     )
     (told,) = {re.sub(r"noise schedule '.*", "", each) for each in plan_sweep(parse_sweep(sweep)).reasons()}
     assert re.search(r"'hiden' of model .*; unknown key 'bond' of clipping .*; unknown key 'learing_rate' of opt", told)
+
+
+def test_trials_on_a_gpu_are_told_how_passes_are_recorded() -> None:
+    asked = {"resources": {"cpus": 1, "gpus": 0.5}}
+    (warning,) = planned(**asked).warnings
+    assert "execution.micro_batch_size is null" in warning
+    assert planned().warnings == ()
+    assert planned(**asked, execution={"micro_batch_size": 64, "last_micro_batch": "padded"}).warnings == ()
