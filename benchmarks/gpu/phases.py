@@ -108,7 +108,7 @@ PHASES: Final[tuple[Phase, ...]] = (
         "norms, clipped sums, noise and resumed trials beside those of the CPU",
     ),
     Phase(
-        "steps", "benchmarks.gpu.steps", 150, "time and memory of private steps beside plain ones and those of peers"
+        "steps", "benchmarks.gpu.steps", 180, "time and memory of private steps beside plain ones and those of peers"
     ),
     Phase("noise", "benchmarks.gpu.noise", 15, "speed of the sources of noise"),
     Phase("waits", "benchmarks.gpu.waits", 75, "how often a step waits for the device, and where its time goes"),

@@ -478,7 +478,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/gradients/engine.py",
+        "workers/gradients/deferred_checks.py",
         ("tests/workers/gradients/test_synchronisations.py",),
         B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),
         B(
