@@ -6,7 +6,7 @@ Both make the host wait for the device, and are therefore deferred to the end of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import Protocol, TypeVar
 
 import torch
@@ -88,13 +88,16 @@ class Outputs:
         self._precise: Tensor | None = None
         self.ignored: frozenset[str] = frozenset()
         """Names of the layers whose output must not be read."""
-        self.changes = 0
-        """How often the finding was made."""
 
     @property
     def are_read(self) -> bool:
         """Return whether any layer's rule reads its output."""
         return bool(self._readers)
+
+    @property
+    def finding(self) -> Hashable:
+        """Return what a pass reads of the finding: names on the host, and the address of the values on the device."""
+        return self.ignored, None if self._precise is None else self._precise.data_ptr()
 
     def confirmed(self, total: Tensor) -> Tensor:
         """Return ``total`` (a scalar), or NaN if the last finding no longer holds."""
@@ -109,8 +112,12 @@ class Outputs:
         """Update the finding, and return whether it changed. Waits for the device."""
         if not self._readers:
             return False
-        self.changes += 1
-        before, self._precise = self.ignored, outputs_are_precise(self._readers)
-        precise = zip(self._readers, self._precise.tolist(), strict=True)
-        self.ignored = frozenset(layer.name for layer, holds in precise if not holds)
+        now, before = outputs_are_precise(self._readers), self.ignored
+        if self._precise is None or self._precise.device != now.device:
+            self._precise = now
+        else:  # in place: recorded passes read it by its address
+            self._precise.copy_(now)
+        self.ignored = frozenset(
+            layer.name for layer, holds in zip(self._readers, now.tolist(), strict=True) if not holds
+        )
         return self.ignored != before

@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -75,6 +75,8 @@ from dpsweep.workers.machine.devices import refuse_autocast
 
 _FEW, _AGAIN, _ALONE = 4, 3, 3
 """Number of examples that are verified together in the first batch, in some later ones, and one by one."""
+
+T = TypeVar("T")
 
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
@@ -148,7 +150,7 @@ class GradientEngine:
         self._looks = Looks()
         self._modes: tuple[tuple[str, bool], ...] = ()
         can_record = micro_batch_size is not None and next(iter(self._read.values())).device.type == "cuda"
-        self._recordings = Recordings() if launches == "recorded" and can_record else None
+        self._recordings = Recordings(model, per_example_loss) if launches == "recorded" and can_record else None
         self._axes_of_weights = 1
         self._layer_of: dict[str, int] = {}
         for index, layer in enumerate(self._named_layers):
@@ -261,7 +263,7 @@ class GradientEngine:
     ) -> tuple[BatchNorms, Tensor, int]:
         """Norms, weights and number of infinite norms of one micro-batch. Its gradients are freed on return."""
         rows = slice(start, start + batch.examples)
-        replayed = self._replayed(batch, look, keep=True)
+        replayed, weights = self._replayed(batch, look, keep=True), None
         if replayed is not None:
             recording, norms = replayed
             weights = self._checked(weigh(norms, rows), norms)
@@ -270,7 +272,9 @@ class GradientEngine:
                 return norms, weights, 0
         done = self._pass(batch, look, keep=True)
         norms = done.norms
-        weights = done.without_infinite(self._checked(weigh(norms, rows), norms))
+        if weights is None:  # a rule that answers a query must be asked once
+            weights = self._checked(weigh(norms, rows), norms)
+        weights = done.without_infinite(weights)
         self._axes_of_weights = weights.dim()
         added = self._add(sums, batch, done.gradients, weights, done.finite)
         self._compare_recording(batch, Done(norms, self._with_padding(weights, batch), added), done.finite)
@@ -307,20 +311,34 @@ class GradientEngine:
     def _recordings_of(self, batch: MicroBatch) -> Recordings | None:
         """Return the recordings if the pass may be recorded: of a full micro-batch, and a model in one piece."""
         is_full = len(batch.x) == (self._micro_batch_size or 0) * self._multiplicity
-        recordings = self._recordings
-        return None if recordings is None or recordings.refused or not is_full or any_divided() else recordings
+        places = {batch.x.device, batch.y.device, next(iter(self._read.values())).device}
+        recordings, is_whole = self._recordings, len(places) == 1 and not any_divided()
+        return None if recordings is None or recordings.refused or not is_full or not is_whole else recordings
 
     def _kind(self, batch: MicroBatch, keep: bool) -> Hashable:
         """Return everything outside x and y that a pass reads, by address where values may change."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        shapes = [(each.shape, each.dtype, each.device) for each in (batch.x, batch.y)]
         settings = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
-        addresses = [(each.data_ptr(), each.requires_grad) for each in tensors]
-        axes = self._axes_of_weights * keep
-        return keep, axes, *shapes, self._modes, self._outputs.changes, *settings, *addresses
+        rows = [(each.shape, each.stride(), each.dtype, each.device) for each in (batch.x, batch.y)]
+        held = [(each.data_ptr(), each.shape, each.stride(), each.dtype, each.requires_grad) for each in tensors]
+        return keep, self._axes_of_weights * keep, self._modes, self._outputs.finding, *settings, *rows, *held
 
     def _with_padding(self, weights: Tensor, batch: MicroBatch) -> Tensor:
-        return with_padding(weights, batch.x.shape[0] // self._multiplicity)
+        padded = with_padding(weights, batch.x.shape[0] // self._multiplicity)
+        return padded if self._recordings is None else padded.contiguous()
+
+    def _in_room(self, compute: Callable[[], T], device: torch.device) -> T:
+        """Return the result of ``compute``, at the cost of recordings if these hold the memory that it needs."""
+        recordings = self._recordings
+        if recordings is None or not recordings.hold_memory:
+            return compute()
+        before = RandomState.of(device)
+        try:
+            return compute()
+        except torch.OutOfMemoryError:
+            recordings.release()
+        before.restore()
+        return compute()
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[MicroBatch]:
         require_rows(x, y, self._multiplicity)
@@ -425,9 +443,8 @@ class GradientEngine:
                 self._recordings.check_again()
             some = self._some(x, y, spread(most, self._later.seen, examples))
             with reading_as_verified():
-                in_double_where_rounding_matters(
-                    partial(self._check, self._capturing, turn=self._later.seen), self.model, *some
-                )
+                check_again = partial(self._check, self._capturing, turn=self._later.seen)
+                self._in_room(partial(in_double_where_rounding_matters, check_again, self.model, *some), x.device)
 
     def _some(self, x: Tensor, y: Tensor, examples: Sequence[int]) -> tuple[Tensor, Tensor]:
         """Return the rows of these examples."""
@@ -468,7 +485,8 @@ class GradientEngine:
 
     def _pass(self, batch: MicroBatch, look: Look, *, keep: bool) -> Pass:
         before = RandomState.of(batch.x.device) if self._outputs.are_read else None
-        norms, total, prepared, gradients, squares = self._forward_in_room(batch, keep=keep)
+        forward = partial(self._forward, batch.x, batch.y, keep=keep)
+        norms, total, prepared, gradients, squares = self._in_room(forward, batch.x.device)
         finite = None
         if not look.finds_finite(total):
             if before is not None and self._outputs.look_again():
@@ -478,15 +496,6 @@ class GradientEngine:
         elif isinstance(look, Together):
             infinite_for_nan(norms)
         return Pass(norms.of_first(batch.examples), finite, prepared)
-
-    def _forward_in_room(self, batch: MicroBatch, *, keep: bool) -> Forwarded:
-        """Return `_forward`, at the cost of recordings if these hold the memory that it needs."""
-        try:
-            return self._forward(batch.x, batch.y, keep=keep)
-        except torch.OutOfMemoryError:
-            if self._recordings is None or not self._recordings.released():
-                raise
-        return self._forward(batch.x, batch.y, keep=keep)
 
     def _forward(self, x: Tensor, y: Tensor, *, keep: bool) -> Forwarded:
         losses, gradients = self._differentiate(x, y)
@@ -559,7 +568,7 @@ class GradientEngine:
         """Return the weighted sum of a micro-batch, if all its norms are finite, after adding it."""
         weights = self._with_padding(weights, batch)
         if finite is None:
-            added = self._weighted(gradients, weights)
+            added = self._in_room(partial(self._weighted, gradients, weights), weights.device)
             sums.add(added)
             return added
         kept = finite.nonzero().squeeze(1)

@@ -15,10 +15,12 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput, public_text
+from dpsweep.workers.gradients.deterministic_passes import Start, same
 from dpsweep.workers.gradients.factors import ExampleGradients
+from dpsweep.workers.gradients.hidden_state import HiddenState
 from dpsweep.workers.gradients.modes import RandomState
 from dpsweep.workers.gradients.pass_results import BatchNorms, Forwarded
 
@@ -63,11 +65,16 @@ class Done:
 class Recording:
     """A pass as two graphs: the first computes norms, the second a weighted sum from results of the first."""
 
-    def __init__(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted) -> None:
-        self._x, self._y, self._weighted = x.clone(), y.clone(), weighted
+    def __init__(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted, reads: object) -> None:
+        """Record without running: zeros in place of the rows show in a comparison that something ran, or read values.
+
+        reads: holds tensors outside parameters and buffers that the pass may read, which the model may replace.
+        """
+        self._x, self._y = torch.zeros_like(x), torch.zeros_like(y)
+        self._weighted, self._reads = weighted, reads
         self._graph = torch.cuda.CUDAGraph()
         self._sum: _RecordedSum | None = None
-        with _recording(self._graph):
+        with _recording(self._graph, x.device):
             done = forward(self._x, self._y)
         self._norms, self._total, self._gradients = done.norms, done.total, done.prepared
 
@@ -95,8 +102,8 @@ class _RecordedSum:
         gradients: Mapping[str, ExampleGradients],
         weighted: Weighted,
     ) -> None:
-        self._weights, self._graph = weights.clone(), torch.cuda.CUDAGraph()
-        with _recording(self._graph, owner.pool()):
+        self._weights, self._graph = torch.zeros_like(weights), torch.cuda.CUDAGraph()
+        with _recording(self._graph, weights.device, owner.pool()):
             sums = weighted(gradients, self._weights)
             self._flat = torch.cat([each.reshape(-1) for each in sums.values()])
         self._shapes = {name: each.shape for name, each in sums.items()}
@@ -115,10 +122,16 @@ class Recordings:
     refused: why nothing is recorded any more, or None.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, model: nn.Module, loss: object) -> None:
+        self._model, self._loss = model, loss
         self.refused: str | None = None
         self._seen, self._made = Counter[Hashable](), 0
         self._recorded, self._checked = dict[Hashable, Recording](), set[Hashable]()
+
+    @property
+    def hold_memory(self) -> bool:
+        """Return whether there is a recording."""
+        return bool(self._recorded)
 
     def ready(self, kind: Hashable) -> Recording | None:
         """Return the recording of a kind of pass, or None if the pass is to run as it is."""
@@ -128,13 +141,10 @@ class Recordings:
         """Let the next pass of each kind run as it is, and be compared with its recording."""
         self._checked.clear()
 
-    def released(self) -> bool:
-        """Return whether there was a recording; all are dropped, and none is made any more."""
-        held = bool(self._recorded)
-        if held:
-            self._refuse("recordings held memory that passes need")
-            torch.cuda.empty_cache()
-        return held
+    def release(self) -> None:
+        """Drop all recordings, and make no further one."""
+        self._refuse("recordings held memory that passes need")
+        torch.cuda.empty_cache()
 
     def forget(self) -> None:
         """Drop all recordings."""
@@ -162,20 +172,21 @@ class Recordings:
                 self._checked.add(kind)
             else:
                 self._refuse("a replayed pass has other bits than the pass itself")
-        except (RuntimeError, InvalidInput) as error:
+        except Exception as error:  # whatever a recording meets, the pass itself has run
             self._refuse(public_text(error))
 
     def _new(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted, weights: Tensor | None) -> Recording:
-        """Record a pass. Raises: RuntimeError or InvalidInput if it cannot be recorded, before anything is."""
+        """Record a pass. Raises: any error if it cannot be recorded, most of them before anything is."""
         if self._made == _MOST_MADE:
             raise InvalidInput(_CHANGING)
         self._made += 1
-        with _refusing_waits(), _refusing_draws(x.device):
-            gradients = forward(x, y).prepared
+        reads = HiddenState(self._model, self._loss)
+        with _refusing_changes(self._model, reads), _refusing_draws(x.device), _refusing_waits():
+            prepared = forward(x, y).prepared
             if weights is not None:
-                weighted(gradients, weights)
-            del gradients
-        return Recording(x, y, forward, weighted)
+                weighted(prepared, weights)
+            del prepared
+        return Recording(x, y, forward, weighted, reads)
 
     def _refuse(self, reason: str) -> None:
         self.forget()
@@ -196,19 +207,42 @@ def _refusing_waits() -> Iterator[None]:
 
 
 @contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, pool: Any = None) -> Iterator[None]:
+def _recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
     """Record what is started within this context as a graph. pool: memory of another one, which it may read.
 
     Models may ask whether they are recorded, to take a way that never waits for the device, such as a mask in place of
     none. They are told that they are not: a pass is recorded as it has just run, without waiting.
     """
     told = torch.cuda.is_current_stream_capturing
-    with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-        torch.cuda.is_current_stream_capturing = bool
-        try:
-            yield
-        finally:
-            torch.cuda.is_current_stream_capturing = told
+    with torch.cuda.device(device):  # torch's own stream for recordings is that of the first device
+        stream = torch.cuda.Stream(device)
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"), _refusing_waits():
+            torch.cuda.is_current_stream_capturing = bool
+            try:
+                yield
+            finally:
+                torch.cuda.is_current_stream_capturing = told
+
+
+@contextmanager
+def _refusing_changes(model: nn.Module, reads: HiddenState) -> Iterator[None]:
+    """Restore buffers and other state of the model, and raise InvalidInput if a pass changed any."""
+    start, contents = Start(model), reads.contents()
+    buffers = start.buffers()
+    try:
+        yield
+    finally:
+        now = start.buffers()
+        kept = start.is_current() and reads.contents() == contents
+        reads.restore()
+        start.restore()
+    if not kept or not all(_equal(value, now[name]) for name, value in buffers.items()):
+        raise InvalidInput("the pass changes state of the model, or draws numbers of Python or numpy")
+
+
+def _equal(left: Tensor | None, right: Tensor | None) -> bool:
+    """Return whether two buffers are equal or both are missing; NaN equals NaN."""
+    return left is right if left is None or right is None else same(left, right)
 
 
 @contextmanager

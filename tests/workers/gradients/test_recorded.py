@@ -209,3 +209,70 @@ def test_nothing_is_recorded_without_a_gpu_a_size_and_being_asked() -> None:
     if DEVICE.type == "cpu":
         engine = GradientEngine(model, per_example_loss, micro_batch_size=2, launches="recorded")
         assert engine.not_recorded == reason
+
+
+class Counting(nn.Linear):
+    """Counts its passes in a buffer, which changes no result."""
+
+    passes: Tensor
+
+    def __init__(self) -> None:
+        super().__init__(5, 5)
+        self.register_buffer("passes", torch.zeros((), dtype=torch.int64))
+
+    def forward(self, input: Tensor) -> Tensor:  # the name of torch's argument
+        self.passes.add_(1)
+        return super().forward(input)
+
+
+class Masking(nn.Module):
+    """Keeps a mask for the last number of rows that it saw."""
+
+    mask: Tensor | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None or len(self.mask) != len(x):
+            self.mask = torch.full((len(x), 1), 0.5, device=x.device)
+        return x * self.mask
+
+
+@on_gpu
+def test_passes_that_change_state_run_as_they_are_and_count_as_often() -> None:
+    model = nn.Sequential(Counting(), nn.Linear(5, 3)).to(DEVICE)
+    other = copy.deepcopy(model)
+    engine, plain = engine_of(model), never_recorded(other)
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    for _ in range(8):
+        require_same_bits(engine.weighted_sum_rowwise(x, y, clip), plain.weighted_sum_rowwise(x, y, clip))
+    assert "changes state" in str(engine.not_recorded)
+    assert torch.equal(model.get_buffer("0.passes"), other.get_buffer("0.passes"))
+
+
+@on_gpu
+def test_what_a_model_replaces_stays_as_it_was_recorded() -> None:
+    model = nn.Sequential(Masking(), nn.Linear(5, 3)).to(DEVICE)
+    engine = engine_of(model)
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    expected = engine.norms(x, y).norms
+    for _ in range(6):
+        engine.norms(x, y)
+    assert replays(engine) == 1
+    with torch.no_grad():
+        model(torch.randn(9, 5, device=DEVICE))  # another mask
+        filled = [torch.full((4, 1), 1e6, device=DEVICE) for _ in range(64)]  # in the memory of the first, were it free
+    assert torch.equal(engine.norms(x, y).norms, expected)
+    assert len(filled) == 64
+
+
+@on_gpu
+def test_labels_on_the_host_are_not_recorded() -> None:
+    model = nn.Linear(5, 3).to(DEVICE)
+    engine = GradientEngine(
+        model, lambda output, y: per_example_loss(output, y.to(output.device)), micro_batch_size=4, launches="recorded"
+    )
+    for step in range(6):
+        y = torch.full((4,), step % 3)
+        found = engine.weighted_sum_rowwise(torch.ones(4, 5, device=DEVICE), y, clip)
+        losses = torch.log_softmax(model(torch.ones(1, 5, device=DEVICE)), 1)[0, step % 3].neg()
+        torch.testing.assert_close(found.norms.losses, losses.detach().expand(4))
+    assert replays(engine) == 0
