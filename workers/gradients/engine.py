@@ -310,10 +310,12 @@ class GradientEngine:
 
     def _recordings_of(self, batch: MicroBatch) -> Recordings | None:
         """Return the recordings if the pass may be recorded: of a full micro-batch, and a model in one piece."""
+        recordings = self._recordings
+        if recordings is None or recordings.refused or any_divided():
+            return None
         is_full = len(batch.x) == (self._micro_batch_size or 0) * self._multiplicity
         places = {batch.x.device, batch.y.device, next(iter(self._read.values())).device}
-        recordings, is_whole = self._recordings, len(places) == 1 and not any_divided()
-        return None if recordings is None or recordings.refused or not is_full or not is_whole else recordings
+        return recordings if is_full and len(places) == 1 else None
 
     def _kind(self, batch: MicroBatch, keep: bool) -> Hashable:
         """Return everything outside x and y that a pass reads, by address where values may change."""
