@@ -213,15 +213,18 @@ def _recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = No
     Models may ask whether they are recorded, to take a way that never waits for the device, such as a mask in place of
     none. They are told that they are not: a pass is recorded as it has just run, without waiting.
     """
-    told = torch.cuda.is_current_stream_capturing
+    told, before = torch.cuda.is_current_stream_capturing, torch.cuda.current_stream(device)
     with torch.cuda.device(device):  # torch's own stream for recordings is that of the first device
         stream = torch.cuda.Stream(device)
-        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"), _refusing_waits():
-            torch.cuda.is_current_stream_capturing = bool
-            try:
-                yield
-            finally:
-                torch.cuda.is_current_stream_capturing = told
+        try:
+            with torch.cuda.graph(graph, pool, stream, "thread_local"), _refusing_waits():
+                torch.cuda.is_current_stream_capturing = bool
+                try:
+                    yield
+                finally:
+                    torch.cuda.is_current_stream_capturing = told
+        finally:
+            torch.cuda.set_stream(before)  # where a recording fails, torch 2.11 leaves its stream in place
 
 
 @contextmanager
