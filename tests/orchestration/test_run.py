@@ -99,7 +99,8 @@ def test_every_trial_finishes_within_its_target(sweep: FinishedSweep) -> None:
 def test_progress_is_announced_and_ray_is_quiet(sweep: FinishedSweep) -> None:
     lines = sweep.process.stderr.splitlines()
     assert len([line for line in lines if line.startswith("finished")]) == TRIALS
-    assert len(lines) == TRIALS, sweep.process.stderr
+    others = [line for line in lines if not line.startswith(("finished", "recording in MLflow"))]  # the latter if slow
+    assert others == [], sweep.process.stderr
 
 
 def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: FinishedSweep) -> None:
