@@ -21,8 +21,9 @@ from benchmarks.gpu import pictures
 from benchmarks.gpu.phases import Size
 from benchmarks.gpu.record import Record
 from benchmarks.steps import Training, engine_of
+from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.noise.chacha import keystream
-from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, make_noise_source
+from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, TrialSpec
 from dpsweep.workers.trials.trial import run_trial
 
@@ -35,10 +36,9 @@ ReLUs have kinks, on whose other side a unit may fall in float64, which no metho
 _BLOCKS = 2**16
 
 
+@without_tf32()
 def run(record: Record, device: torch.device, size: Size) -> None:
     """Record errors of norms and sums, and whether streams and resumed trials are equal in every bit."""
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
     for name in size.compared:
         with record.attempt(f"norms of {name}"):
             _norms(record, name, device, size.examples)
@@ -50,11 +50,9 @@ def run(record: Record, device: torch.device, size: Size) -> None:
         _noise(record, device, size)
     with tempfile.TemporaryDirectory() as folder:
         os.environ |= pictures.written(Path(folder), size.rows)
-        for source in ("seeded", "os_entropy"):
-            with record.attempt(f"resumption with {source}"):
-                _resumption(record, source, device, size, {})
-        with record.attempt("resumption of recorded passes"):
-            _resumption(record, "recorded passes", device, size, PADDED)
+        for told, source, settings in RESUMED:
+            with record.attempt(f"resumption with {told}"):
+                _resumption(record, told, trial_on(device, source, 2, min(size.rows, 1000), settings))
 
 
 def _require(record: Record, name: str, holds: bool, told: str) -> None:
@@ -130,6 +128,12 @@ def _noise(record: Record, device: torch.device, size: Size) -> None:
 
 PADDED: Final[Mapping[str, Any]] = {"micro_batch_size": 96, "last_micro_batch": "padded"}
 """Settings of a trial whose passes all have one shape, and are recorded: Poisson batches of 64 seldom exceed 96."""
+RESUMED: Final[tuple[tuple[str, str, Mapping[str, Any]], ...]] = (
+    ("seeded", "seeded", {}),
+    ("os_entropy", "os_entropy", {}),
+    ("recorded passes", "os_entropy", PADDED),
+)
+"""Name, source of noise, and settings of the trials that are resumed."""
 
 
 def trial_on(
@@ -146,10 +150,8 @@ def trial_on(
     return case.spec("auto", noise_source=source, execution=ExecutionSpec(device=str(device), **settings))
 
 
-def _resumption(record: Record, name: str, device: torch.device, size: Size, settings: Mapping[str, Any]) -> None:
+def _resumption(record: Record, name: str, spec: TrialSpec) -> None:
     """An undisturbed trial beside one that goes on from its checkpoint after the first epoch."""
-    source = name if name in NOISE_SOURCES else "os_entropy"
-    spec = trial_on(device, source, epochs=2, rows=min(size.rows, 1000), settings=settings)
     with tempfile.TemporaryDirectory() as folder:
         first, second = Path(folder) / "first", Path(folder) / "second"
 

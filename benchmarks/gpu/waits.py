@@ -27,6 +27,7 @@ from benchmarks.steps import SETTLED, dpsweep_with_noise, plain
 from benchmarks.training import built, synchronize
 from benchmarks.workloads import Workload
 from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.reproducible import reproducible
 from dpsweep.workers.trials.trial import begin
@@ -38,10 +39,9 @@ _STEPS, _LONGEST = 3, 25
 _ROOT = Path(__file__).resolve().parents[2]
 
 
+@without_tf32()
 def run(record: Record, device: torch.device, size: Size) -> None:
     """Record waits and operations of plain and private steps, and of a whole step of a trial."""
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.allow_tf32 = False
     for name in size.profiled:
         _of(record, name, getattr(workloads, size.workloads)[name], device)
     for told, settings in {"a step of a trial": {}, "a step of a trial, recorded": PADDED}.items():
