@@ -26,6 +26,7 @@ from dpsweep.workers.gradients.factors import (
     Prepared,
     as_multiplied,
     gram_norm_sq,
+    in_bfloat16,
     in_matrix_units,
     keep,
     mark,
@@ -160,7 +161,7 @@ class Correlations(Planned):
             return functional.conv2d(self.inputs, shaped, None, *settings)
         positions = self.grads.shape[2:]
         patches = self.geometry.patches(self.inputs, positions).reshape(len(self.inputs), kernel.shape[1], -1)
-        parts = (part.expand(len(patches), *part.shape) for part in _thirds(kernel))
+        parts = (part.expand(len(patches), *part.shape) for part in in_bfloat16(kernel, 3))
         return sum_of(product(part, patches) for part in parts).view(len(patches), -1, *positions)
 
     def _patches(self) -> int:
@@ -502,14 +503,6 @@ def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
     biases = [module.gain.new_zeros(1) if module.bias is None else module.bias for module in modules]
     most = torch.stack(torch._foreach_norm(biases, math.inf))
     return smallest > SMALLEST_GAIN * torch.maximum(largest, most)
-
-
-def _thirds(values: Tensor) -> Iterator[Tensor]:
-    """Yield three bfloat16 tensors whose sum is ``values`` in float32."""
-    for _ in range(3):
-        part = values.to(torch.bfloat16)
-        yield part
-        values = values - part
 
 
 def _over_positions(grads: Tensor, response: Tensor | None, examples: int) -> Tensor:

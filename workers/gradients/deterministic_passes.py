@@ -220,8 +220,10 @@ class Start:
         return {name: None if value is None else value.clone() for name, value in present.items()}
 
 
-def same(left: Tensor, right: Tensor) -> bool:
-    """Return whether two buffers are equal; NaN equals NaN."""
+def same(left: Tensor | None, right: Tensor | None) -> bool:
+    """Return whether two tensors are equal, or both are missing; NaN equals NaN."""
+    if left is None or right is None:
+        return left is right
     if (left.shape, left.dtype, left.layout) != (right.shape, right.dtype, right.layout):
         return False
     left, right = _dense(left), _dense(right)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial, reduce
 from typing import NamedTuple
@@ -146,9 +146,18 @@ def _halves(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
         from dpsweep.workers.gradients.fused_norms import scaled_halves
 
         return scaled_halves(values, weights)
-    scaled = _scaled(values, weights)
-    upper = scaled.to(torch.bfloat16)
-    return upper, (scaled - upper).to(torch.bfloat16)
+    upper, lower = in_bfloat16(_scaled(values, weights), 2)
+    return upper, lower
+
+
+def in_bfloat16(values: Tensor, count: int) -> Iterator[Tensor]:
+    """Yield bfloat16 tensors whose sum is ``values``, up to 2^-9 of each value for the first, 2^-17 for two, and all of
+    float32 for three.
+    """
+    yield (part := values.to(torch.bfloat16))
+    for _ in range(count - 1):
+        values = values - part
+        yield (part := values.to(torch.bfloat16))
 
 
 def sum_of_squares(gradients: Tensor) -> Tensor:

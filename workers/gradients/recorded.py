@@ -59,7 +59,7 @@ class Done:
         if expected.layer_norms is not None and found.layer_norms is not None:
             pairs.append((expected.layer_norms, found.layer_norms))
         pairs += [(value, sums[name]) for name, value in self.sums.items()]
-        return all(bool(((one == other) | (one.isnan() & other.isnan())).all()) for one, other in pairs)
+        return all(same(one, other) for one, other in pairs)
 
 
 class Recording:
@@ -239,23 +239,16 @@ def _refusing_changes(model: nn.Module, reads: HiddenState) -> Iterator[None]:
         kept = start.is_current() and reads.contents() == contents
         reads.restore()
         start.restore()
-    if not kept or not all(_equal(value, now[name]) for name, value in buffers.items()):
+    if not kept or not all(same(value, now[name]) for name, value in buffers.items()):
         raise InvalidInput("the pass changes state of the model, or draws numbers of Python or numpy")
-
-
-def _equal(left: Tensor | None, right: Tensor | None) -> bool:
-    """Return whether two buffers are equal or both are missing; NaN equals NaN."""
-    return left is right if left is None or right is None else same(left, right)
 
 
 @contextmanager
 def _refusing_draws(device: torch.device) -> Iterator[None]:
     """Restore the generators, and raise InvalidInput if random numbers were drawn."""
     before = RandomState.of(device)
-    try:
+    with RandomState.preserved(device):
         yield
-    finally:
         drawn = not before.is_current()
-        before.restore()
     if drawn:
         raise InvalidInput("the pass draws random numbers")

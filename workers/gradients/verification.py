@@ -385,16 +385,12 @@ def _run(function: Callable[[], T]) -> T:
 def _require_independent(passes: Sequence[Mapping[str, Tensor | None]]) -> None:
     """Raises: InvalidInput for buffers that differ between passes, because they depend on the examples."""
     first, *others = passes
-    taken = [name for name in first if not all(_same(first[name], other[name]) for other in others)]
+    taken = [name for name in first if not all(same(first[name], other[name]) for other in others)]
     if taken:
         raise InvalidInput(
             f"buffers {', '.join(taken)} change with the examples that pass: no noise would cover what they keep of "
             "them, and later examples would be computed with it. Compute such values within an example, or fix them"
         )
-
-
-def _same(left: Tensor | None, right: Tensor | None) -> bool:
-    return left is right if left is None or right is None else same(left, right)
 
 
 def _require_equal(pairs: Sequence[tuple[Gradients, Gradients]], tolerance: float) -> None:
