@@ -7,7 +7,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
-from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, get_type_hints
+from typing import Annotated, Any, Concatenate, ParamSpec, get_type_hints
 
 import typer
 
@@ -48,11 +48,6 @@ from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS, NoiseSchedule
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, SideQuery, Trace
 from dpsweep.accounting.registry import lookup, one_of
 
-if TYPE_CHECKING:
-    SamplingName = str
-else:  # the choices that typer shows and accepts
-    SamplingName = Literal[(*SAMPLINGS,)]
-
 AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
 P = ParamSpec("P")
@@ -77,7 +72,7 @@ class RunFlags:
     schedule: Annotated[
         str, typer.Option(help="name or name:key=value,... (constant, time, exponential, step, ...).")
     ] = "constant"
-    sampling: Annotated[SamplingName, typer.Option(help="How batches are drawn.")] = "poisson"
+    sampling: Annotated[str, typer.Option(help=f"How batches are drawn: {one_of(SAMPLINGS)}.")] = "poisson"
     sample_rate: Annotated[
         float | None, typer.Option(help="Poisson sampling probability q; an epoch is 1/q steps.")
     ] = None
@@ -135,9 +130,8 @@ class RunFlags:
 
     def mechanism(self) -> Sampling:
         """Return the sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
+        lookup(SAMPLINGS, self.sampling, "sampling")
         require_own_numbers(self.sampling, self.per_epoch, self.cycle_length)
-        if self.sampling not in SAMPLINGS:
-            raise InvalidInput(f"--sampling is {self.sampling!r}; choose {one_of(SAMPLINGS)}")
         if self.max_batch_size is not None and self.sampling not in (CYCLIC_POISSON, FIXED_ORDER):
             return self.of_sizes()
         return _WITH_OWN_FLAGS.get(self.sampling, RunFlags.of_sizes)(self)

@@ -6,15 +6,17 @@ import doctest
 import importlib
 import inspect
 from pathlib import Path
-from typing import get_args
+from typing import get_args, get_type_hints
 
 import pytest
 from pydantic import ValidationError
 
 from dpsweep import accounting
 from dpsweep.accounting import ACCOUNTANTS, INDIVIDUAL_ACCOUNTANTS, SAMPLINGS
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.registry import one_of
 from dpsweep.orchestration.commands.epsilon import IndividualMethod, epsilon
-from dpsweep.orchestration.commands.run_flags import SamplingName
+from dpsweep.orchestration.commands.run_flags import RunFlags
 from dpsweep.orchestration.sweeps.sections import AccountingSettings
 
 EXPORTED = {
@@ -60,7 +62,10 @@ def test_the_examples_of_the_docstrings_run() -> None:
 
 
 def test_the_command_line_offers_what_is_registered() -> None:
-    assert get_args(SamplingName) == (*SAMPLINGS,)
+    offered = get_type_hints(RunFlags, include_extras=True)["sampling"].__metadata__[0].help
+    assert offered == f"How batches are drawn: {one_of(SAMPLINGS)}."
+    with pytest.raises(InvalidInput, match="unknown sampling 'poison'; did you mean 'poisson'"):
+        RunFlags(sampling="poison", sample_rate=0.1, steps=1).mechanism()
     assert get_args(IndividualMethod) == (*INDIVIDUAL_ACCOUNTANTS, "rdp-algorithm-2")
     shown = inspect.signature(epsilon, eval_str=True).parameters["accountant"].annotation.__metadata__[0].help
     assert shown.rstrip(".").replace(" or ", ", ").split(", ") == list(ACCOUNTANTS)

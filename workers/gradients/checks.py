@@ -139,3 +139,18 @@ def require_autocast(model: nn.Module, autocast: torch.dtype | None) -> None:
             f"its frozen parameters are {', '.join(dtypes)}, which train beside float32 under autocast only; set "
             "execution.autocast: true"
         )
+
+
+@contextmanager
+def precision_named(model: nn.Module, features: torch.dtype) -> Iterator[None]:
+    """Say so where a model fails on features of another precision than that of all its parameters."""
+    try:
+        yield
+    except RuntimeError as error:
+        kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
+        if not features.is_floating_point or kinds != {torch.float64}:
+            raise
+        raise InvalidInput(
+            f"the parameters are torch.float64, and the features {features}: return the model in .float(), or begin "
+            "its forward with x.double()"
+        ) from error

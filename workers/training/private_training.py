@@ -29,6 +29,7 @@ from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
 from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
+from dpsweep.workers.gradients.checks import precision_named
 from dpsweep.workers.gradients.modes import modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.machine.devices import torch_defaults
@@ -182,7 +183,8 @@ class PrivateTraining:
 
     def _made(self, mechanism: TrialMechanism, parts: Parts, device: torch.device) -> Trainer:
         spec = self._spec
-        with self._own_randomness(device):
+        features = self._dataset.train.features.dtype
+        with self._own_randomness(device), precision_named(parts.model(), features):
             noise = make_noise_source(spec.noise_source, spec.seed, device)
             trainer = Trainer(spec, mechanism, self._dataset, noise, self._norms, parts)
             trainer.begin()
@@ -235,8 +237,10 @@ class PrivateTraining:
         if batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
         with self._own_randomness(batch.rows.device):
-            set_modes(self._trainer.local.model, self._modes)
-            self._trainer.step(batch.rows)
+            model = self._trainer.local.model
+            set_modes(model, self._modes)
+            with precision_named(model, self._dataset.train.features.dtype):
+                self._trainer.step(batch.rows)
         self._pending = None
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
 from dpsweep.workers.data import Dataset, as_targets
-from dpsweep.workers.gradients.checks import in_its_precision, require_autocast
+from dpsweep.workers.gradients.checks import in_its_precision, precision_named, require_autocast
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.layers import OUTERMOST
 from dpsweep.workers.gradients.modes import modes_kept
@@ -207,21 +207,6 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: st
     )
 
 
-@contextlib.contextmanager
-def _precision_named(model: nn.Module, x: Tensor) -> Iterator[None]:
-    """Say so where a model fails on numbers of another precision than that of all its parameters."""
-    try:
-        yield
-    except RuntimeError as error:
-        kinds = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
-        if not x.is_floating_point() or kinds != {torch.float64}:
-            raise
-        raise InvalidInput(
-            f"its parameters are torch.float64, and its features {x.dtype}: return it in .float(), or begin its "
-            "forward with x.double()"
-        ) from error
-
-
 def _tensor(found: object, of: str) -> Tensor:
     if not isinstance(found, Tensor):
         raise InvalidInput(f"{of} returns a {type(found).__name__}, but must return a tensor of logits")
@@ -230,7 +215,7 @@ def _tensor(found: object, of: str) -> Tensor:
 
 def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, has_own_loss: bool) -> Tensor:
     """Return the logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
-    with torch.enable_grad(), in_its_precision(model, x.device), _precision_named(model, x):
+    with torch.enable_grad(), in_its_precision(model, x.device), precision_named(model, x.dtype):
         logits = _tensor(model(x), "its forward")
     task = task_called(dataset.task)
     output, outputs = task.output_shape(y, dataset.class_names), task.outputs(dataset.class_names)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +240,12 @@ def test_an_optimizer_of_other_parameters_and_a_model_that_mixes_rows_are_refuse
     mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(dpsweep.InvalidInput, match="BatchNorm"):
         run(engine_of(mixing, **UNCALIBRATED))
+
+
+@pytest.mark.parametrize("make", [net, lambda: nn.Linear(5, 2)])
+def test_a_model_of_another_precision_than_its_features_is_refused_by_name(make: Callable[[], nn.Module]) -> None:
+    with pytest.raises(dpsweep.InvalidInput, match=r"parameters are torch\.float64, .* torch\.float32"):
+        run(engine_of(make().double(), **UNCALIBRATED))
 
 
 def test_account_and_individual_epsilons_have_one_default_method() -> None:
