@@ -91,7 +91,7 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
         shown.add_row(
             planned.spec.key,
             *difference,
-            f"{planned.spec.noise.initial_noise_multiplier:.4f}" if planned.spec.is_private else "none",
+            f"{planned.spec.noise.initial_noise_multiplier:.6g}" if planned.spec.is_private else "none",
             *(_error_cells(planned) if correlated else ()),
             str(planned.trace.steps),
             at_most(worst.epsilon, 4) if worst.is_private else "not private",

@@ -100,7 +100,7 @@ class Plan:
         rows = [
             (
                 *(each.key, each.spec.epochs, each.trace.steps),
-                *(f"{each.spec.noise.initial_noise_multiplier:.4g}", rounded_up(each.worst_case.epsilon)),
+                *(f"{each.spec.noise.initial_noise_multiplier:.6g}", rounded_up(each.worst_case.epsilon)),
                 each.worst_case.kind,
             )
             for each in self.trials
