@@ -100,11 +100,12 @@ def changes(population: Population, found: Findings) -> Numbers:
     """Coverage and width of every difference from the baseline, in accuracy and for the worst-served group."""
     (baseline,) = (one for one in found.settings if one.is_baseline)
     without = population.without_privacy()  # of every group
+    truths = population.accuracy, population.worst
     for place, setting in enumerate(private(found)):
-        for name, truth in zip(found.headline, (population.accuracy(place), population.worst(place)), strict=True):
+        for name, truth in zip(found.headline, truths, strict=False):  # of one group there is no worst
             interval = found.evidence.difference(setting, baseline, name)
             suffix = "change" if name == found.main.name else "worst_change"
-            yield f"cover_{suffix}", covers(interval, truth - without)
+            yield f"cover_{suffix}", covers(interval, truth(place) - without)
             yield f"width_{suffix}", width(interval)
 
 
@@ -118,7 +119,7 @@ def wrong_verdicts(population: Population, found: Findings) -> Numbers:
     """Return whether any verdict of the headline's metrics is wrong, and whether any setting is on the front by
     error.
     """
-    settings, truths = private(found), dict(zip(found.headline, (population.accuracy, population.worst), strict=True))
+    settings, truths = private(found), dict(zip(found.headline, (population.accuracy, population.worst), strict=False))
     wrong = False
     for (i, one), (j, other) in combinations(enumerate(settings), 2):
         for name, truth in truths.items():

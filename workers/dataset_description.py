@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Final
 
 from dpsweep.accounting.mechanism.reasons import Reason
 
@@ -11,6 +12,9 @@ RowsPerUser = tuple[tuple[int, int], ...]
 
 RowsKept = tuple[tuple[int, int], ...]
 """How many rows remain if each user keeps at most so many: (most, rows), ascending."""
+
+NO_GROUPS: Final = ("all",)
+"""Names of the groups of data that name none."""
 
 
 @dataclass(frozen=True)

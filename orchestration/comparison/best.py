@@ -65,7 +65,7 @@ def said_of(found: Findings, setting: Setting, name: str) -> str:
 def _serves_worst(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
     mean, groups = setting.over_seeds(worst.value), whose(worst, setting)
-    if mean is None or not groups:
+    if mean is None or not groups or not found.has_groups:
         return ""
     by = spoken_worst(worst)
     word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"

@@ -29,7 +29,7 @@ from dpsweep.orchestration.comparison.sanity import (
     why_cost_is_unknown,
     why_useless,
 )
-from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names, has_groups
 from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.records.published import NON_PRIVATE, PublishedSweep
 
@@ -106,10 +106,17 @@ class Findings:
         """The task of the sweep, a name in `dpsweep.workers.tasks.TASKS`."""
         return str(self.main.task)
 
+    @cached_property
+    def has_groups(self) -> bool:
+        """Return whether there are several groups of test examples to compare."""
+        return has_groups(trial for setting in self.settings for trial in setting.trials)
+
     @property
-    def headline(self) -> tuple[str, str]:
-        """The two metrics of the headline; the intervals of its differences hold simultaneously for both."""
-        return self.main.name, self.worst_group.name
+    def headline(self) -> tuple[str, ...]:
+        """The metrics of the headline, of all and of the worst-served group if there are several; the intervals of its
+        differences hold simultaneously for them.
+        """
+        return (self.main.name, self.worst_group.name) if self.has_groups else (self.main.name,)
 
     @cached_property
     def private(self) -> tuple[Setting, ...]:
@@ -171,7 +178,7 @@ class Findings:
 
     @cached_property
     def comparisons(self) -> int:
-        """Number of differences that headlines may state: all pairs of private settings in both metrics."""
+        """Number of differences that headlines may state: all pairs of private settings in each metric."""
         count = len(self.private)
         return max(1, len(self.headline) * count * (count - 1) // 2)
 

@@ -312,15 +312,22 @@ def main_metric(task: str) -> Metric:
     return metric(task_called(task).main)
 
 
-def columns(place: MetricTable, worst_group: str, task: str = "classification") -> tuple[Metric, ...]:
+def columns(
+    place: MetricTable, worst_group: str, task: str = "classification", has_groups: bool = True
+) -> tuple[Metric, ...]:
     """Return the metrics of a task with a column in ``place``, in the order of `METRICS`.
 
-    `worst_group`: the worst-group metric that compares settings; it is in every table.
+    `worst_group`: the worst-group metric that compares settings; it is in every table. `has_groups`: whether there are
+    several groups; of one, no extreme or gap has a column.
 
     >>> [metric.name for metric in columns(MetricTable.TERMINAL, "worst_group_accuracy")][:2]
     ['epsilon', 'median_example_epsilon']
     """
-    return tuple(metric for metric in of_task(task) if place in metric.places or metric.name == worst_group)
+    return tuple(
+        metric
+        for metric in of_task(task)
+        if (place in metric.places or metric.name == worst_group) and (has_groups or metric.extreme is None)
+    )
 
 
 def metric(name: str) -> Metric:

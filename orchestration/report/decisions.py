@@ -24,7 +24,7 @@ def decisions(found: Findings, delta: float) -> list[str]:
     if best is None:
         return [nothing_to_take(found)]
     worst = found.worst_group.name
-    fairest = found.best(worst, [best, *found.useful])
+    fairest = found.best(worst, [best, *found.useful]) if found.has_groups else None
     sentences = [_most_accurate(found, best, delta), *_distinguished(found, best, main, f"in {_main_name(found)}")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]

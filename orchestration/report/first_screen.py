@@ -36,6 +36,7 @@ from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedS
 from dpsweep.orchestration.report.decisions import nothing_to_take
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
+from dpsweep.workers.dataset_description import NO_GROUPS
 
 _MOST_ROWS: Final = 7
 """Most rows of a picture; more would not fit on the first screen."""
@@ -105,7 +106,7 @@ def decision(found: Findings, delta: float) -> list[str]:
     sentences = [
         f"{taken}{':' if len(found.private) > 1 else ' reaches'} {word} {shown.one(reached.mean if reached else None)}"
         f"{within} at ε = {at_most(cost.high if cost else None)} (δ = {delta:g}{claim}), "
-        f"{_compared(found, best)}; {_served_worst(found, best)}."
+        f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
     sentences += _alike(found, best)
     if several:
@@ -157,15 +158,15 @@ def _served_worst(found: Findings, best: Setting) -> str:
     worst, groups = found.worst_group, whose(found.worst_group, best)
     mean = best.over_seeds(worst.value)
     if not groups or mean is None:
-        return "no group is large enough to be shown"
-    if len(names := group_names(best.trials)) == 1:
-        return f"groups are not compared: {called(names[0])} is the only one"
+        return "; no group is large enough to be shown"
+    if not found.has_groups:
+        return ""
     interval = found.interval_of_chosen(best, worst.name)
     within = _bracketed(between, interval, worst.format)
     by = spoken_worst(worst)
     word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
     who = " or ".join(map(called, sorted(groups)))
-    return f"worst served: {who} with{word} {worst.format.one(mean.mean)}{_corrected(worst, best, interval)}{within}"
+    return f"; worst served: {who} with{word} {worst.format.one(mean.mean)}{_corrected(worst, best, interval)}{within}"
 
 
 def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval | None) -> str:
@@ -288,10 +289,16 @@ def _for_whom(found: Findings, best: Setting) -> Tile:
     groups, mean = sorted(whose(worst, best)), best.over_seeds(worst.value)
     if not groups or mean is None:
         return _of_groups("unknown", "No group of the test data is large enough to be shown.")
-    if len(names := group_names(best.trials)) == 1:
-        return _of_groups("not compared", f"{called(names[0])} is the only group that is shown.")
+    if not found.has_groups:
+        return _of_groups("not compared", _only(*group_names(best.trials)))
     big = f"{' or '.join(map(called, groups))}: {worst.format.one(mean.mean)}"
     return _of_groups(big, _worst_words(found, best), *_gap_words(found, best))
+
+
+def _only(name: str) -> str:
+    if (name,) == NO_GROUPS:
+        return "The data name no groups; with data.group, those of a column are compared."
+    return f"{called(name)} is the only group that is shown."
 
 
 def _of_groups(big: str, *words: str) -> Tile:

@@ -391,8 +391,9 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
 
 
 def _shown(found: Findings) -> list[Metric]:
-    """Metrics that at least two settings have."""
-    return [each for each in METRICS if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
+    """Metrics that at least two settings have, without those of extremes over groups where there is one group."""
+    of_groups = METRICS if found.has_groups else [each for each in METRICS if each.extreme is None]
+    return [each for each in of_groups if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
 
 
 def _ends(found: Findings, setting: Setting, value: Value, name: str, group: str) -> list[float] | None:
@@ -413,7 +414,7 @@ def explorer(found: Findings) -> str:
     axes = [(each.name, each.heading.removesuffix(", points")) for each in shown]
     controls = (
         _select("explore-x", "Across", axes, found.main.name),
-        _select("explore-y", "Up", axes, found.worst_group.name),
+        _select("explore-y", "Up", axes, found.worst_group.name if found.has_groups else "epsilon"),
         _select("explore-group", "Group", [("", "all test examples"), *((name, name) for name in names)], ""),
     )
     return (

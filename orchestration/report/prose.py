@@ -76,7 +76,7 @@ TERMS = (
     (
         "Better, worse, not distinguishable, unknown",
         "Differences are paired: equal seed, equal split, equal test examples. Their intervals are widened so that all "
-        "of them together hold in 95 of 100 sweeps (Bonferroni, over all pairs of private settings and two metrics). "
+        "of them together hold in 95 of 100 sweeps (Bonferroni, over all pairs of private settings in each metric). "
         "A setting is better or worse where the interval leaves out 0, and with one seed nothing is known. In "
         "sentences, intervals of the best of several settings allow for that choice.",
     ),

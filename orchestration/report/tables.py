@@ -29,6 +29,7 @@ from dpsweep.orchestration.comparison.settings import (
     class_names,
     group_names,
     group_value,
+    has_groups,
     setting_name,
     shown_over_seeds,
     whose,
@@ -52,7 +53,7 @@ def settings_table(found: Findings, style: Style) -> str:
     intervals.
     """
     settings, front = found.settings, best_trade_offs(found.settings, found.worst_group, found.useless)
-    shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.task)
+    shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.task, found.has_groups)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
@@ -112,7 +113,7 @@ def fairness_table(found: Findings, style: Style) -> str:
     """Return one row per setting: every metric of `MetricTable.FAIRNESS` that any setting has; "" without any."""
     shown = [
         metric
-        for metric in columns(MetricTable.FAIRNESS, found.worst_group.name, found.task)
+        for metric in columns(MetricTable.FAIRNESS, found.worst_group.name, found.task, found.has_groups)
         if any(setting.over_seeds(metric.value) is not None for setting in found.settings)
     ]
     rows = [
@@ -247,7 +248,7 @@ def trials_table(trials: Sequence[PublishedTrial], worst_group: str, task: str =
 
     worst_group, task: as in `metrics.columns`.
     """
-    shown = columns(MetricTable.TRIALS, worst_group, task)
+    shown = columns(MetricTable.TRIALS, worst_group, task, has_groups(trials))
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))
     rows = [_trial_row(trial, shown) for trial in trials]

@@ -24,9 +24,9 @@ from dpsweep.orchestration.report.plot import INK, MUTED, Plot
 _EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, ".3~g")
 
 
-def utility_fairness(scene: Scene) -> Plot:
-    """Return the metric of the worst-served group against accuracy on all test data."""
-    return _scatter(scene, total_axis(scene), worst_axis(scene))
+def utility_fairness(scene: Scene) -> Plot | None:
+    """Return the metric of the worst-served group against accuracy on all test data; None for one group."""
+    return _scatter(scene, total_axis(scene), worst_axis(scene)) if len(scene.groups) > 1 else None
 
 
 def privacy_utility(scene: Scene) -> Plot | None:
@@ -36,9 +36,9 @@ def privacy_utility(scene: Scene) -> Plot | None:
 
 def privacy_fairness(scene: Scene) -> Plot | None:
     """Return the metric of the worst-served group against worst-case epsilon; None if all private settings cost the
-    same.
+    same, or if there is one group.
     """
-    return _privacy(scene, worst_axis(scene))
+    return _privacy(scene, worst_axis(scene)) if len(scene.groups) > 1 else None
 
 
 def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:

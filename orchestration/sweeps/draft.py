@@ -566,10 +566,14 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     yield "clipping:"
     yield "  - none    # the non-private baseline"
     yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; gradients are longer at first, shorter later"
-    if rows >= _FEWEST_OF_COUNTS:
+    has_groups = subject.task == "classification" or subject.group is not None
+    name, follows = ("dpsgd_f", "bounds follow the groups") if has_groups else ("quantile", "bound follows the norms")
+    if rows < _FEWEST_OF_COUNTS:
+        yield f"  # {name}, whose {follows}, counts examples: too few rows for the noise of these counts"
+    elif has_groups:
         yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
     else:
-        yield "  # dpsgd_f, whose bounds follow the groups, counts examples: too few rows for the noise of these counts"
+        yield f"  - {{name: quantile, bound: {_number(bound)}}}    # a bound that half of the gradients keep"
     yield "# Bound and learning rate matter most. To let each setting choose its own, by public_fraction in data:"
     bounds, rates = (", ".join(_number(digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
     places = f"clipping.bound: [{bounds}], optimizer.learning_rate: [{rates}]"

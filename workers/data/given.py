@@ -27,6 +27,7 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split
 from dpsweep.workers.data.owner_columns import owners_in, people_in
 from dpsweep.workers.data.table import table
+from dpsweep.workers.dataset_description import NO_GROUPS
 
 _COLUMNS: Final = ("features", "labels", "groups", "example_ids", "user_ids")
 _PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
@@ -102,7 +103,7 @@ def source_of_arrays(
         names = tuple(f"target {place}" for place in range(width)) if classes is None else tuple(map(str, classes))
     in_groups: list[npt.NDArray[Any] | None] = [None if part[2] is None else _values(part[2]) for part in parts]
     grouped = [each for each in in_groups if each is not None]
-    called = names if task == "classification" else ("all",)
+    called = names if task == "classification" else NO_GROUPS
     if grouped:
         if group_names is None:
             found = np.unique(np.concatenate(grouped)).tolist()

@@ -24,6 +24,7 @@ from dpsweep.workers.data.images import (
 )
 from dpsweep.workers.data.source_files import reading, require_path
 from dpsweep.workers.data.tabular import attributes
+from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.tasks import IGNORED
 
 _PARTS: Final = ("train", "test")
@@ -65,7 +66,7 @@ def image_masks(
     parts = [folder / name for name in _PARTS] if all((folder / name).is_dir() for name in _PARTS) else [folder]
     listed = [_pictures(part) for part in parts]
     files = [file for part in listed for file in part]
-    grouped = Grouping(("all",), np.zeros(len(files), dtype=np.int64))
+    grouped = Grouping(NO_GROUPS, np.zeros(len(files), dtype=np.int64))
     if groups is not None:
         grouped = Grouping.read(Path(groups), folder, files, attributes("image_masks", group), group_names)
     masks = [_mask_of(file) for file in files]

@@ -41,6 +41,7 @@ from dpsweep.workers.data.tabular import (
     numbers,
     positions,
 )
+from dpsweep.workers.dataset_description import NO_GROUPS
 
 _MAX_CATEGORIES: Final = 1000
 """Largest number of distinct values of an undeclared text column; one feature per value could exhaust memory."""
@@ -460,7 +461,7 @@ def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
         else _declared_or_distinct(declared.groups.get(name), complete[name])
         for name in roles.groups
     }
-    shown = intersected(group_values) if group_values else ("all",)
+    shown = intersected(group_values) if group_values else NO_GROUPS
     by_label = [name for name in roles.groups if name in roles.labels and name not in declared.groups]
     is_declared = not _undeclared_groups(roles, declared) and (declared.classes is not None or not by_label)
     return Encoding(

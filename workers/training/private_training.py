@@ -29,6 +29,7 @@ from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
 from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
+from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.gradients.checks import precision_named
 from dpsweep.workers.gradients.modes import modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
@@ -477,7 +478,7 @@ def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[s
     count, reasons = len(features), list[Reason]()
     if len(labels) != count:
         raise InvalidInput(f"there are {count} examples and {len(labels)} labels; give each example one")
-    names: tuple[str, ...] = ("all",)
+    names: tuple[str, ...] = NO_GROUPS
     places = torch.zeros(count, dtype=torch.int64)
     if groups is not None:
         given = np.asarray(groups)

@@ -20,6 +20,7 @@ from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
+from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
 from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
@@ -104,7 +105,7 @@ class TrainedModel:
         rows = Split(features, none, none, torch.arange(len(features)))
         names = tuple(map(str, range(self.num_classes)))
         empty = rows.select(np.empty(0, dtype=np.int64))
-        return Dataset(self.spec.data.name, rows, empty, None, ("all",), names, self.preparation)
+        return Dataset(self.spec.data.name, rows, empty, None, NO_GROUPS, names, self.preparation)
 
 
 def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: State) -> dict[str, Any]:

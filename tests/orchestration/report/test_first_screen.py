@@ -22,10 +22,13 @@ from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.report.catalogue import drawn_figures
 from dpsweep.orchestration.report.first_screen import Tile, _neighbours, decision, tiles
 from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.plot import style_of
+from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.report.tables import trials_table
 from dpsweep.orchestration.report.writing import one_page, summary_pdf
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.report.pages import Page, rendered
@@ -57,9 +60,12 @@ def test_one_group_alone_is_not_served_worst() -> None:
         alone.append(replace(each, quality=replace(each.quality, groups=each.quality.groups[:1])))
     data, found, _ = in_sweep(alone, kept)
     (said, *_) = decision(found, data.delta)
-    assert "worst served" not in said
-    assert "groups are not compared: " in said
+    assert "worst" not in said
     assert answered(data, found)["For whom?"].big == "not compared"
+    assert found.headline == ("accuracy",)
+    assert not [each for each in headline(data, found) if "worst" in each]
+    assert {"Utility and fairness", "Privacy and fairness"}.isdisjoint(each.title for each in drawn_figures(data))
+    assert "orst-served" not in trials_table(data.trials, found.worst_group.name)
 
 
 def test_the_picture_of_epsilons_shows_none_too_small() -> None:
