@@ -60,12 +60,19 @@ class Design:
 
 @dataclass(frozen=True)
 class Detectable:
-    """Smallest differences, as shares, that this number of seeds shows; 1 if nothing smaller does."""
+    """Smallest differences, as shares, that this number of seeds shows; 1 if nothing smaller does. Those of groups are
+    None where there is one.
+    """
 
     seeds: int
     accuracy: float
-    worst_group: float
-    gap: float
+    worst_group: float | None
+    gap: float | None
+
+    @property
+    def known(self) -> tuple[float, ...]:
+        """Return those that the design compares."""
+        return tuple(each for each in (self.accuracy, self.worst_group, self.gap) if each is not None)
 
 
 def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
@@ -113,7 +120,8 @@ def hours_by_seeds(sweep: SweepSpec, planned: int, hours: float) -> Callable[[in
 
 def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable:
     """Return the smallest differences that a design with this number of seeds shows in four of five sweeps."""
-    pairs = of.settings * (of.settings - 1)  # of two metrics
+    several = of.groups > 1
+    pairs = of.settings * (of.settings - 1) // (1 if several else 2)  # of two metrics, or of one
     freedom = (of.settings - 1) * (seeds - 1)
     of_seeds = (assumed.of_seeds * unnoticed(seeds - 1)) ** 2 / seeds
     of_one = assumed.right * (1.0 - assumed.right) / of.smallest
@@ -128,8 +136,8 @@ def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable
     return Detectable(
         seeds,
         smallest(assumed.unlike / of.examples, pairs),
-        smallest(2.0 * of_one, pairs * groups),
-        smallest(4.0 * of_one, pairs * max(1, groups * (groups - 1))),
+        smallest(2.0 * of_one, pairs * groups) if several else None,
+        smallest(4.0 * of_one, pairs * groups * (groups - 1)) if several else None,
     )
 
 
@@ -138,20 +146,23 @@ def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None)
 
     planned: seeds of the sweep. hours: CPU-hours by number of seeds, if known.
     """
-    groups = f"{of.groups} group{'s' * (of.groups > 1)}"
+    several = of.groups > 1
+    smallest = f" (the smallest of {of.groups} groups: {of.smallest:,})" if several else ""
+    what = "accuracy, worst group, gap" if several else "accuracy"
     found = [
-        f"what {of.settings} private settings can show, on {of.examples:,} test {of.unit} (the smallest of {groups}: "
-        f"{of.smallest:,}): differences in accuracy, worst group, gap, found in 4 of 5 sweeps"
+        f"what {of.settings} private settings can show, on {of.examples:,} test {of.unit}{smallest}: differences in "
+        f"{what}, found in 4 of 5 sweeps"
     ]
     for seeds in sorted({*SEEDS, planned} - {1}):
         each = detectable(of, seeds)
         cost = "" if hours is None else f", {hours(seeds):.3g} CPU-hours"
-        points = ", ".join(map(_points, (each.accuracy, each.worst_group, each.gap)))
+        points = ", ".join(map(_points, each.known))
         found.append(f"  {seeds:>2} seeds: {points} points{cost}{' (planned)' * (seeds == planned)}")
+    right = f", groups are right for {100 * ASSUMED.right:g}%" if several else ""
     return [
         *found,
         f"  assumed: seeds move a difference by {100 * ASSUMED.of_seeds:g} point, two settings differ on "
-        f"{100 * ASSUMED.unlike:g}% of test {of.unit}, groups are right for {100 * ASSUMED.right:g}%",
+        f"{100 * ASSUMED.unlike:g}% of test {of.unit}{right}",
     ]
 
 

@@ -19,9 +19,17 @@ SIX = Design(6, 300, 30, 10)
 def test_seeds_examples_and_fewer_groups_show_smaller_differences() -> None:
     found = [detectable(SIX, seeds) for seeds in (2, 3, 5, 10)]
     assert [each.accuracy for each in found] == sorted((each.accuracy for each in found), reverse=True)
-    assert all(each.accuracy < each.worst_group < each.gap for each in found)
-    assert detectable(Design(6, 30000, 3000, 2), 5).worst_group < found[2].worst_group / 3
+    assert all(each.known == tuple(sorted(each.known)) and len(each.known) == 3 for each in found)
+    assert detectable(Design(6, 30000, 3000, 2), 5).known[1] < found[2].known[1] / 3
     assert 0.05 < found[2].accuracy < 0.15
+
+
+def test_one_group_is_compared_in_accuracy_alone() -> None:
+    alone, two = (detectable(Design(6, 300, 300, groups), 3) for groups in (1, 2))
+    assert alone.known == (alone.accuracy,)
+    assert alone.accuracy < two.accuracy  # half as many verdicts hold together
+    shown = lines(Design(6, 300, 300, 1), 3)
+    assert not [line for line in shown if "group" in line or "gap" in line]
 
 
 def test_a_difference_of_the_named_size_is_found_in_most_simulated_sweeps() -> None:
