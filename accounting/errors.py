@@ -107,10 +107,13 @@ def without_locals(error: DpsweepError) -> DpsweepError:
 
 
 def _with_causes(error: BaseException) -> Iterator[BaseException]:
+    """Yield the error and its causes, each once: an error may be raised from itself."""
     found: BaseException | None = error
-    while found is not None:
-        yield found
+    seen: list[BaseException] = []
+    while found is not None and not any(found is each for each in seen):
+        seen.append(found)
         found = found.__cause__
+    yield from seen
 
 
 def _is_own(error: BaseException) -> bool:

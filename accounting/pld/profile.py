@@ -99,14 +99,16 @@ def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Arr
     tail = tail_of(rounds, aim.delta, aim.lost)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     for row, (generating, other) in enumerate((pair, pair[::-1])):
-        found = saddle_at_epsilon(generating, aim.epsilon)
-        saddle = replace(found, log_delta=min(found.log_delta, math.log(aim.delta)))
         finest = max(_CELLS * math.sqrt(generating(0.0)[2]), _FINEST)
-        spacing = min(spacing_for(rounds.count, saddle, TOLERANCE), finest)
-        plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
-        if not is_too_coarse(rounds, plan):
-            composed = compose(rounds, replace(plan, opposite=None))
-            upper[row], lower[row] = composed.upper.deltas_at(epsilons), composed.lower.deltas_at(epsilons)
+        # The losses of one direction may all lie below the epsilon. Then it is centred where its delta is the aim's.
+        for found in (saddle_at_epsilon(generating, aim.epsilon), saddle_at_delta(generating, math.log(aim.delta))):
+            saddle = replace(found, log_delta=min(found.log_delta, math.log(aim.delta)))
+            spacing = min(spacing_for(rounds.count, saddle, TOLERANCE), finest)
+            plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
+            if not is_too_coarse(rounds, plan):
+                composed = compose(rounds, replace(plan, opposite=None))
+                upper[row], lower[row] = composed.upper.deltas_at(epsilons), composed.lower.deltas_at(epsilons)
+                break
     return upper, lower
 
 

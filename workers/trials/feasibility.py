@@ -164,7 +164,9 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
     except (Exception, SystemExit) as error:
         reason = public_text(error)
         if isinstance(error, DpsweepError) and reason == str(error):
-            raise error if reason.startswith(subject) else InvalidInput(f"{subject}: {reason}") from error
+            if reason.startswith(subject):
+                raise
+            raise InvalidInput(f"{subject}: {reason}") from error
         raise InvalidInput(
             f"{subject} cannot take features of shape {tuple(features.shape[1:])} and type {features.dtype} ({reason})"
             f"{'' if features.is_floating_point() else _EMBEDDING_HINT}"

@@ -115,3 +115,18 @@ def test_extreme_groups_have_finite_bounds(sigma: float, size: int) -> None:
     assert (found.lower or 0.0) <= found.upper <= revealed * (1 + 1e-6)
     exact, _ = gaussian_delta(size * math.sqrt(2.0) / sigma, revealed)
     assert delta_pld(trace, revealed, size).upper <= exact * (1 + 1e-6)
+
+
+@pytest.mark.parametrize(("sigma", "sizes"), [(0.7, (6, 8, 12, 16)), (1.0, (6, 8, 12)), (1.5, (6, 12, 20))])
+def test_larger_groups_and_longer_runs_cost_more(sigma: float, sizes: tuple[int, ...]) -> None:
+    """Where the losses of one direction all lie below the epsilon, too, and where links have deltas below 1e-300."""
+    short, long = (
+        [account(run_of(RandomAllocationSampling(10), sigma, steps), 1e-5, group_size=size) for size in sizes]
+        for steps in (20, 50)
+    )
+    for one, other in zip(short, long, strict=True):
+        assert one.epsilon < other.epsilon
+    for row in (short, long):
+        assert sorted(each.epsilon for each in row) == [each.epsilon for each in row]
+    assert {each.accountant for each in short} == {"pld"}
+    assert np.all(np.diff([each.epsilon for each in short]) < 250.0)
