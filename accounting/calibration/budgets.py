@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.one_run import total_rho
@@ -45,6 +45,11 @@ class Budget(Protocol):
         ...
 
     @property
+    def accountant(self) -> str:
+        """The name of the accountant that computes the cost."""
+        ...
+
+    @property
     def resolution(self) -> float:
         """Relative precision of the cost beyond which solving more finely gains nothing."""
         ...
@@ -64,6 +69,7 @@ class RhoBudget:
 
     limit: float
     group_size: int = 1
+    accountant: ClassVar[str] = "zcdp"
     unit: str = "rho"
     resolution: float = 0.0
 
@@ -75,7 +81,7 @@ class RhoBudget:
         return total_rho(trace, self.group_size)
 
     def reached(self, trace: Trace) -> Reached:
-        return Reached(self.cost(trace), trace.kind, "zcdp")
+        return Reached(self.cost(trace), trace.kind, self.accountant)
 
 
 @dataclass(frozen=True)
@@ -122,6 +128,7 @@ class AdvantageBudget:
 
     limit: float
     group_size: int = 1
+    accountant: ClassVar[str] = "pld"
     unit: str = "advantage"
     resolution: float = _RESOLUTION
 
@@ -133,7 +140,7 @@ class AdvantageBudget:
         return privacy_curve(trace, self.group_size).advantage.upper
 
     def reached(self, trace: Trace) -> Reached:
-        return Reached(self.cost(trace), trace.kind, "pld")
+        return Reached(self.cost(trace), trace.kind, self.accountant)
 
 
 @dataclass(frozen=True)
@@ -146,6 +153,7 @@ class TruePositiveRateBudget:
     limit: float
     false_positive_rate: float
     group_size: int = 1
+    accountant: ClassVar[str] = "pld"
     resolution: float = _RESOLUTION
 
     def __post_init__(self) -> None:
@@ -161,4 +169,4 @@ class TruePositiveRateBudget:
         return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper
 
     def reached(self, trace: Trace) -> Reached:
-        return Reached(self.cost(trace), trace.kind, "pld")
+        return Reached(self.cost(trace), trace.kind, self.accountant)

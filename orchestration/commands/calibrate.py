@@ -68,7 +68,7 @@ class Target:
     def budget(self, accountant: str, group_size: int, trials: RandomTrials | None = None) -> Budget:
         """Return the budget to meet. trials: for a private selection.
 
-        Raises: InvalidInput for missing or contradictory flags.
+        Raises: InvalidInput for missing or contradictory flags, and for one that the target has no use for.
         """
         targets = (self.epsilon, self.rho, self.advantage, self.true_positive_rate)
         if sum(target is not None for target in targets) != 1:
@@ -81,8 +81,18 @@ class Target:
             if self.delta is None:
                 raise InvalidInput("--target-epsilon needs --delta, the failure probability, well below 1/n")
             return EpsilonBudget(self.epsilon, self.delta, accountant, group_size, trials)
+        if self.delta is not None:
+            raise InvalidInput("--delta belongs to --target-epsilon: drop it, as no other target has a delta")
         if trials is not None:
             raise InvalidInput("--selection-trials needs --target-epsilon: a selection has no other target")
+        budget = self._without_epsilon(group_size)
+        if accountant not in ("auto", budget.accountant):
+            raise InvalidInput(
+                f"--accountant is {accountant!r}, but {budget.accountant!r} alone computes {budget.unit}: drop it"
+            )
+        return budget
+
+    def _without_epsilon(self, group_size: int) -> Budget:
         if self.rho is not None:
             return RhoBudget(self.rho, group_size)
         if self.advantage is not None:
@@ -117,6 +127,8 @@ def calibrate(
     target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
     trials = random_trials(selection_trials, selection_shape)
     budget = target.budget(accountant, group_size, trials)
+    if digits is not None and solve != "decay":
+        raise InvalidInput(f"--digits rounds a decay, and --solve is {solve}: drop one of them")
     request = CalibrationRequest(flags, budget, digits)
     value, trace = _SOLVERS[solve](request)
     if delta is not None:

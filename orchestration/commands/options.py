@@ -68,7 +68,7 @@ _MOST_NUMBERS = 10_000
 
 
 def whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
-    """Return the numbers in a flag such as 1,2,4 or 1..64. Raises: InvalidInput for anything else."""
+    """Return the numbers in a flag such as 1,2,4 or 1..64, each once. Raises: InvalidInput for anything else."""
     numbers: list[int] = []
     for item in map(str.strip, text.split(",")):
         first, dots, last = item.partition("..")
@@ -80,7 +80,7 @@ def whole_numbers(flag: str, text: str, at_least: int) -> list[int]:
         if len(numbers) + int(ends[1]) - int(ends[0]) >= _MOST_NUMBERS:
             raise InvalidInput(f"{flag} has {item!r}: more than {_MOST_NUMBERS} numbers; give fewer")
         numbers += range(int(ends[0]), int(ends[1]) + 1)
-    return numbers
+    return list(dict.fromkeys(numbers))
 
 
 def write_file(option: str, path: Path, content: bytes, private: bool) -> None:

@@ -21,6 +21,7 @@ from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import (
+    UnknownCost,
     best_constant,
     has_diverged,
     is_constant,
@@ -146,10 +147,15 @@ class Findings:
         return tuple(setting for setting in self.private if setting.name not in self.useless)
 
     @cached_property
-    def unknown_cost(self) -> str:
-        """A sentence if no baseline tells what privacy costs; "" otherwise, and without any (`why_cost_is_unknown`)."""
+    def no_reference(self) -> UnknownCost:
+        """Return why no baseline tells what privacy costs (`why_cost_is_unknown`)."""
         finished = [setting for setting in self.settings if setting.is_baseline]
         return why_cost_is_unknown(finished, self.evidence, self.main)
+
+    @property
+    def unknown_cost(self) -> str:
+        """Sentences if no baseline tells what privacy costs; "" otherwise, and without any."""
+        return self.no_reference.sentences
 
     @cached_property
     def baselines(self) -> tuple[Setting, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
@@ -124,41 +124,55 @@ def best_constant(main: Metric) -> str:
     return _CONSTANT.get(str(main.task), "the most frequent class")
 
 
-def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: Metric) -> str:
-    """Return a sentence if no non-private setting has learnt enough to tell what privacy costs; "" otherwise, or
-    without any.
+@dataclass(frozen=True)
+class UnknownCost:
+    """Why no non-private setting tells what privacy costs. because: a clause. sentences: that clause with numbers."""
+
+    because: str = ""
+    sentences: str = ""
+
+    @classmethod
+    def of_baseline(cls, because: str, rest: str) -> UnknownCost:
+        """Return that a baseline is no reference. rest: a sentence with its numbers, and what to do."""
+        return cls(because, f"No use as a reference: {because}; the cost of privacy is unknown. {rest}")
+
+
+def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: Metric) -> UnknownCost:
+    """Return why no non-private setting has learnt enough to tell what privacy costs; empty if one has, or without any.
 
     baselines: all non-private settings that have finished. The best of them is compared with a constant prediction, and
     with the references that were trained beside it (``reference: true``).
     """
     if not baselines:
-        return ""
+        return UnknownCost()
     best = max(baselines, key=lambda setting: _mean(setting, main))
     reached, constant, shown = _mean(best, main), constant_of(best), main.format.one
     if few := too_few_to_test(best, evidence, main):
-        return f"The cost of privacy is unknown: {few}."
-    unknown = "the baseline learnt almost nothing; the cost of privacy is unknown."
+        return UnknownCost(few, f"The cost of privacy is unknown: {few}.")
+    learnt_nothing = "the baseline learnt almost nothing"
     if all(has_diverged(setting) for setting in baselines):
         lost = f"diverged, or did no better than always predicting {best_constant(main)}"
-        return f"No use as a reference: {unknown} {first_few([each.name for each in baselines])} {lost}."
+        return UnknownCost.of_baseline(learnt_nothing, f"{first_few([each.name for each in baselines])} {lost}.")
     if best_reference := _reference(best):
         name, score = best_reference
         ends = _ends(best, evidence, main)
         if (reached if ends is None else ends[1]) < score:
-            return (
-                f"No use as a reference: {unknown} {best.name} reaches {shown(reached)}, but {name}, which costs "
-                f"nothing, {shown(score)}: train it longer, with another rate, or other inputs."
+            return UnknownCost.of_baseline(
+                f"the baseline is worse than {name}",
+                f"{best.name} reaches {shown(reached)}, but {name}, which costs nothing, {shown(score)}: train it "
+                "longer, with another rate, or other inputs.",
             )
     if constant is None or not 0.0 <= constant < 1.0:
-        return ""
+        return UnknownCost()
     why = why_useless(best, evidence, main)
     if why or reached - constant <= _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
         others = cure_of_rare_classes(constant, main) or "other inputs, such as narrower ranges"
-        return (
-            f"No use as a reference: {unknown} {best.name} reaches {shown(reached)}, and always predicting "
-            f"{best_constant(main)} {shown(constant)}: train it longer, with another rate, or {others}."
+        return UnknownCost.of_baseline(
+            learnt_nothing,
+            f"{best.name} reaches {shown(reached)}, and always predicting {best_constant(main)} {shown(constant)}: "
+            f"train it longer, with another rate, or {others}.",
         )
-    return ""
+    return UnknownCost()
 
 
 def cure_of_rare_classes(constant: float | None, main: Metric) -> str:

@@ -56,7 +56,7 @@ def why_examples_are_missing(data: PublishedSweep) -> str:
 
 def _without_baseline(data: PublishedSweep) -> str:
     if any(trial.is_baseline and trial.quality for trial in data.trials):
-        return "The baseline learnt almost nothing, so changes against it would say nothing."
+        return "The baseline is of no use as a reference, so changes against it would say nothing."
     return (
         "No finished private trial has a non-private baseline with the same data, model and seed. "
         "Add “none” to the clipping methods of the sweep."

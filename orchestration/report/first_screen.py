@@ -117,7 +117,7 @@ def decision(found: Findings, delta: float) -> list[str]:
 def _compared(found: Findings, best: Setting) -> str:
     """Return what privacy costs the setting, as a clause."""
     if found.unknown_cost:
-        return "what privacy costs is unknown, because the baseline learnt almost nothing"
+        return f"what privacy costs is unknown, because {found.no_reference.because}"
     if not found.baselines:
         return "what privacy costs is unknown, because no baseline was trained"
     change, interval = _against_baseline(found, best)
@@ -399,13 +399,14 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
     words: list[str] = []
     if found.too_few_to_test:
         big = "unknown"
-        words.append(f"{found.too_few_to_test.capitalize()}.")
+        words.append(f"{found.too_few_to_test[:1].upper()}{found.too_few_to_test[1:]}.")
     elif best is None:
         big = "of no use"
         words.append("No private setting is better than a constant prediction.")
     elif found.unknown_cost:
         big = "unknown"
-        words.append(found.unknown_cost.removeprefix("No use as a reference: ").capitalize())
+        said = found.unknown_cost.removeprefix("No use as a reference: ")
+        words.append(said[:1].upper() + said[1:])
     elif not found.baselines:
         big = "unknown"
         words.append("No baseline was trained: add none to the clipping methods of the sweep.")

@@ -45,7 +45,7 @@ LINES = (
     f"{_EPSILON} --trial TRIAL --examples 1,4",
     f"{_EPSILON} --trace TRACE --group-size 1..3 --compare",
     f"{_CALIBRATE} --target-epsilon 2 --sample-rate 0.1 --epochs 3",
-    f"{_CALIBRATE} --solve epochs --noise-multiplier 2 --budget-rho 0.5 --sampling shuffle",
+    "calibrate --solve epochs --noise-multiplier 2 --budget-rho 0.5 --sampling shuffle --json",
     f"{_CALIBRATE} --solve steps --noise-multiplier 2 --target-epsilon 1 --sample-rate 0.1",
     f"{_CALIBRATE} --solve decay --noise-multiplier 8 --schedule exponential --epochs 9 --target-epsilon 3 "
     "--sample-rate 0.1",

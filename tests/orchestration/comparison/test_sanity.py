@@ -128,7 +128,10 @@ def test_a_baseline_below_a_reference_that_costs_nothing_leaves_the_cost_unknown
     trials, outcome = sweep_of({"none": (0.85, 0.85), "flat": (0.84, 0.84)}, seeds=3)
     references = {"the best rule on a single column": 0.95, "logistic regression": 0.94}
     beside = [replace(each, references=references) if each.is_baseline else each for each in trials]
-    _, found = in_sweep(beside, outcome)
+    data, found = in_sweep(beside, outcome)
+    worse = "the baseline is worse than the best rule on a single column"
+    assert f"what privacy costs is unknown, because {worse}" in " ".join(headline(data, found))
+    assert "learnt almost nothing" not in " ".join(headline(data, found))
     assert "but the best rule on a single column, which costs nothing, 95.0%" in found.unknown_cost
     assert next(best_lines(best(found), "model.pt")) == found.unknown_cost, "the first line of `best`"
     _, without = in_sweep(trials, outcome)
