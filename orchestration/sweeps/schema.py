@@ -267,9 +267,15 @@ class SweepSpec(SweepSection):
 
     @model_validator(mode="after")
     def _levels_are_given(self) -> Self:
-        given = self.privacy.target_epsilon or self.privacy.noise_multiplier
-        if not given and not all(OWN_NOISE in schedule.params for schedule in self.noise):
+        given = [key for key in ("target_epsilon", "noise_multiplier") if getattr(self.privacy, key)]
+        every = all(OWN_NOISE in schedule.params for schedule in self.noise)
+        if not given and not every:
             raise InvalidInput(f"privacy: {ONE_LEVEL}, or a {OWN_NOISE} in every schedule of noise")
+        if given and every:
+            raise InvalidInput(
+                f"privacy.{given[0]} applies to no trial, as every schedule of noise has its own {OWN_NOISE}; drop one "
+                "of the two"
+            )
         return self
 
     @model_validator(mode="after")

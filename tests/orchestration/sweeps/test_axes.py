@@ -205,7 +205,12 @@ class TestNoisePerSchedule:
         with pytest.raises(InvalidInput, match=r"privacy: give exactly one of target_epsilon .* in every schedule"):
             sweep_of(privacy={"delta": 1e-5}, noise=["constant", {"name": "constant", "noise_multiplier": 2}])
         with pytest.raises(InvalidInput, match=r"noise\.noise_multiplier is 'x', but must be a number"):
-            points_of(noise={"name": "constant", "noise_multiplier": "x"})
+            points_of(noise={"name": "constant", "noise_multiplier": "x"}, privacy={"delta": 1e-5})
+
+    @pytest.mark.parametrize("level", ["target_epsilon", "noise_multiplier"])
+    def test_a_level_that_no_trial_has_is_refused(self, level: str) -> None:
+        with pytest.raises(InvalidInput, match=rf"privacy\.{level} applies to no trial"):
+            sweep_of(privacy={"delta": 1e-5, level: 2}, noise={"name": "constant", "noise_multiplier": 2})
 
 
 def test_labels_show_only_what_varies() -> None:
