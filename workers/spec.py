@@ -455,7 +455,7 @@ class TrialSpec:
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(place_of(first["loc"], json.loads(text)))
-            raise InvalidInput(f"{field} is {first['input']!r} in JSON, but: {first['msg']}") from error
+            raise InvalidInput(f"{field} is {first['input']!r}, but: {first['msg']}") from error
         except PydanticSerializationError as error:
             raise InvalidInput(f"a trial is written as JSON: {error}; use numbers, text, lists and maps") from error
         return spec

@@ -22,7 +22,7 @@ from tests.workers.trial_specs import small_trial
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"data": DataSpec("digits", keep={"8": math.nan})}, "data.keep.8.* is None in JSON"),
+        ({"data": DataSpec("digits", keep={"8": math.nan})}, "data.keep.8.* is None, but"),
         ({"noise": NoiseSpec(1e300)}, "noise_multiplier is 1e\\+300, but must be at most"),
         ({"sampling": SamplingSpec("poisson", 2.5)}, "sampling.batch_size is 2.5"),  # type: ignore[arg-type]
         ({"sampling": SamplingSpec("fixed", "x")}, "sampling.batch_size is 'x'"),  # type: ignore[arg-type]

@@ -256,8 +256,11 @@ class PrivateTraining:
 
     @property
     def trace(self) -> Trace:
-        """The mechanisms of the steps so far, which accountants take; `dpsweep.accounting.write_trace` stores it."""
-        return self._trainer.trace()
+        """The mechanisms of the steps so far, which accountants take; `dpsweep.accounting.write_trace` stores it.
+
+        Before the planned end it says so (`Trace.ended_by_results`): results may decide to stop there.
+        """
+        return replace(self._trainer.trace(), ended_by_results=0 < self.steps < len(self))
 
     @property
     def epsilon(self) -> float:
@@ -272,7 +275,8 @@ class PrivateTraining:
     def privacy(self, group_size: int = 1) -> PrivacyEstimate:
         """Return the epsilon of the steps so far at the run's delta, for any ``group_size`` examples together.
 
-        It is that of a run of this length. Where results decide that a run ends, `planned` is the guarantee.
+        It is that of a run of this length: an estimate before the planned end, as results may decide to stop there.
+        `planned` is the guarantee of a run that they do end.
         """
         return self._claim(self.trace, group_size)
 

@@ -159,9 +159,11 @@ def test_defaults_are_poisson_batches_and_secret_keys_and_the_epsilon_so_far_ris
     assert (engine.planned.kind, engine.planned.reasons, engine.epsilon) == ("guarantee", (), 0.0)
     (segment,) = run(engine, until=2).trace.segments
     assert segment.sampling == PoissonSampling(0.25)
+    assert (engine.privacy().kind, engine.privacy().reasons) == ("estimate", ("end_followed_results",))
     two, largest = engine.epsilon, engine.epsilons().upper.max()
     assert 0.0 < two < run(engine).epsilon == engine.planned.epsilon <= 3.0
     assert largest <= two
+    assert (engine.privacy().kind, engine.privacy().reasons) == ("guarantee", ())
     assert engine.privacy(4).epsilon > engine.epsilon_of([3, 4]).upper > engine.epsilons().upper[[3, 4]].max()
 
 
