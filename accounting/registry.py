@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import inspect
+import re
 from collections.abc import Callable, Collection, Mapping
 from typing import Any, TypeVar
 
@@ -28,9 +29,26 @@ def nearest(word: str, valid: Collection[str]) -> str:
     >>> nearest("poison", ["poisson", "fixed"])
     "did you mean 'poisson'? valid: fixed, poisson"
     """
-    close = difflib.get_close_matches(word, valid, n=1)
-    hint = f"did you mean {close[0]!r}? " if close else ""
-    return f"{hint}valid: {', '.join(sorted(valid))}"
+    return f"{meant(word, valid)}valid: {', '.join(sorted(valid))}"
+
+
+def meant(word: object, valid: Collection[str]) -> str:
+    """Return a question for the closest valid word, with a space behind it; "" if none is close.
+
+    >>> meant("posson", ["poisson", "fixed"])
+    "did you mean 'poisson'? "
+    """
+    close = difflib.get_close_matches(word, valid, n=1) if isinstance(word, str) else []
+    return f"did you mean {close[0]!r}? " if close else ""
+
+
+def unlike(message: str, word: object) -> str:
+    """Return a message of pydantic on a value that is none of several words, with the closest of them.
+
+    >>> unlike("Input should be 'poisson' or 'fixed'", "posson")
+    "did you mean 'poisson'? Input should be 'poisson' or 'fixed'"
+    """
+    return meant(word, re.findall(r"'([^']*)'", message)) + message
 
 
 def lookup(registry: Mapping[str, T], name: str, what: str) -> T:

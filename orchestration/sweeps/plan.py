@@ -321,7 +321,7 @@ def _told_together() -> Iterator[Told]:
     if len(found) == 1:
         raise found[0]
     if found:
-        raise InvalidInput("; ".join(map(public_text, found))) from found[0]
+        raise InvalidInput("; ".join(dict.fromkeys(map(public_text, found)))) from found[0]
 
 
 def _clipping(trial: TrialSpec, dataset: DatasetDescription, code: UserCode) -> ClippingMethod:

@@ -12,7 +12,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.units import protects_users
-from dpsweep.accounting.registry import nearest
+from dpsweep.accounting.registry import nearest, unlike
 from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure, release_mode, release_spec
 from dpsweep.orchestration.sweeps.axes import has_lists, kinds_of, spread
 from dpsweep.orchestration.sweeps.sections import (
@@ -63,6 +63,8 @@ def mistakes(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str
     wrong: dict[str, list[str]] = {}
     for item in error.errors(include_url=False, include_context=False):
         message = item["msg"].removeprefix("Value error, ")
+        if item["type"] == "literal_error":
+            message = unlike(message, item["input"])
         if item["type"] not in ("value_error", "missing"):
             message = f"{message}, but got {shortly(item['input'])}"
         missing = [str(item["loc"][-1])] if item["type"] == "missing" else []

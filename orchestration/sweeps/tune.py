@@ -124,16 +124,16 @@ class TuneSettings(SweepSection):
                 "privacy public and data belong together: a tuning is public if it trains on public data alone"
             )
         is_random = self.privacy == "private_selection"
-        if is_random != (self.trials is not None) or (self.shape is not None and not is_random):
-            raise InvalidInput(
-                "privacy private_selection needs trials, the expected number of candidates, and only there are trials "
-                "and shape of use"
-            )
-        if (self.privacy == "exponential_mechanism") != (self.epsilon is not None):
-            raise InvalidInput(
-                "privacy exponential_mechanism needs epsilon, that of the choice among the candidates, and only there "
-                "is it of use"
-            )
+        if is_random and self.trials is None:
+            raise InvalidInput("privacy private_selection needs trials, the expected number of candidates")
+        is_exponential = self.privacy == "exponential_mechanism"
+        if is_exponential and self.epsilon is None:
+            raise InvalidInput("privacy exponential_mechanism needs epsilon, that of the choice among the candidates")
+        useless = {"trials": is_random, "shape": is_random, "epsilon": is_exponential}
+        for key, of_use in useless.items():
+            if getattr(self, key) is not None and not of_use:
+                whose = "exponential_mechanism" if key == "epsilon" else "private_selection"
+                raise InvalidInput(f"{key} is of privacy {whose}, but privacy is {self.privacy}; leave {key} out")
         return self
 
     @property

@@ -195,9 +195,9 @@ def test_a_plan_says_what_the_candidates_train_on_and_what_it_saves() -> None:
     [
         ({"tune": {**TUNE, "epsilon": 5.0}}, "the choice alone costs epsilon 5, more than the target 4"),
         ({"tune": {**TUNE, "select_by": "loss"}}, "counts wrong predictions, not loss"),
-        ({"tune": {**TUNE, "trials": 3}}, "only there are trials and shape of use"),
+        ({"tune": {**TUNE, "trials": 3}}, "trials is of privacy private_selection"),
         ({"tune": {key: value for key, value in TUNE.items() if key != "epsilon"}}, "needs epsilon"),
-        ({"tune": {**TUNE, "privacy": "unaccounted"}}, "only there is it of use"),
+        ({"tune": {**TUNE, "privacy": "unaccounted"}}, "epsilon is of privacy exponential_mechanism"),
         ({"noise_source": "seeded"}, "use os_entropy"),
         ({"release": "raw"}, "use release: none"),
         ({"accounting": {"group_sizes": [1, 2]}}, "records of a group may lie in several parts"),

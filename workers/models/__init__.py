@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
 from typing import Any, Final
 
@@ -105,7 +105,7 @@ def build_for_shape(
     registry = {name: import_function(name, "model", code)} if is_import_path(name) else MODELS
     takes = inspect.signature(registry[name]).parameters if name in registry else {}
     params = {**{key: value for key, value in (offers or {}).items() if key in takes}, **component.params}
-    with torch.random.fork_rng(devices=[]):
+    with torch.random.fork_rng(devices=[]), _fits_in_memory(name):
         torch.manual_seed(seed)
         model = build(registry, name, params, "model", feature_shape=feature_shape, num_classes=num_classes)
         if isinstance(model, nn.Module) and any(map(_is_lazy, model.modules())):
@@ -113,6 +113,18 @@ def build_for_shape(
     if not isinstance(model, nn.Module):
         raise InvalidInput(f"model {name!r} returned {type(model).__name__}, but must return an nn.Module")
     return model
+
+
+@contextlib.contextmanager
+def _fits_in_memory(name: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as error:
+        if not any(said in str(error) for said in ("DefaultCPUAllocator", "Storage size calculation")):
+            raise
+        raise InvalidInput(
+            f"model {name!r} does not fit in the memory of this machine; give it smaller sizes"
+        ) from error
 
 
 def _is_lazy(module: nn.Module) -> bool:

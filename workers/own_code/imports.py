@@ -17,7 +17,7 @@ from typing import Any, Final, ParamSpec, TypeVar
 from pydantic import ValidationError, validate_call
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
-from dpsweep.accounting.registry import build
+from dpsweep.accounting.registry import build, unlike
 from dpsweep.workers.own_code.own_modules import BYTECODE, SourceFile, load_module
 from dpsweep.workers.own_code.own_sources import module_file, sources_of
 
@@ -106,6 +106,8 @@ def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
             key, reason = ".".join(map(str, mistake["loc"])), mistake["msg"].removeprefix("Value error, ")
             if mistake["type"] in ("tuple_type", "list_type") or mistake.get("ctx", {}).get("class") == "Sequence":
                 reason = f"it takes a list, such as [{mistake['input']}]"
+            if mistake["type"] == "literal_error":
+                reason = unlike(reason, mistake["input"])
             raise InvalidInput(f"{key} is {mistake['input']!r}: {reason}") from error
 
     return call

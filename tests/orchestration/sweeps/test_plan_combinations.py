@@ -65,6 +65,20 @@ def test_what_can_run_is_planned(changes: dict[str, object]) -> None:
     assert planned(**changes).refusals == ()
 
 
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"preprocessing": {**PCA, "dimensions": 0}}, "dimensions of dp_pca is 0, but must be at least 1"),
+        ({"preprocessing": {**PCA, "noise_multiplier": 0}}, "noise_multiplier of dp_pca is 0"),
+        ({"preprocessing": {"name": "robust_ranges", "columns": -1, "noise_multiplier": 8}}, "columns .* is -1"),
+        ({"model": {"name": "mlp", "hidden": [10**10]}}, "does not fit in the memory of this machine"),
+    ],
+)
+def test_values_of_a_component_are_refused_once(changes: dict[str, object], said: str) -> None:
+    line = reason(**changes)
+    assert len(re.findall(said, line)) == 1
+
+
 def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> None:
     assert planned().warnings == ()
     (frozen,) = planned(model="own_models:FrozenTrunk").warnings

@@ -120,6 +120,10 @@ def test_scientific_notation_is_a_number() -> None:
 MISTAKES = {
     "unknown key": ({"clippings": "flat"}, r"unknown key 'clippings'; did you mean 'clipping'\?"),
     "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),
+    "unlike any word": (
+        {"sampling": {"method": "posson", "batch_size": 8}},
+        r"sampling.method: did you mean 'poisson'\? Input should be .*, but got 'posson'",
+    ),
     "unknown key of the data": ({"data": {"name": "digits", "kep": {8: 1}}}, r"data: .*did you mean 'keep'\?"),
     "word for a number": ({"epochs": "many"}, r"epochs: Input should be a valid integer"),
     "no epochs": ({"epochs": 0}, r"epochs: .*greater than or equal to 1, but got 0"),

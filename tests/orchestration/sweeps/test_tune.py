@@ -245,7 +245,7 @@ def test_what_dpsweep_writes_belongs_to_tune() -> None:
         ({"privacy": "public"}, {}, "belong together"),
         ({"data": "digits"}, {}, "belong together"),
         ({"privacy": "private_selection"}, {}, "private_selection needs trials"),
-        ({"trials": 3}, {}, "only there are trials and shape of use"),
+        ({"trials": 3}, {}, "trials is of privacy private_selection"),
         ({"privacy": "private_selection", "trials": 1.0}, {}, "greater than 1"),
         ({"seeds": [1]}, {}, "1 is a seed of the sweep too"),
         ({}, {"data": "digits"}, "never by the test data that are reported"),
