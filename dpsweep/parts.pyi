@@ -674,6 +674,7 @@ class Sweep(Mapping[str, Any]):
         epochs: Each[int],
         clipping: Any,
         privacy: PrivacySection,
+        drafted: bool = ...,
         preprocessing: Each[Part | None] = ...,
         loss: Each[Part | Callable[..., Any]] = ...,
         optimizer: Each[Part] = ...,

@@ -14,6 +14,7 @@ Reason = Literal[
     "ranges_from_rows",
     "classes_from_rows",
     "groups_from_rows",
+    "not_confirmed",
     "own_clipping",
     "unaccounted_tuning",
     "candidates_not_counted",
@@ -33,6 +34,8 @@ REASONS: Final[Mapping[Reason, str]] = {
     "classes_from_rows": "the classes were read off the rows, which no ε covers; declare `classes`",
     "groups_from_rows": "the groups were read off the rows, which no ε covers; declare `groups`, or `group_names` of "
     "pictures",
+    "not_confirmed": "what `dpsweep init` read off the rows was not confirmed before the run, and no ε covers it; "
+    "confirm it, and delete `drafted`",
     "own_clipping": "the sensitivity that the user's own clipping method states was checked in the run, but is not "
     "proved",
     "unaccounted_tuning": "hyperparameters were tuned on the private data, and no ε covers that one candidate was "

@@ -146,6 +146,8 @@ class SweepSpec(SweepSection):
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
     """Name of the sweep, and of its default folder; at most 100 characters."""
+    drafted: bool = False
+    """Whether values that ``dpsweep init`` read off the rows are not confirmed yet: no epsilon is a guarantee."""
     data: Axis[Data]
     """A data source and its splits."""
     model: Axis[Named]

@@ -21,6 +21,7 @@ def reasons_of(sweep: SweepSpec, spec: TrialSpec, of_data: Iterable[Reason]) -> 
     `of_data`: what was read off the rows, from the description of the data or from the trial's result.
     """
     of_sweep: dict[Reason, bool] = {
+        "not_confirmed": sweep.drafted,
         "unaccounted_tuning": sweep.tune is not None and sweep.tune.privacy == "unaccounted",
         "unaccounted_scheduler": sweep.selects_unaccounted,
     }

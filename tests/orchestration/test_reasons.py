@@ -227,6 +227,7 @@ CAUSES: dict[Reason, Callable[[Path], tuple[Reason, ...]]] = {
     "ranges_from_rows": lambda folder: of_plan(folder, {"ranges": None}),
     "classes_from_rows": lambda folder: of_plan(folder, {"classes": None}),
     "groups_from_rows": lambda folder: of_plan(folder, {"group": "side"}),
+    "not_confirmed": lambda folder: of_plan(folder, drafted=True),
     "own_clipping": lambda folder: of_plan(folder, clipping="mine:clip"),
     "unaccounted_tuning": lambda folder: of_tuning(candidates=True),
     "candidates_not_counted": lambda folder: of_tuning(candidates=False)[-1:],

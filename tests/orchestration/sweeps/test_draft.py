@@ -91,6 +91,7 @@ def test_a_draft_plans_cleanly_and_declares_all_that_it_uses(tmp_path: Path, suf
 def test_a_draft_says_that_it_was_read_off_the_data(tmp_path: Path) -> None:
     text = draft_sweep(write(tmp_path, ".csv"), ["approved"], None)
     assert "CONFIRM BEFORE YOU RUN IT" in text
+    assert parse_sweep(text).drafted
     assert text.count("read off the data") >= 3
     assert "missing in 2.0% of the rows" in text
     assert "groups:" not in text
