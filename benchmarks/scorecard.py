@@ -301,7 +301,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Figure 3(b), noise",
             "d-figure3",
             "DPSGD-F, σ 3.2, 8",
-            "under DPSGD-F the distance grows with the noise up to 3.2, as printed; DPSGD loses class 8 at any",
+            "under DPSGD-F the distance grows up to a noise of 3.2, less than seeds vary; DPSGD loses class 8 at any",
         ),
     ),
 }

@@ -355,7 +355,7 @@ def _header(subject: _Subject, has_private_ranges: bool, has_values_as_names: bo
     yield "#"
     yield "# Every key is explained in docs/sweep.md. A list is an axis: one trial for each value."
     yield f"name: {_text(_name(subject.path))}"
-    yield "drafted: true    # delete this line when all that is marked CONFIRM is; the ε of what runs before is no guarantee"
+    yield "drafted: true    # delete this line when all that is marked CONFIRM is: no ε of a run before is a guarantee"
     yield ""
 
 
