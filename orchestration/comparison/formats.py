@@ -312,6 +312,15 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
+def opening(words: str) -> str:
+    """Return words as a sentence begins with them; names such as TPR and F1 keep their letters.
+
+    >>> opening("macro F1"), opening("accuracy")
+    ('Macro F1', 'Accuracy')
+    """
+    return words[:1].upper() + words[1:]
+
+
 UNBOUNDED = 100_000
 """A width, in characters, that no output reaches."""
 

@@ -18,6 +18,7 @@ from dpsweep.orchestration.comparison.formats import (
     at_least,
     at_most,
     number,
+    opening,
 )
 from dpsweep.orchestration.comparison.metrics import main_metric
 from dpsweep.orchestration.comparison.settings import (
@@ -176,7 +177,7 @@ def training_scores_table(settings: Sequence[Setting], style: Style, main: Metri
         [(named(setting, style), ""), *((_beside_test(setting, main, *pair), "n") for pair in pairs)]
         for setting in scored
     ]
-    heads = [(f"{main.heading.removeprefix('Test ').capitalize()} on training examples", ""), ("All", "n")]
+    heads = [(f"{opening(main.heading.removeprefix('Test '))} on training examples", ""), ("All", "n")]
     return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
 
 

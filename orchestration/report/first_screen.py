@@ -22,6 +22,7 @@ from dpsweep.orchestration.comparison.formats import (
     first_few,
     listed,
     number,
+    opening,
     per_unit,
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
@@ -307,7 +308,7 @@ def _of_groups(big: str, *words: str) -> Tile:
 
 def _groups_title(found: Findings) -> str:
     beside = " (grey: without privacy)" if found.baselines else ""
-    return f"{spoken(group_metric(found.main.name)).capitalize()} by group{_with_intervals(found)}{beside}"
+    return f"{opening(spoken(group_metric(found.main.name)))} by group{_with_intervals(found)}{beside}"
 
 
 def _with_intervals(found: Findings) -> str:
@@ -319,7 +320,7 @@ def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
     interval = found.interval_of_chosen(setting, worst.name)
     within = _bracketed(between, interval, worst.format)
-    text = f"{spoken_worst(worst).capitalize()} of the worst-served group{_corrected(worst, setting, interval)}{within}"
+    text = f"{opening(spoken_worst(worst))} of the worst-served group{_corrected(worst, setting, interval)}{within}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
         if change is not None:
@@ -347,7 +348,7 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         alike = f"{100 * low:.0f}% in every group"
         of_class = "" if rate == "accuracy" else f" (class {class_names(setting.trials, 2)[1]})"
         yield (
-            f"{rate.replace('_', ' ').capitalize()}{of_class}: gap {of.format.one(mean.mean)} points{within}, "
+            f"{opening(rate.replace('_', ' '))}{of_class}: gap {of.format.one(mean.mean)} points{within}, "
             f"{alike if low == high else ends}."
         )
 
@@ -399,14 +400,13 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
     words: list[str] = []
     if found.too_few_to_test:
         big = "unknown"
-        words.append(f"{found.too_few_to_test[:1].upper()}{found.too_few_to_test[1:]}.")
+        words.append(f"{opening(found.too_few_to_test)}.")
     elif best is None:
         big = "of no use"
         words.append("No private setting is better than a constant prediction.")
     elif found.unknown_cost:
         big = "unknown"
-        said = found.unknown_cost.removeprefix("No use as a reference: ")
-        words.append(said[:1].upper() + said[1:])
+        words.append(opening(found.unknown_cost.removeprefix("No use as a reference: ")))
     elif not found.baselines:
         big = "unknown"
         words.append("No baseline was trained: add none to the clipping methods of the sweep.")
@@ -416,13 +416,13 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         own, other = (each.over_seeds(of.value) for each in (best, found.baselines[0]))
         ends = _bracketed(difference_between, interval, of.format)
         words.append(
-            f"{word.capitalize()} against the best training without privacy{ends}: "
+            f"{opening(word)} against the best training without privacy{ends}: "
             f"{of.format.one(own.mean if own else None)} for {of.format.one(other.mean if other else None)}."
             f"{' The difference may be chance.' * _may_be_chance(interval)}"
         )
     if best is not None:
         words += _seeds_words(found, best)
-    title = f"{word.capitalize()} of each method{_with_intervals(found)}"
+    title = f"{opening(word)} of each method{_with_intervals(found)}"
     return Tile("first-cost", "At what cost?", big, tuple(words), _by_method(found, style), title)
 
 
@@ -432,9 +432,9 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
     if runs == 1 or size is None:
         return []
     if found.main.format in SHARES and size >= 1.0:
-        return [f"{of_seeds(runs).capitalize()} find no difference between methods reliably."]
+        return [f"{opening(of_seeds(runs))} find no difference between methods reliably."]
     amount = f"{100 * size:.1f} points" if found.main.format in SHARES else number(size)
-    return [f"{of_seeds(runs).capitalize()} find differences between methods of {amount} in 4 of 5 sweeps."]
+    return [f"{opening(of_seeds(runs))} find differences between methods of {amount} in 4 of 5 sweeps."]
 
 
 def _by_method(found: Findings, style: Style) -> Plot | None:

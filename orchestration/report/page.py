@@ -19,7 +19,7 @@ from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_h
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.comparison.formats import KINDS, SHARES, at_most
+from dpsweep.orchestration.comparison.formats import KINDS, SHARES, at_most, opening
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import without_changes
@@ -180,7 +180,7 @@ def _cautions(data: PublishedSweep, found: Findings) -> str:
     known = cautions(data, found)
     if not known:
         return ""
-    items = "".join(f"<li>{sentence(said[0].upper() + said[1:])}</li>" for said in known)
+    items = "".join(f"<li>{sentence(opening(said))}</li>" for said in known)
     return f'<div class="withheld cautions"><p>Before you quote a number</p><ul>{items}</ul></div>'
 
 

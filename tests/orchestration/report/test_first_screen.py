@@ -19,6 +19,7 @@ from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.metrics import metric
+from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.records.attempts import Attempt
 from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep, PublishedTrial
@@ -66,6 +67,12 @@ def test_one_group_alone_is_not_served_worst() -> None:
     assert not [each for each in headline(data, found) if "worst" in each]
     assert {"Utility and fairness", "Privacy and fairness"}.isdisjoint(each.title for each in drawn_figures(data))
     assert "orst-served" not in trials_table(data.trials, found.worst_group.name)
+
+
+def test_names_of_rates_keep_their_letters_where_a_sentence_begins() -> None:
+    data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)}))
+    by_rate = replace(found, worst_group=WORST_GROUP_METRICS["true_positive_rate"])
+    assert answered(data, by_rate)["For whom?"].words[0].startswith("TPR of the worst-served group")
 
 
 def test_the_picture_of_epsilons_shows_none_too_small() -> None:
