@@ -391,7 +391,7 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
 
 
 def _shown(found: Findings) -> list[Metric]:
-    """Metrics that at least two settings have, without those of extremes over groups where there is one group."""
+    """Metrics that at least two settings have; of one group, no extreme over groups."""
     of_groups = METRICS if found.has_groups else [each for each in METRICS if each.extreme is None]
     return [each for each in of_groups if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
 

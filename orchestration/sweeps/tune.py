@@ -128,7 +128,7 @@ class TuneSettings(SweepSection):
             raise InvalidInput("privacy private_selection needs trials, the expected number of candidates")
         is_exponential = self.privacy == "exponential_mechanism"
         if is_exponential and self.epsilon is None:
-            raise InvalidInput("privacy exponential_mechanism needs epsilon, that of the choice among the candidates")
+            raise InvalidInput("privacy exponential_mechanism needs epsilon, the cost of choosing a candidate")
         useless = {"trials": is_random, "shape": is_random, "epsilon": is_exponential}
         for key, of_use in useless.items():
             if getattr(self, key) is not None and not of_use:

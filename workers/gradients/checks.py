@@ -143,7 +143,7 @@ def require_autocast(model: nn.Module, autocast: torch.dtype | None) -> None:
 
 @contextmanager
 def precision_named(model: nn.Module, features: torch.dtype) -> Iterator[None]:
-    """Say so where a model fails on features of another precision than that of all its parameters."""
+    """Say so where a model fails on features of another precision than its parameters."""
     try:
         yield
     except RuntimeError as error:
