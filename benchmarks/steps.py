@@ -60,6 +60,8 @@ class Training:
         return zip(x.split(self.micro_batch), y.split(self.micro_batch), strict=True)
 
 
+RECORDED_AT = 4
+"""Number of the pass of one shape that is recorded; those before warm up."""
 Make = Callable[[nn.Module, Training], Step]
 
 
@@ -93,7 +95,7 @@ def plain_recorded(model: nn.Module, training: Training) -> Step:
 
     def run(x: Tensor, y: Tensor) -> None:
         seen[x.shape] += 1
-        if seen[x.shape] <= 3:
+        if seen[x.shape] < RECORDED_AT:
             with torch.cuda.stream(torch.cuda.Stream(x.device)):
                 step(x, y)
             torch.cuda.synchronize(x.device)
