@@ -274,7 +274,7 @@ def _unsampled_rounds(trace: Trace, accountant: str, group_size: int) -> list[tu
     if sampled:
         raise UnsupportedMechanism(
             f"{accountant} covers shuffled epochs and full batches, not batches sampled with rate {sampled[0]:.6g}; "
-            "the accountants 'pld' and 'rdp' bound their epsilon"
+            "use the accountant 'pld' or 'rdp', which bound their epsilon"
         )
     return [(part.cases[0].noise_multiplier, part.count) for part in rounds]
 

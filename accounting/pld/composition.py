@@ -34,7 +34,7 @@ from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan, spacing_for
 from dpsweep.accounting.pld.lattice_plan import LatticePlan
 from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
-from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
+from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, centres, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw
 
 TOLERANCE = 2e-4  # target for the relative gap between upper and lower
@@ -200,17 +200,21 @@ def _delta_losing(
     tail = tail_of(rounds, math.exp(log_delta), share)
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     pair.sort(key=lambda generating: -saddle_at_epsilon(generating, epsilon).log_delta)
-    upper, lower = 0.0, 0.0
+    upper, lower, opposite = 0.0, 0.0, 1.0
     for generating, other in (pair, pair[::-1]):
-        saddle = saddle_at_epsilon(generating, epsilon)
-        spacing = spacing_for(rounds.count, saddle, tolerance)
-        aim = replace(saddle, log_delta=min(saddle.log_delta, log_delta))
-        plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
-        if is_too_coarse(rounds, plan):
-            return 1.0, lower
+        for saddle in centres(generating, epsilon, log_delta):
+            spacing = spacing_for(rounds.count, saddle, tolerance)
+            aim = replace(saddle, log_delta=min(saddle.log_delta, log_delta))
+            plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
+            if not is_too_coarse(rounds, plan):
+                break
+        else:
+            return max(upper, opposite), lower
         composed = compose(rounds, plan)
-        upper, lower = max(upper, composed.upper.delta_at(epsilon)), max(lower, composed.lower.delta_at(epsilon))
-        if composed.opposite_delta(epsilon) <= upper:
+        above = composed.upper.delta_at(min(epsilon, saddle.epsilon))  # delta never rises with epsilon
+        upper, lower = max(upper, min(above, opposite)), max(lower, composed.lower.delta_at(epsilon))
+        opposite = composed.opposite_delta(epsilon)
+        if opposite <= upper:
             break
     return upper, lower
 

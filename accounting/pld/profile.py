@@ -23,7 +23,7 @@ from dpsweep.accounting.pld.fourier import compose
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan, spacing_for
 from dpsweep.accounting.pld.loss import DIRECTIONS
-from dpsweep.accounting.pld.saddlepoint import cumulants, saddle_at_delta, saddle_at_epsilon
+from dpsweep.accounting.pld.saddlepoint import centres, cumulants, saddle_at_delta
 from dpsweep.accounting.pld.sensitivity import Array
 
 RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
@@ -100,8 +100,7 @@ def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Arr
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     for row, (generating, other) in enumerate((pair, pair[::-1])):
         finest = max(_CELLS * math.sqrt(generating(0.0)[2]), _FINEST)
-        # The losses of one direction may all lie below the epsilon. Then it is centred where its delta is the aim's.
-        for found in (saddle_at_epsilon(generating, aim.epsilon), saddle_at_delta(generating, math.log(aim.delta))):
+        for found in centres(generating, aim.epsilon, math.log(aim.delta)):
             saddle = replace(found, log_delta=min(found.log_delta, math.log(aim.delta)))
             spacing = min(spacing_for(rounds.count, saddle, TOLERANCE), finest)
             plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)

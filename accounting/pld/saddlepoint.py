@@ -9,7 +9,7 @@ certified for any tilt, lattice and window.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import TypeVar
@@ -212,6 +212,16 @@ def saddle_at_epsilon(generating: Cumulants, epsilon: float) -> Saddle:
     """Return the saddle at ``epsilon``."""
     found = _at(generating, _solve(lambda tilt: _at(generating, tilt).epsilon - epsilon))
     return Saddle(found.tilt, epsilon, found.log_delta)
+
+
+def centres(generating: Cumulants, epsilon: float, log_delta: float) -> Iterator[Saddle]:
+    """Yield the saddles at which a composition may be centred for its delta at ``epsilon``, the best first.
+
+    The losses of one direction may all lie below that epsilon, where no lattice is fine enough. So the second saddle is
+    where delta is exp(log_delta), which may be that of the other direction: an upper bound holds at larger epsilons.
+    """
+    yield saddle_at_epsilon(generating, epsilon)
+    yield saddle_at_delta(generating, log_delta)
 
 
 def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:

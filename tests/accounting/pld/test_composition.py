@@ -15,7 +15,13 @@ from scipy import optimize, stats
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.individual.epsilons import individual_epsilons
-from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import (
+    FixedBatchSampling,
+    PoissonSampling,
+    RandomAllocationSampling,
+    Sampling,
+    ShuffledSampling,
+)
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.pld import CertifiedEpsilon, delta_pld, epsilon_pld
 from dpsweep.accounting.pld.group_rounds import rounds_of_group
@@ -233,6 +239,24 @@ def test_delta_inverts_epsilon(epsilon: float) -> None:
     back = epsilon_pld(trace, claimed.upper)
     assert known(back.lower) <= epsilon * (1 + 1e-3) + 1e-3
     assert back.upper >= epsilon * (1 - 1e-3) - 1e-3
+
+
+@pytest.mark.parametrize(
+    ("sampling", "sigma", "steps", "epsilon"),
+    [
+        (PoissonSampling(0.1), 2.0, 10, 2.0),
+        (PoissonSampling(0.1), 2.0, 20, 12.0),
+        (RandomAllocationSampling(10), 1.0, 20, 12.0),
+        (RandomAllocationSampling(10), 1.0, 10, 8.0),
+    ],
+)
+def test_delta_is_tight_where_all_losses_of_one_direction_lie_below(
+    sampling: Sampling, sigma: float, steps: int, epsilon: float
+) -> None:
+    trace = Trace(1000, (Segment(0, steps, sampling, sigma),))
+    claimed = delta_pld(trace, epsilon)
+    assert 0.0 < known(claimed.lower) <= claimed.upper <= known(claimed.lower) * 1.05
+    assert epsilon_pld(trace, claimed.upper).upper == pytest.approx(epsilon, rel=5e-3)
 
 
 def test_single_step_against_the_exact_curve() -> None:
