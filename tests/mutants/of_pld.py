@@ -17,7 +17,7 @@ PLD: Final[tuple[Mutant, ...]] = (
         "accounting/pld/composition.py",
         COMPOSITION,
         B("or worse.opposite_delta(worse.upper) <= delta:", "or True:", "epsilon of one direction only", True),
-        B("if composed.opposite_delta(epsilon) <= upper:", "if True:", "delta of one direction only", True),
+        B("if opposite <= upper:", "if True:", "delta of one direction only", True),
         B(
             "return max(worse.upper, other.upper), max",
             "return min(worse.upper, other.upper), max",
