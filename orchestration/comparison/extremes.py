@@ -175,8 +175,8 @@ def corrected(extreme: Extreme, found: Moments) -> float:
     """Return the extreme of the means without the bias of choosing it among noisy numbers.
 
     The bias is found by a parametric bootstrap around the estimates of James and Stein: the same noise, around means
-    that are as different as the measured ones are beyond noise. The lowest value is at most any mean over groups; the
-    mean by precision limits it.
+    that are as different as the measured ones are beyond noise. The lowest value is at most any mean over groups: the
+    mean over all examples limits it, or where values are no shares, the mean by precision.
     """
     noise, value = deviations(found), found.value
     parts = value.reshape(len(extreme.of), -1)
@@ -195,7 +195,8 @@ def corrected(extreme: Extreme, found: Moments) -> float:
     draws = np.random.default_rng(_NOISE_SEED).normal(size=(_DRAWS, len(value)))
     bias = float(extreme.value(means + noise * draws).mean() - extreme.value(means))
     found_value = float(extreme.value(value)) - bias
-    weights = 1.0 / np.maximum(noise, 1e-9).reshape(parts.shape) ** 2
+    units, precision = found.units.reshape(parts.shape), 1.0 / np.maximum(noise, 1e-9).reshape(parts.shape) ** 2
+    weights = np.where(units.min(-1, keepdims=True) > 0.0, units, precision)
     limits = (weights * parts).sum(-1) / weights.sum(-1)
     if extreme.kind == "lowest":
         return min(found_value, float(limits.min()))

@@ -131,10 +131,10 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
         for uri in files.top_files:
             for each in with_partials(uri):
                 delete(each)
-        trials = [files.trial(point.key).root for point in record.points]
-        for uri in (*trials, files.tune, files.artifacts):
+        keys = [point.key for point in record.points]
+        for uri in (*(files.trial(key).root for key in keys), *map(files.audits, keys), files.tune, files.artifacts):
             delete_folder(uri)
-        for uri in (files.trials, files.private, str(files.local_folder / "private")):
+        for uri in (files.trials, files.every_audit, files.private, str(files.local_folder / "private")):
             delete_if_empty(uri)
         for uri in with_partials(files.manifest):
             delete(uri)
@@ -186,14 +186,14 @@ def named_trials(files: SweepFiles, which: Sequence[str]) -> tuple[str, ...]:
 
 
 def start_anew(files: SweepFiles, keys: Sequence[str]) -> None:
-    """Delete the stored files of trials, so that they are trained from nothing; their releases stay counted.
+    """Delete the stored files of trials and their audits, so that they are trained from nothing; releases stay counted.
 
     Raises: DataCorruption, StorageError.
     """
     if keys:
         _record_releases(files, stored_record(files))
-    for key in keys:
-        delete_folder(files.trial(key).root)
+    for uri in (*(files.trial(key).root for key in keys), *map(files.audits, keys)):
+        delete_folder(uri)
 
 
 def _keys_named(name: str, asked: Sequence[str], record: SweepRecord, files: SweepFiles) -> list[str]:

@@ -116,7 +116,12 @@ class SweepFiles:
 
     def audits(self, key: str) -> str:
         """Return the folder of the audits of a trial by `dpsweep audit` (private)."""
-        return below(self.root, "private", "audits", key)
+        return below(self.every_audit, key)
+
+    @property
+    def every_audit(self) -> str:
+        """Return the folder of the audits of all trials (private)."""
+        return below(self.root, "private", "audits")
 
     @property
     def audited_copy(self) -> str:

@@ -14,6 +14,7 @@ from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.attempts import Attempt, AttemptLog, read_attempts
+from dpsweep.orchestration.records.later_results import AuditRecord, write_audit
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.ownership import claimed, exclusive
 from tests.orchestration.sample_grids import keys_of, small
@@ -41,6 +42,7 @@ def files(tmp_path: Path) -> SweepFiles:
                  f"trials/{KEY}/private/norms/a.arrow", f"trials/{KEY}/model.pt"):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
+    write_audit(files, AuditRecord(KEY, 50, "gradient", "iterates", 0.95, 0, DELTA, 5.0, 5.0, 3.2, {}, {}, 0, 0, 1.0))
     return files
 
 

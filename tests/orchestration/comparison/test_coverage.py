@@ -80,6 +80,14 @@ def test_the_corrected_worst_group_is_no_better_than_the_mean_over_groups() -> N
     assert corrected(Extreme("highest", ("accuracy",)), found) >= 0.8
 
 
+def test_a_group_whose_seeds_agree_by_chance_lifts_no_worst_group_above_all_examples() -> None:
+    values, units = np.array([[0.965, 0.951, 0.981], [0.941, 0.981, 0.981]]), np.array([25.0, 21.0, 71.0])
+    draws = (np.random.default_rng(seed).binomial(60, each, (200, 3)) / 60 for seed, each in enumerate(values))
+    found = moments(RunValues(values, np.stack(list(draws)), np.zeros(2, np.int64), units, np.tile([0.0, 1.0], (3, 1))))
+    overall = float(values.mean(0) @ units) / units.sum()
+    assert corrected(Extreme("lowest", ("accuracy",)), found) <= overall + 1e-12
+
+
 def test_users_are_resampled_with_all_their_rows() -> None:
     """Rows of a user that are all alike say as much as one row."""
     population = Population((200,), ((0.0,),), 2, of_example=0.0, of_user=8.0, of_run=0.01, of_seed=0.01, rows=20)
