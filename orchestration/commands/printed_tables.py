@@ -265,7 +265,8 @@ _IN_KEYS = ("seed", "epsilon", "sigma")
 
 def _cell(metric: Metric, trial: PublishedTrial) -> Text:
     value, whose = metric.value(trial), metric.whose(trial)
-    text = "not private" if value == math.inf else metric.format.one(value)
+    unit = per_unit(trial.privacy.unit) if metric.name == "epsilon" and trial.privacy else ""
+    text = "not private" if value == math.inf else f"{metric.format.one(value)}{unit}"
     return Text(text if whose is None else f"{for_terminal(whose)}: {text}")
 
 

@@ -58,7 +58,7 @@ def said_of(found: Findings, setting: Setting, name: str) -> str:
     served = _serves_worst(found, setting) if name == found.main.name else ""
     return (
         f"More private, and cannot be told from it in {word}: {setting.name}, {reached} "
-        f"at ε = {at_most(cost.high if cost else None)}{served}."
+        f"at ε = {at_most(cost.high if cost else None)}{setting.per_unit}{served}."
     )
 
 
@@ -242,7 +242,7 @@ def _reaches(name: str, mean: float, value: float) -> bool:
 
 def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str, float]) -> str:
     if not found.private:
-        return "no private trial of this sweep has finished; resume it, and ask again"
+        return "no private trial of this sweep has finished; resume it, or add a clipping method besides none"
     conditions = [f"epsilon at most {max_epsilon:g}"] if math.isfinite(max_epsilon) else []
     limits = {"higher": ("at least", "most"), "lower": ("at most", "least")}
     conditions += [f"{each} {limits[metric(each).better][0]} {value:g}" for each, value in least.items()]

@@ -23,7 +23,7 @@ from scipy import special
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.entries import Metric
-from dpsweep.orchestration.comparison.formats import MISSING, at_most, number
+from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds
 from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
@@ -202,6 +202,12 @@ class Setting:
     def name_without_schedule(self) -> str:
         """The name without its schedule."""
         return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
+
+    @property
+    def per_unit(self) -> str:
+        """Return whose its epsilons are, as the words behind a number; "" for single examples, and for a baseline."""
+        units = {trial.privacy.unit for trial in self.trials if trial.privacy and trial.privacy.is_private}
+        return per_unit(units.pop()) if len(units) == 1 else ""
 
     @property
     def composition(self) -> Composition | None:

@@ -13,7 +13,16 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.orchestration.comparison.formats import Fitting, clock, for_terminal, measured, number, print_line, seconds
+from dpsweep.orchestration.comparison.formats import (
+    Fitting,
+    clock,
+    for_terminal,
+    measured,
+    number,
+    per_unit,
+    print_line,
+    seconds,
+)
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
 
@@ -73,7 +82,7 @@ class ConsoleDisplay:
 
 def _line(trial: TrialStatus) -> Text:
     took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)  # of training, as in tables and results
-    claim = f"epsilon {_epsilon(trial.epsilon)}{' (estimate)' * bool(trial.reasons)}"
+    claim = f"epsilon {_epsilon(trial.epsilon)}{per_unit(trial.unit)}{' (estimate)' * bool(trial.reasons)}"
     found = f"{measured(trial.accuracy, trial.scores)}, {claim}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
     return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {for_terminal(text)}")

@@ -203,7 +203,8 @@ def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
     seeds = f"mean of {count} seeds" if count > 1 else "one seed"
     of = task_called(data.task).main.replace("_", " ")
     shown = group_metric(task_called(data.task).main).format.one(score)
-    return f"{setting.name}: {of} {shown} ({seeds}) at ε = {at_most(cost.high if cost else None)}"
+    claim = f"{setting.per_unit}{', an estimate' * bool(setting.reasons)}"
+    return f"{setting.name}: {of} {shown} ({seeds}) at ε = {at_most(cost.high if cost else None)}{claim}"
 
 
 def _curves(data: PublishedSweep) -> list[dict[str, Any]]:

@@ -37,7 +37,7 @@ def decisions(found: Findings, delta: float) -> list[str]:
 def nothing_to_take(found: Findings) -> str:
     """Return the sentence in place of all comparisons where no private setting has finished, or learnt anything."""
     if not found.private:
-        return "No private trial has finished, so there is no trade-off to show yet."
+        return f"No private trial has finished, so there is no trade-off to show{_without_privacy(found)}."
     if not found.useless:
         return f"No private setting has {_main_name(found)} to compare."
     if found.too_few_to_test:
@@ -48,15 +48,24 @@ def nothing_to_take(found: Findings) -> str:
     return f"Nothing trained here with privacy is of use: {name} {why}{more}."
 
 
+def _without_privacy(found: Findings) -> str:
+    """Return what the best baseline reaches, as a clause; "" without one."""
+    if not found.baselines:
+        return ""
+    of, best = found.main, found.baselines[0]
+    mean = best.over_seeds(of.value)
+    return f"; without privacy, {_main_name(found)} is {of.format.one(mean.mean if mean else None)}"
+
+
 def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
     cost = best.over_seeds(epsilon)
     most = "most accurate" if found.main.name == "accuracy" else "best"
     which = "private" if len(found.private) == 1 else f"{most} private"
     word = "" if found.main.name == "accuracy" else f"{_main_name(found)} "
     reached = f"{word}{_with_interval(found, best, found.main.name)}"
+    paid = f"ε = {at_most(cost.mean if cost else None)}{best.per_unit}, δ = {delta:g}{_seeds(best)}"
     return (
-        f"The {which} setting, {best.name}, reaches {reached} on test data"
-        f"{_against_baseline(found, best)}, at ε = {at_most(cost.mean if cost else None)}, δ = {delta:g}{_seeds(best)}."
+        f"The {which} setting, {best.name}, reaches {reached} on test data{_against_baseline(found, best)}, at {paid}."
     )
 
 

@@ -106,7 +106,7 @@ def decision(found: Findings, delta: float) -> list[str]:
     taken = f"Take {best.name}" if len(found.private) > 1 else best.name
     sentences = [
         f"{taken}{':' if len(found.private) > 1 else ' reaches'} {word} {shown.one(reached.mean if reached else None)}"
-        f"{within} at ε = {at_most(cost.high if cost else None)} (δ = {delta:g}{claim}), "
+        f"{within} at ε = {at_most(cost.high if cost else None)}{best.per_unit} (δ = {delta:g}{claim}), "
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
     sentences += _alike(found, best)
@@ -320,7 +320,9 @@ def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
     interval = found.interval_of_chosen(setting, worst.name)
     within = _bracketed(between, interval, worst.format)
-    text = f"{opening(spoken_worst(worst))} of the worst-served group{_corrected(worst, setting, interval)}{within}"
+    each = " of each run" if len(whose(worst, setting)) > 1 else ""
+    whom = f"{opening(spoken_worst(worst))} of the worst-served group{each}"
+    text = f"{whom}{_corrected(worst, setting, interval)}{within}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
         if change is not None:
@@ -347,8 +349,10 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         ends = f"{called(high_group)} {100 * high:.0f}%, {called(low_group)} {100 * low:.0f}%"
         alike = f"{100 * low:.0f}% in every group"
         of_class = "" if rate == "accuracy" else f" (class {class_names(setting.trials, 2)[1]})"
+        # Where the ends differ between runs, the mean of their gaps is larger than the gap between means.
+        overall = " in each run; over all," if mean.mean - 100.0 * (high - low) > 0.5 else ","
         yield (
-            f"{opening(rate.replace('_', ' '))}{of_class}: gap {of.format.one(mean.mean)} points{within}, "
+            f"{opening(rate.replace('_', ' '))}{of_class}: gap {of.format.one(mean.mean)} points{within}{overall} "
             f"{alike if low == high else ends}."
         )
 

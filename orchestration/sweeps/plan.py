@@ -340,7 +340,13 @@ def _check_updates(trial: TrialSpec, told: Told) -> None:
     with told():
         make_optimizer(trial.optimizer, parameters)
     with told():
-        make_learning_rate_schedule(trial.learning_rate_schedule, total_steps=1, steps_per_epoch=1)
+        schedule = trial.learning_rate_schedule
+        make_learning_rate_schedule(schedule, total_steps=1, steps_per_epoch=1)
+        if (warm_up := schedule.params.get("warmup_epochs", 0.0)) > trial.epochs:
+            raise InvalidInput(
+                f"learning-rate schedule {schedule.name!r}: warmup_epochs is {warm_up:g}, but the run has "
+                f"{trial.epochs} epoch{'s' * (trial.epochs > 1)}; warm up for at most as many"
+            )
     with told():
         if trial.averaging is not None:
             make_average(trial.averaging, parameters)

@@ -283,6 +283,16 @@ class SweepSpec(SweepSection):
         return self
 
     @model_validator(mode="after")
+    def _somebody_can_be_told(self) -> Self:
+        for target in self.notify:
+            scheme, mark, place = target.partition("://")
+            if mark and " " not in scheme and (scheme not in ("http", "https") or place[:1] in ("", "/", ":")):
+                raise InvalidInput(
+                    f"notify: {target!r} is no address to post to; give https://HOST/..., or a command to run"
+                )
+        return self
+
+    @model_validator(mode="after")
     def _resources_are_clear(self) -> Self:
         check_sections(self.resources)
         if (

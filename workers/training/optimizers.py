@@ -270,7 +270,7 @@ OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
 def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
     """Return the optimiser that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
     rate = component.params.get("learning_rate", 1.0)
-    require_finite(f"optimizer {component.name!r}: learning_rate", rate, at_least=0.0)
+    require_finite(f"optimizer {component.name!r}: learning_rate", rate, above=0.0)
     return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
 
 

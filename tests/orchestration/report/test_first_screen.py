@@ -75,6 +75,16 @@ def test_names_of_rates_keep_their_letters_where_a_sentence_begins() -> None:
     assert answered(data, by_rate)["For whom?"].words[0].startswith("TPR of the worst-served group")
 
 
+def test_an_epsilon_of_users_says_so_in_the_headline() -> None:
+    trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
+    of_users = [
+        each if each.privacy is None else replace(each, privacy=replace(each.privacy, unit="user")) for each in trials
+    ]
+    data, found, _ = in_sweep(of_users, kept)
+    assert re.search(r"at ε = [\d.]+ per user \(", decision(found, data.delta)[0])
+    assert [each for each in headline(data, found) if re.search(r"at ε = [\d.]+ per user, δ", each)]
+
+
 def test_the_picture_of_epsilons_shows_none_too_small() -> None:
     trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
     paid = [
@@ -239,7 +249,7 @@ def test_nothing_of_use_is_taken_by_nobody() -> None:
     assert decision(found, data.delta)[0].startswith("Nothing trained here with privacy is of use: flat · constant")
     assert (shown["For whom?"].big, shown["At what cost?"].big) == ("nobody", "of no use")
     assert decision(findings(PublishedSweep("none yet", (), 1e-5), found.evidence), 1e-5) == [
-        "No private trial has finished, so there is no trade-off to show yet."
+        "No private trial has finished, so there is no trade-off to show."
     ]
 
 

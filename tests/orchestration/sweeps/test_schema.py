@@ -120,6 +120,8 @@ def test_scientific_notation_is_a_number() -> None:
 MISTAKES = {
     "unknown key": ({"clippings": "flat"}, r"unknown key 'clippings'; did you mean 'clipping'\?"),
     "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),
+    "nobody to tell": ({"notify": "ftp://x"}, r"notify: 'ftp://x' is no address to post to"),
+    "no host to tell": ({"notify": ["true", "http://"]}, r"notify: 'http://' is no address to post to"),
     "unlike any word": (
         {"sampling": {"method": "posson", "batch_size": 8}},
         r"sampling.method: did you mean 'poisson'\? Input should be .*, but got 'posson'",
