@@ -261,5 +261,5 @@ class TestUTKFace:
         with pytest.raises(InvalidInput, match="no race has faces male and female; set labels: all"):
             load_source(DataSpec("utkface", params))
         assert load_source(DataSpec("utkface", {**params, "labels": "all"})).train.labels.unique().tolist() == [0]
-        with pytest.raises(InvalidInput, match="labels is 'balancd': Input should be 'balanced' or 'all'"):
+        with pytest.raises(InvalidInput, match="labels is 'balancd': did you mean 'balanced'"):
             load_source(DataSpec("utkface", {**params, "labels": "balancd"}))

@@ -354,7 +354,7 @@ def test_labels_of_another_task_are_refused(task: str, labels: Any, names: tuple
             "`classes` are of classification, but the task is re",
         ),
         ({"label": "y", "task": "regression", "group": None}, "`groups` declares values of groups, but no column"),
-        ({"label": "y", "task": "multilabel"}, "task is 'multilabel': Input should be 'classification', 'regr"),
+        ({"label": "y", "task": "multilabel"}, "task is 'multilabel': did you mean 'multi_label'"),
     ],
 )
 def test_mistakes_in_tables_are_named(params: dict[str, Any], message: str, tmp_path: Path) -> None:

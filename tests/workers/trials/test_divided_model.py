@@ -17,6 +17,7 @@ from typing import Any, get_args
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.testing import assert_close
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -209,7 +210,9 @@ class Chain(nn.ModuleList):
 
 @pytest.mark.parametrize("kinds", list(itertools.permutations(["as it is", "in place", "a view", "among others"], 3)))
 def test_layers_may_return_anything(kinds: Sequence[str], tmp_path: Path) -> None:
-    """One rank, as the passes are those of any: it gathers each layer from itself."""
+    """One rank, as the passes are those of any: it gathers each layer from itself. On some processors the last bits of
+    a product follow where its factors lie in memory.
+    """
     torch.manual_seed(0)
     first, last = nn.Linear(5, 6), nn.Linear(6, 2)
     whole = Chain([first, *map(Odd, kinds), Odd("given in place"), last])
@@ -223,8 +226,9 @@ def test_layers_may_return_anything(kinds: Sequence[str], tmp_path: Path) -> Non
                 GradientEngine(each, loss, micro_batch_size=5).weighted_sum(x, y, lambda norms: 1 / norms.norms)
                 for each in (model, whole)
             )
-            assert torch.equal(found.norms.norms, expected.norms.norms)
-            assert all(torch.equal(found.gradients[name], each) for name, each in expected.gradients.items())
+            assert_close(found.norms.norms, expected.norms.norms, rtol=1e-5, atol=1e-7)
+            for name, each in expected.gradients.items():
+                assert_close(found.gradients[name], each, rtol=1e-5, atol=1e-7)
         assert all(map(is_away, model.parameters()))
 
 
