@@ -58,6 +58,7 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
         "Paper A, Appendices C and E: bounds, as multiples of the median norm", tuple(thresholds())
     ),
     "a-cifar": Experiment("Paper A on CIFAR-10: Figures 1, 2, 4, 5 and 12, Table 3"),
+    "a-utkface": Experiment("Paper A on UTKFace: gender and age by race"),
     "a-cifar-small": Experiment(
         "Paper A on CIFAR-10, Figure 14: the two-layer network of Papernot et al., 30 epochs",
         (
@@ -151,5 +152,6 @@ EXPERIMENTS: Final[Mapping[str, Experiment]] = {
 
 PLANNED_ONLY: Final[Mapping[str, str]] = {
     "a-cifar": "300 epochs of a WRN16-4 need a GPU, which was not at hand",
+    "a-utkface": "the photographs are not at hand",
 }
 """Sweeps that are planned and not trained here, and why."""

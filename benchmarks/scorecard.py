@@ -308,7 +308,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
 
 MISSING: Final = (
     Missing("A, CIFAR-10: Table 2 and Figures 9 to 11", "300 epochs of a WRN16-4 need a GPU"),
-    Missing("A, UTKFace", "the photographs are not at hand"),
+    Missing("A, UTKFace", "the photographs are not at hand; `a-utkface` is ready"),
     Missing("C, Table I and Figure 1", "they explain the method and print nothing that training could change"),
     Missing("C, CIFAR-10", "the weights of VGG16 are not at hand"),
 )

@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import yaml
 
 import dpsweep
 from benchmarks.experiments import EXPERIMENTS, PLANNED_ONLY
@@ -30,6 +31,7 @@ from benchmarks.reproduced import (
 )
 from benchmarks.scorecard import RESULTS, printed_value
 from dpsweep.orchestration.records.layout import SweepFiles
+from tests.workers.data_folders import make_utkface
 
 ROOT = Path(__file__).parents[1]
 SWEEPS = ROOT / "sweeps" / "papers"
@@ -92,6 +94,9 @@ Printed: epsilon 2.4 and 7.8 (A); the multipliers and the epochs of C; epsilon 3
 multipliers of 1, 1 and 0.8 give them at the paper's sizes. The last twelve sweeps go beyond the papers.
 """
 
+FACES = "a-utkface"
+"""The sweep whose data are not at hand."""
+
 SLOW = (
     *("a-cifar", "a-cifar-small", "scattering-mnist", "scattering-fashion"),
     *("batches-adult", "batches-mnist", "noise-mnist", "noise-cifar"),
@@ -147,7 +152,18 @@ def test_what_accounting_can_check_holds(paper: str) -> None:
 
 
 def test_every_sweep_is_known() -> None:
-    assert {file.stem for file in SWEEPS.glob("*.yaml")} == set(PLANNED) == set(EXPERIMENTS)
+    assert {file.stem for file in SWEEPS.glob("*.yaml")} == {*PLANNED, FACES} == set(EXPERIMENTS)
+
+
+def test_the_sweep_of_faces_is_ready_for_whoever_has_them(tmp_path: Path) -> None:
+    """On 90 drawn faces, in batches that they fill, on a CPU."""
+    sweep = yaml.safe_load((SWEEPS / f"{FACES}.yaml").read_text())
+    folder = str(make_utkface(tmp_path))
+    sweep["data"] = [{**each, "root": folder, "size": 16} for each in sweep["data"]]
+    plan = dpsweep.plan({**sweep, "sampling": {"method": "poisson", "batch_size": 8}, "resources": {"cpus": 1}})
+    assert plan.refusals == ()
+    assert {planned.dataset.group_names for planned in plan.trials} == {("White", "Black", "Asian", "Indian")}
+    assert {planned.dataset.class_names[0] for planned in plan.trials} == {"male", "30 or older"}
 
 
 @pytest.mark.thinned(7)
