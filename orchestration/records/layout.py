@@ -120,7 +120,7 @@ class SweepFiles:
 
     @property
     def every_audit(self) -> str:
-        """Return the folder of the audits of all trials (private)."""
+        """The folder of the audits of all trials (private)."""
         return below(self.root, "private", "audits")
 
     @property
