@@ -40,8 +40,8 @@ _LARGE: Final = 1.5
 _TRIES: Final = 12
 """Errors of a cell that are tried, each a fraction `_FINER` of the one before."""
 _FINER: Final = 0.6
-_LEAST_DELTA: Final = 700.0
-"""Minus the log of the least delta that weighs single large losses; 1 over a smaller one is no number."""
+_LEAST_LOG_DELTA: Final = -700.0
+"""Log of the least delta that weighs single large losses; 1 over a smaller one is no number."""
 _ENDS: Final = (2, 1)
 """Nodes that the first and the last cell of a run need beside one for each cell."""
 
@@ -88,7 +88,7 @@ def between_nodes(
     bulk, (sticks, rates) = table.below(plan.centre), table.sticks(plan.centre)
     slope = saddle_at_epsilon(bulk, plan.centre).tilt
     moments = np.expm1(bulk.each(slope))
-    over_delta = math.exp(min(-plan.log_delta, _LEAST_DELTA))
+    over_delta = math.exp(-max(plan.log_delta, _LEAST_LOG_DELTA))
     alone = float(table.counts @ sticks) * over_delta
     if alone > 0.0:  # the share of delta that single large losses make
         slope += min(alone, 1.0) * (float(table.counts @ rates / (table.counts @ sticks)) - slope)

@@ -13,6 +13,7 @@ Method: each round's loss is discretised upwards and downwards on one lattice
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -202,16 +203,13 @@ def _delta_losing(
     pair.sort(key=lambda generating: -saddle_at_epsilon(generating, epsilon).log_delta)
     upper, lower, opposite = 0.0, 0.0, 1.0
     for generating, other in (pair, pair[::-1]):
-        for saddle in centres(generating, epsilon, log_delta):
-            spacing = spacing_for(rounds.count, saddle, tolerance)
-            aim = replace(saddle, log_delta=min(saddle.log_delta, log_delta))
-            plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
-            if not is_too_coarse(rounds, plan):
-                break
-        else:
+        aims = centres(generating, epsilon, log_delta)
+        found = first_fine(rounds, generating, other, aims, lambda aim: spacing_for(rounds.count, aim, tolerance), tail)
+        if found is None:
             return max(upper, opposite), lower
+        aim, plan = found
         composed = compose(rounds, plan)
-        above = composed.upper.delta_at(min(epsilon, saddle.epsilon))  # delta never rises with epsilon
+        above = composed.upper.delta_at(min(epsilon, aim.epsilon))  # delta never rises with epsilon
         upper, lower = max(upper, min(above, opposite)), max(lower, composed.lower.delta_at(epsilon))
         opposite = composed.opposite_delta(epsilon)
         if opposite <= upper:
@@ -232,6 +230,22 @@ class _Bracket:
 def tail_of(rounds: GroupRounds, delta: float, share: float = _LOST[0]) -> float:
     """Return the probability that each round may lose to infinity; the sum is ``share`` of delta."""
     return max(delta * share / rounds.count, 1e-300)
+
+
+def first_fine(
+    rounds: GroupRounds,
+    generating: Cumulants,
+    other: Cumulants,
+    aims: Iterable[Saddle],
+    spacing_at: Callable[[Saddle], float],
+    tail: float,
+) -> tuple[Saddle, LatticePlan] | None:
+    """Return the first aim whose lattice is fine enough, and its plan; None if none is."""
+    for aim in aims:
+        plan = make_plan(generating, other, aim, spacing_at(aim), tail, rounds.count)
+        if not is_too_coarse(rounds, plan):
+            return aim, plan
+    return None
 
 
 def is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
@@ -259,12 +273,10 @@ def _is_below(
     margin = _SPENT_MARGIN * (1 - saddle.epsilon / max(epsilon, saddle.epsilon, 1e-300))
     if not margin > tolerance:
         return False
-    for looked_at in (saddle, saddle_at_epsilon(generating, epsilon)):
-        aim, spacing = replace(looked_at, log_delta=math.log(delta)), spacing_for(rounds.count, looked_at, margin)
-        plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
-        if not is_too_coarse(rounds, plan):
-            return compose_upper(rounds, plan).epsilon_at(delta).epsilon <= epsilon
-    return False
+    looked_at = (saddle, saddle_at_epsilon(generating, epsilon))
+    aims = [replace(each, log_delta=math.log(delta)) for each in looked_at]
+    found = first_fine(rounds, generating, other, aims, lambda aim: spacing_for(rounds.count, aim, margin), tail)
+    return found is not None and compose_upper(rounds, found[1]).epsilon_at(delta).epsilon <= epsilon
 
 
 def _bracket_epsilon(

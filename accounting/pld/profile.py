@@ -17,13 +17,13 @@ import numpy as np
 
 from dpsweep.accounting.numerics.gaussian import gaussian_delta, gaussian_epsilon
 from dpsweep.accounting.pld.ceilings import delta_ceilings, total_variation
-from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, epsilon_of_rounds, is_too_coarse, tail_of
+from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, epsilon_of_rounds, first_fine, tail_of
 from dpsweep.accounting.pld.exact import Deltas, corners, exact_deltas
 from dpsweep.accounting.pld.fourier import compose
 from dpsweep.accounting.pld.group_rounds import GroupRounds
-from dpsweep.accounting.pld.lattice import make_plan, spacing_for
+from dpsweep.accounting.pld.lattice import spacing_for
 from dpsweep.accounting.pld.loss import DIRECTIONS
-from dpsweep.accounting.pld.saddlepoint import centres, cumulants, saddle_at_delta
+from dpsweep.accounting.pld.saddlepoint import Saddle, centres, cumulants, saddle_at_delta
 from dpsweep.accounting.pld.sensitivity import Array
 
 RESOLVED = 1e-7  # every profile reaches at least to the epsilon of this delta
@@ -100,15 +100,16 @@ def _bounds(rounds: GroupRounds, aim: _Aim, epsilons: Array) -> tuple[Array, Arr
     pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
     for row, (generating, other) in enumerate((pair, pair[::-1])):
         finest = max(_CELLS * math.sqrt(generating(0.0)[2]), _FINEST)
-        for found in centres(generating, aim.epsilon, math.log(aim.delta)):
-            saddle = replace(found, log_delta=min(found.log_delta, math.log(aim.delta)))
-            spacing = min(spacing_for(rounds.count, saddle, TOLERANCE), finest)
-            plan = make_plan(generating, other, saddle, spacing, tail, rounds.count)
-            if not is_too_coarse(rounds, plan):
-                composed = compose(rounds, replace(plan, opposite=None))
-                upper[row], lower[row] = composed.upper.deltas_at(epsilons), composed.lower.deltas_at(epsilons)
-                break
+        saddles = centres(generating, aim.epsilon, math.log(aim.delta))
+        found = first_fine(rounds, generating, other, saddles, partial(_spacing, rounds.count, finest), tail)
+        if found is not None:
+            composed = compose(rounds, replace(found[1], opposite=None))
+            upper[row], lower[row] = composed.upper.deltas_at(epsilons), composed.lower.deltas_at(epsilons)
     return upper, lower
+
+
+def _spacing(rounds: int, finest: float, saddle: Saddle) -> float:
+    return min(spacing_for(rounds, saddle, TOLERANCE), finest)
 
 
 def _at(epsilons: Array, deltas: Sequence[Deltas]) -> CertifiedProfile:

@@ -219,9 +219,10 @@ def centres(generating: Cumulants, epsilon: float, log_delta: float) -> Iterator
 
     The losses of one direction may all lie below that epsilon, where no lattice is fine enough. So the second saddle is
     where delta is exp(log_delta), which may be that of the other direction: an upper bound holds at larger epsilons.
+    Their ``log_delta`` is at most the one given, because a window for a larger delta resolves no smaller one.
     """
-    yield saddle_at_epsilon(generating, epsilon)
-    yield saddle_at_delta(generating, log_delta)
+    for saddle in (saddle_at_epsilon(generating, epsilon), saddle_at_delta(generating, log_delta)):
+        yield replace(saddle, log_delta=min(saddle.log_delta, log_delta))
 
 
 def chernoff_tilt(generating: Cumulants, saddle: Saddle) -> float | None:
