@@ -33,7 +33,7 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.record import rows
-from dpsweep.orchestration.comparison.settings import has_groups, label_phrases
+from dpsweep.orchestration.comparison.settings import label_phrases
 from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
@@ -228,7 +228,7 @@ the key of its noise, with which whoever reads the folder could take the noise o
 def _outcome_table(outcome: Outcome) -> Table:
     worst = WORST_GROUP_METRICS[outcome.record.worst_group]
     trials = outcome.record.data().trials
-    metrics = columns(MetricTable.TERMINAL, worst.name, outcome.record.data().task, has_groups(trials))
+    metrics = columns(MetricTable.TERMINAL, worst.name, trials)
     heading, differences = _differences([(trial.key, trial.labels) for trial in trials])
     shown = empty_table("trial", *heading, *(metric.heading.lower() for metric in metrics))
     for trial, difference in zip(trials, differences, strict=True):

@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import asked, flattened, varying
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.comparison.settings import Setting, has_groups, setting_name, shown_over_seeds
+from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
 from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
 from dpsweep.orchestration.records.release_modes import release_mode
@@ -110,11 +110,9 @@ class Compared:
         """Metrics of settings; with several groups also of the worst one by the main score, as in every sweep, and by
         this sweep's metric.
         """
-        task, several = task_of(self.setting.trials), has_groups(self.setting.trials)
-        groups = (f"worst_group_{name}" for name in (task_called(task).main, self.worst_group))
-        return tuple(
-            dict.fromkeys(each for name in groups for each in columns(MetricTable.SETTINGS, name, task, several))
-        )
+        trials = self.setting.trials
+        groups = (f"worst_group_{name}" for name in (task_called(task_of(trials)).main, self.worst_group))
+        return tuple(dict.fromkeys(each for name in groups for each in columns(MetricTable.SETTINGS, name, trials)))
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, with every metric that the report shows for settings."""

@@ -30,9 +30,9 @@ from dpsweep.orchestration.comparison.sanity import (
     why_cost_is_unknown,
     why_useless,
 )
-from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names, has_groups
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names
 from dpsweep.orchestration.comparison.values import epsilon
-from dpsweep.orchestration.records.published import NON_PRIVATE, PublishedSweep
+from dpsweep.orchestration.records.published import NON_PRIVATE, PublishedSweep, PublishedTrial, has_groups
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown (one seed)", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs", "user_sampling", "max_records_per_user")
@@ -108,9 +108,14 @@ class Findings:
         return str(self.main.task)
 
     @cached_property
+    def trials(self) -> tuple[PublishedTrial, ...]:
+        """Trials of all settings."""
+        return tuple(trial for setting in self.settings for trial in setting.trials)
+
+    @cached_property
     def has_groups(self) -> bool:
         """Return whether there are several groups of test examples to compare."""
-        return has_groups(trial for setting in self.settings for trial in setting.trials)
+        return has_groups(self.trials)
 
     @property
     def headline(self) -> tuple[str, ...]:
@@ -393,7 +398,7 @@ def tuned_values(found: Findings) -> dict[str, int]:
 
 def warnings(found: Findings) -> list[str]:
     """Return warnings to read before trusting a difference, one sentence or more each."""
-    hidden = hidden_groups_note(trial for setting in found.settings for trial in setting.trials)
+    hidden = hidden_groups_note(found.trials)
     told = (_unknown, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
     return [*(sentence for each in told for sentence in each(found)), *hidden]
 

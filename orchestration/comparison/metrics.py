@@ -6,7 +6,7 @@ To add a metric, add one entry to `METRICS`.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.comparison.entries import Family, Metric, MetricTable
@@ -57,7 +57,7 @@ from dpsweep.orchestration.comparison.values import (
     utilization,
     wall_seconds,
 )
-from dpsweep.orchestration.records.published import PublishedTrial, task_of
+from dpsweep.orchestration.records.published import PublishedTrial, has_groups, task_of
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.tasks import task_called
@@ -312,21 +312,20 @@ def main_metric(task: str) -> Metric:
     return metric(task_called(task).main)
 
 
-def columns(
-    place: MetricTable, worst_group: str, task: str = "classification", has_groups: bool = True
-) -> tuple[Metric, ...]:
-    """Return the metrics of a task with a column in ``place``, in the order of `METRICS`.
+def columns(place: MetricTable, worst_group: str, trials: Collection[PublishedTrial]) -> tuple[Metric, ...]:
+    """Return the metrics with a column in ``place`` of a table of these trials, in the order of `METRICS`.
 
-    `worst_group`: the worst-group metric that compares settings; it is in every table. `has_groups`: whether there are
-    several groups; of one, no extreme or gap has a column.
+    `worst_group`: the worst-group metric that compares settings; it is in every table. If no trial has several groups,
+    no extreme or gap has a column.
 
-    >>> [metric.name for metric in columns(MetricTable.TERMINAL, "worst_group_accuracy")][:2]
+    >>> [metric.name for metric in columns(MetricTable.TERMINAL, "worst_group_accuracy", ())][:2]
     ['epsilon', 'median_example_epsilon']
     """
+    compares = has_groups(trials)
     return tuple(
         metric
-        for metric in of_task(task)
-        if (place in metric.places or metric.name == worst_group) and (has_groups or metric.extreme is None)
+        for metric in of_task(task_of(trials))
+        if (place in metric.places or metric.name == worst_group) and (compares or metric.extreme is None)
     )
 
 

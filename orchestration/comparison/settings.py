@@ -325,11 +325,6 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
 
 
-def has_groups(trials: Iterable[PublishedTrial]) -> bool:
-    """Return whether any trial has several groups of test examples, so that there is a worst-served one."""
-    return any(len(trial.quality.groups) > 1 for trial in trials if trial.quality)
-
-
 def best_trade_offs(
     settings: Sequence[Setting], worst_group: Metric, useless: Container[str] = ()
 ) -> tuple[Setting, ...]:

@@ -443,3 +443,8 @@ class PublishedSweep:
 def task_of(trials: Iterable[PublishedTrial]) -> str:
     """Return the task of the first evaluated trial; classification if none was evaluated."""
     return next((trial.quality.task for trial in trials if trial.quality is not None), "classification")
+
+
+def has_groups(trials: Iterable[PublishedTrial]) -> bool:
+    """Return whether any trial has several groups of test examples, so that there is a worst-served one."""
+    return any(len(trial.quality.groups) > 1 for trial in trials if trial.quality)

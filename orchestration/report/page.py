@@ -90,7 +90,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         exposures_section(data.trials),
         audits_section(data.trials),
         _over_time(settings, style, panels),
-        section("All trials", trials_table(data.trials, found.worst_group.name, data.task)),
+        section("All trials", trials_table(data.trials, found.worst_group.name)),
         accounts_section(data.trials),
         _meanings(data),
     )

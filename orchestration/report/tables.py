@@ -29,7 +29,6 @@ from dpsweep.orchestration.comparison.settings import (
     class_names,
     group_names,
     group_value,
-    has_groups,
     setting_name,
     shown_over_seeds,
     whose,
@@ -53,7 +52,7 @@ def settings_table(found: Findings, style: Style) -> str:
     intervals.
     """
     settings, front = found.settings, best_trade_offs(found.settings, found.worst_group, found.useless)
-    shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.task, found.has_groups)
+    shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.trials)
     heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
     rows: list[list[Cell]] = []
     for setting in settings:
@@ -113,7 +112,7 @@ def fairness_table(found: Findings, style: Style) -> str:
     """Return one row per setting: every metric of `MetricTable.FAIRNESS` that any setting has; "" without any."""
     shown = [
         metric
-        for metric in columns(MetricTable.FAIRNESS, found.worst_group.name, found.task, found.has_groups)
+        for metric in columns(MetricTable.FAIRNESS, found.worst_group.name, found.trials)
         if any(setting.over_seeds(metric.value) is not None for setting in found.settings)
     ]
     rows = [
@@ -243,12 +242,12 @@ def _with_risk(shown: str, setting: Setting, size: int) -> str:
     return shown if worst is None else f"{shown}<br><small>advantage {at_most_share(worst)}</small>"
 
 
-def trials_table(trials: Sequence[PublishedTrial], worst_group: str, task: str = "classification") -> str:
+def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
     """Return one row per trial: status, claim, every metric of `metrics.MetricTable.TRIALS`, error and notes.
 
-    worst_group, task: as in `metrics.columns`.
+    worst_group: as in `metrics.columns`.
     """
-    shown = columns(MetricTable.TRIALS, worst_group, task, has_groups(trials))
+    shown = columns(MetricTable.TRIALS, worst_group, trials)
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))
     rows = [_trial_row(trial, shown) for trial in trials]
