@@ -132,7 +132,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
             for each in with_partials(uri):
                 delete(each)
         keys = [point.key for point in record.points]
-        for uri in (*(files.trial(key).root for key in keys), *map(files.audits, keys), files.tune, files.artifacts):
+        for uri in (*files.folders_of(keys), files.tune, files.artifacts):
             delete_folder(uri)
         for uri in (files.trials, files.every_audit, files.private, str(files.local_folder / "private")):
             delete_if_empty(uri)
@@ -192,7 +192,7 @@ def start_anew(files: SweepFiles, keys: Sequence[str]) -> None:
     """
     if keys:
         _record_releases(files, stored_record(files))
-    for uri in (*(files.trial(key).root for key in keys), *map(files.audits, keys)):
+    for uri in files.folders_of(keys):
         delete_folder(uri)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -95,6 +95,12 @@ class SweepFiles:
     def trial(self, key: str) -> TrialFiles:
         """Return the files of the trial called ``key``."""
         return TrialFiles(below(self.root, _TRIALS, key))
+
+    def folders_of(self, keys: Iterable[str]) -> Iterator[str]:
+        """Yield the folders that go with the trials of these keys when they are deleted: their files and audits."""
+        for key in keys:
+            yield self.trial(key).root
+            yield self.audits(key)
 
     def attempts(self, key: str) -> str:
         """Return the folder of the attempts at a trial (`AttemptLog`). Nothing deletes it: released results stay
