@@ -34,6 +34,11 @@ def refuse_autocast() -> None:
         )
 
 
+def lacks_memory(error: RuntimeError) -> bool:
+    """Return whether an error of torch says that the device has too little memory; on a CPU only its text tells."""
+    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+
+
 @contextlib.contextmanager
 def torch_defaults() -> Iterator[None]:
     """Undo what the caller has set for all of torch: default device and dtype, and inference mode.

@@ -15,6 +15,7 @@ from torch.nn.modules.lazy import LazyModuleMixin
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import build
 from dpsweep.workers.data import Dataset, Preparation, Scaling, Tokens
+from dpsweep.workers.machine.devices import lacks_memory
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.models.hugging_face import hugging_face, mean_state, text_trunk
 from dpsweep.workers.models.networks import (
@@ -120,7 +121,7 @@ def _fits_in_memory(name: str) -> Iterator[None]:
     try:
         yield
     except RuntimeError as error:
-        if not any(said in str(error) for said in ("DefaultCPUAllocator", "Storage size calculation")):
+        if not lacks_memory(error) and "Storage size calculation" not in str(error):
             raise
         raise InvalidInput(
             f"model {name!r} does not fit in the memory of this machine; give it smaller sizes"

@@ -11,7 +11,7 @@ import torch
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.divided import any_divided
-from dpsweep.workers.machine.devices import choose_device, torch_defaults, without_tf32
+from dpsweep.workers.machine.devices import choose_device, lacks_memory, torch_defaults, without_tf32
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.less_memory import LackOfMemory
 
@@ -58,7 +58,7 @@ def explained(execution: ExecutionSpec) -> Iterator[None]:
                 f"torch has no deterministic algorithm for {operation} on device {execution.device!r}; "
                 "set execution.deterministic: false, or use a model without it"
             ) from error
-        if isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in reason:
+        if lacks_memory(error):
             raise LackOfMemory(
                 f"memory of device {execution.device!r} does not suffice at execution.micro_batch_size: "
                 f"{json.dumps(execution.micro_batch_size)} (null is the whole batch at once); set it lower"
