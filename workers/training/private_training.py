@@ -184,17 +184,21 @@ class PrivateTraining:
 
     def _made(self, mechanism: TrialMechanism, parts: Parts, device: torch.device) -> Trainer:
         spec = self._spec
-        features = self._dataset.train.features.dtype
-        with self._own_randomness(device), precision_named(parts.model(), features):
+        with self._own_randomness(parts.model(), device):
             noise = make_noise_source(spec.noise_source, spec.seed, device)
             trainer = Trainer(spec, mechanism, self._dataset, noise, self._norms, parts)
             trainer.begin()
         return trainer
 
     @contextlib.contextmanager
-    def _own_randomness(self, device: torch.device) -> Iterator[None]:
-        """Settings and random state of torch as in a trial; the caller's come back afterwards."""
-        with reproducible(self._spec.execution, self._spec.seed), explained(self._spec.execution):
+    def _own_randomness(self, model: nn.Module, device: torch.device) -> Iterator[None]:
+        """Settings and random state of torch as in a trial, and its errors; the caller's come back afterwards."""
+        features = self._dataset.train.features.dtype
+        with (
+            reproducible(self._spec.execution, self._spec.seed),
+            explained(self._spec.execution),
+            precision_named(model, features),
+        ):
             is_cuda = device.type == "cuda"
             if self._random_state is not None:
                 on_cpu, on_cuda = self._random_state
@@ -237,11 +241,10 @@ class PrivateTraining:
         """
         if batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
-        with self._own_randomness(batch.rows.device):
-            model = self._trainer.local.model
+        model = self._trainer.local.model
+        with self._own_randomness(model, batch.rows.device):
             set_modes(model, self._modes)
-            with precision_named(model, self._dataset.train.features.dtype):
-                self._trainer.step(batch.rows)
+            self._trainer.step(batch.rows)
         self._pending = None
 
     @property
@@ -336,7 +339,7 @@ class PrivateTraining:
         """
         if self._pending is not None:
             raise InvalidInput("a batch was drawn and not stepped; take the state after step()")
-        with self._own_randomness(self._trainer.local.data.device):
+        with self._own_randomness(self._trainer.local.model, self._trainer.local.data.device):
             state = {"trainer": self._trainer.state(), "norms": self._norms.state()}
         return {"owner": self._owner, **copy.deepcopy(state)}
 
@@ -348,7 +351,7 @@ class PrivateTraining:
                 "be those that it began with"
             )
         state, self._pending = copy.deepcopy(dict(state)), None
-        with self._own_randomness(self._trainer.local.data.device):
+        with self._own_randomness(self._trainer.local.model, self._trainer.local.data.device):
             self._norms.restore(state["norms"])
             self._trainer.restore(state["trainer"])
 
