@@ -23,6 +23,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Dataset, make_split
 from dpsweep.workers.data.base import Tokens
+from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.sampling.users import population_of
@@ -51,7 +52,7 @@ def data(shape: tuple[int, ...], *, tokens: bool) -> Dataset:
         features = draw.normal(size=(count, *shape)).astype(np.float32)
     labels = draw.integers(0, 10, count)
     split = make_split(features, labels, np.zeros(count, np.int64), user_ids=np.arange(count) // ROWS)
-    dataset = Dataset("random", split, split, None, ("all",), tuple(map(str, range(10))))
+    dataset = Dataset("random", split, split, None, NO_GROUPS, tuple(map(str, range(10))))
     return replace(dataset, preparation=Tokens(vocabulary=1000)) if tokens else dataset
 
 

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from dpsweep.accounting.audits import StatedRun, Uniforms, scores_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.noise.step_noise import make_step_noise
 from dpsweep.workers.sampling.samplers import SeededRows
@@ -174,7 +175,7 @@ def _bounds(audit: AuditSpec, run: StatedRun, parameters: int | None, draw: _Dra
         if audit.kind == "rows":
             nobody = np.zeros(len(included), np.int64)
             scores = draw(included, draws)
-            yield audit_scores(scores, included, nobody, ("all",), audit.confidence, run.delta).everyone.epsilon
+            yield audit_scores(scores, included, nobody, NO_GROUPS, audit.confidence, run.delta).everyone.epsilon
             continue
         references, _ = other_directions(audit, parameters or 6 * audit.canaries)
         included = np.append(included, np.zeros(references, np.bool_))
