@@ -99,7 +99,6 @@ def test_a_stored_noise_multiplier_must_meet_its_target_and_not_by_far() -> None
 
 def test_an_interrupt_ends_the_processes(workers: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     """They would go on for a quarter of an hour. A shell lets what it starts in the background ignore interrupts."""
-    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     monkeypatch.setattr(planned_runs, "_CODE", "import time; time.sleep(900)")
     made, start = list[subprocess.Popen[bytes]](), planned_runs._started
 
@@ -115,9 +114,12 @@ def test_an_interrupt_ends_the_processes(workers: list[int], monkeypatch: pytest
         signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
 
     interrupting = threading.Thread(target=interrupt)
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
     interrupting.start()
-    with pytest.raises(KeyboardInterrupt):
-        solve_all(asked(6))
-    interrupting.join()
-    signal.signal(signal.SIGINT, before)
+    try:
+        with pytest.raises(KeyboardInterrupt):
+            solve_all(asked(6))
+    finally:
+        interrupting.join()
+        signal.signal(signal.SIGINT, before)
     assert [each.wait() for each in made] == [-signal.SIGKILL] * 2
