@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, di
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
-from dpsweep.orchestration.comparison.sanity import constant_of, cure_of_rare_classes
+from dpsweep.orchestration.comparison.sanity import ENOUGH_SEEDS, best_constant, constant_of, cure_of_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, called, first_seed, whose
 from dpsweep.orchestration.comparison.spoken import (
     between,
@@ -44,6 +44,22 @@ def more_private(found: Findings, best: Setting, name: str, undecided: Collectio
     cheaper = [each for each in found.methods if each.name in alike and _cost(each) < _cost(best)]
     least = min(map(_cost, cheaper), default=0.0)
     return found.best(name, [each for each in cheaper if _cost(each) == least])
+
+
+def unsure_of_few_seeds(found: Findings, best: Setting) -> list[str]:
+    """Return a sentence if the interval of the best setting over two seeds holds a constant prediction; else nothing.
+
+    Two seeds are judged by test examples alone (`sanity.why_useless`), which says nothing of the next seed.
+    """
+    constant, interval = constant_of(best), found.interval_of_best(best, found.main.name)
+    if constant is None or interval is None or interval.is_of_one_seed or len(best.trials) >= ENOUGH_SEEDS:
+        return []
+    if interval.low > constant:
+        return []
+    return [
+        f"Two seeds cannot show that another run of {best.name} beats always predicting {best_constant(found.main)}, "
+        f"which reaches {found.main.format.one(constant)}: add a third seed."
+    ]
 
 
 def said_of(found: Findings, setting: Setting, name: str) -> str:
@@ -196,7 +212,8 @@ def best(
     unordered = tuple(each for each in undecided if each not in alike)
     chosen: tuple[Reason, ...] = ("chosen_by_private_results",) if any(metric(n).exact for n in (name, *least)) else ()
     reasons = union((winner.reasons, chosen))
-    warned = (*in_words(reasons), *(each for each in warnings(found) if each != found.unknown_cost))
+    unsure = unsure_of_few_seeds(found, winner) if name == found.main.name else []
+    warned = (*in_words(reasons), *unsure, *(each for each in warnings(found) if each != found.unknown_cost))
     # conditions on results choose too: of all settings that cost so little, whatever they reached
     candidates = [setting for setting in found.private if _fulfils(setting, max_epsilon, {})]
     interval = (

@@ -11,7 +11,7 @@ from typing import Final
 
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE
-from dpsweep.orchestration.comparison.best import more_private, said_of
+from dpsweep.orchestration.comparison.best import more_private, said_of, unsure_of_few_seeds
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import (
@@ -109,7 +109,7 @@ def decision(found: Findings, delta: float) -> list[str]:
         f"{within} at ε = {at_most(cost.high if cost else None)}{best.per_unit} (δ = {delta:g}{claim}), "
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
-    sentences += _alike(found, best)
+    sentences += [*unsure_of_few_seeds(found, best), *_alike(found, best)]
     if several:
         sentences += [_by_level(found)]
     return [*sentences, *unknown_of_one_seed(found.settings)]

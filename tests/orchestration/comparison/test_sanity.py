@@ -138,3 +138,18 @@ def test_a_baseline_below_a_reference_that_costs_nothing_leaves_the_cost_unknown
     assert without.unknown_cost == ""
     low = [replace(each, references={"logistic regression": 0.8}) if each.is_baseline else each for each in trials]
     assert in_sweep(low, outcome)[1].unknown_cost == ""
+
+
+def test_two_seeds_that_differ_do_not_show_that_another_run_learns_anything() -> None:
+    trials, found = sweep_of({"none": (0.95, 0.92)}, seeds=2)
+    for seed, right in enumerate((0.93, 0.75)):
+        for level in (1.0, 4.0):
+            trials.append(trial(outcomes((right, right), seed), "flat", seed, level, level=level))
+            found[trials[-1].key] = outcomes((right, right), seed)
+    data, both = in_sweep(trials, found)
+    said = f"always predicting the most frequent class, which reaches {100 * CONSTANT:.1f}%: add a third seed."
+    assert both.useless == {}, "over test examples alone, both beat it"
+    assert [each for each in headline(data, both) if each.startswith("Two seeds cannot show") and each.endswith(said)]
+    assert [each for each in best(both).warnings if each.endswith(said)]
+    steady = in_sweep(*sweep_of({"none": (0.95, 0.95), "flat": (0.9, 0.9)}, seeds=3))[1]
+    assert "third seed" not in " ".join(best(steady).warnings)
