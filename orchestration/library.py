@@ -334,9 +334,11 @@ def compare(*sweeps: StoredSweep | str | Path) -> Comparison:
     than two sweeps, and as `open_sweep`.
     """
     from dpsweep.orchestration.comparison.across_sweeps import compare as compared
+    from dpsweep.orchestration.comparison.stored import stored_evidence
 
     opened = [each if isinstance(each, StoredSweep) else open_sweep(each) for each in sweeps]
-    return compared({each.folder: each._record for each in opened})
+    evidence = {each.folder: stored_evidence(each._files, each._record.data()) for each in opened}
+    return compared({each.folder: each._record for each in opened}, evidence)
 
 
 SweepLike = str | Path | Mapping[str, Any]

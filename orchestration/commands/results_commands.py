@@ -63,9 +63,11 @@ def compare(
     """
     from dpsweep.orchestration.comparison.across_sweeps import compare as compared
     from dpsweep.orchestration.comparison.claims import checked_record
+    from dpsweep.orchestration.comparison.stored import stored_evidence
 
-    roots = dict.fromkeys(map(absolute, folders))
-    found = compared({root: checked_record(SweepFiles(root)) for root in roots})
+    every = {root: SweepFiles(root) for root in map(absolute, folders)}
+    records = {root: checked_record(files) for root, files in every.items()}
+    found = compared(records, {root: stored_evidence(every[root], each.data()) for root, each in records.items()})
     if html is not None:
         from dpsweep.orchestration.report.page import comparison_page
 

@@ -10,11 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
+from dpsweep.orchestration.comparison.evidence import Evidence
+from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import MISSING
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import asked, flattened, varying
 from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
 from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
@@ -194,17 +197,22 @@ class Comparison:
         }
 
 
-def compare(records: Mapping[str, SweepRecord]) -> Comparison:
-    """Compare sweeps, given by folder. Raises: InvalidInput for fewer than two, and for two copies of one sweep."""
+def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]) -> Comparison:
+    """Compare sweeps, given by folder. Raises: InvalidInput for fewer than two, and for two copies of one sweep.
+
+    Changes against a baseline that is no reference (`sanity.why_cost_is_unknown`) are left out, and said to be.
+    """
     if len(records) < 2:
         raise InvalidInput("a comparison needs two sweeps or more; give the folder of each once")
     _require_different(records)
     found: dict[_Identity, dict[str, list[PublishedTrial]]] = {}
+    costs = {folder: findings(record.data(), evidence[folder]).unknown_cost for folder, record in records.items()}
     for folder, record in records.items():
         for point in record.points:
             trial = record.trial(point)
             if trial.state is TrialState.FINISHED:
-                found.setdefault(_identity(point, record), {}).setdefault(folder, []).append(trial)
+                (shown,) = without_changes([trial]) if costs[folder] else [trial]
+                found.setdefault(_identity(point, record), {}).setdefault(folder, []).append(shown)
     data = list(_differences(records, "data", _data))
     private, baselines = ({key: of for key, of in found.items() if _is_private(key) == kind} for kind in (True, False))
     worst_groups = {folder: record.worst_group for folder, record in records.items()}
@@ -217,6 +225,7 @@ def compare(records: Mapping[str, SweepRecord]) -> Comparison:
             *_differences(records, "δ", _delta),
             *_differences(records, "adjacency", _adjacency),
             *_differences(records, "unit", _unit),
+            *(f"{folder}: {why}" for folder, why in costs.items() if why),
             *_stopped(records),
         ),
         between=between,

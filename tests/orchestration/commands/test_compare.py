@@ -204,3 +204,32 @@ def test_sweeps_of_one_name_are_told_apart_by_their_folders(one: Path, tmp_path:
     shown = " ".join(compared(one, again).stdout.split())
     assert str(one) in shown
     assert str(again) in shown
+
+
+def test_changes_against_a_baseline_that_learnt_nothing_are_shown_nowhere(tmp_path: Path) -> None:
+    sweep = {
+        "data": "breast_cancer",
+        "model": "logistic",
+        "sampling": {"method": "poisson", "batch_size": 64},
+        "epochs": 1,
+        "clipping": ["none", "flat"],
+        "privacy": {"noise_multiplier": 2, "delta": 1e-5, "accountant": "rdp"},
+    }
+    folders, told = [tmp_path / "one", tmp_path / "other"], "the baseline learnt almost nothing; the cost of privacy"
+    for folder, rate in zip(folders, (1e-6, 2e-6), strict=True):
+        changed = tmp_path / f"{folder.name}.yaml"
+        changed.write_text(
+            json.dumps({**sweep, "name": folder.name, "optimizer": {"name": "sgd", "learning_rate": rate}})
+        )
+        arguments = ["run", changed, "--output", folder, "--address", "in-process", "--tracking-uri", "none"]
+        done = CliRunner().invoke(app, [*map(str, arguments)])
+        assert done.exit_code == 0, done.output
+        (private,) = [line for line in done.output.splitlines() if line.startswith(" flat")]
+        accuracy, change = private.split()[3:5]
+        assert accuracy.endswith("%"), private
+        assert change == "–", private
+    found = as_json(*folders)
+    assert [told in each for each in found["differences"]].count(True) == 2
+    lines = [line["metrics"] for each in found["settings"] for line in each["sweeps"]]
+    assert len(lines) == 4
+    assert {each["accuracy_change"]["shown"] for each in lines} == {"–"}
