@@ -27,6 +27,7 @@ class WholeSampling:
     stored_name: ClassVar[str] = "whole"
     words: ClassVar[str] = "whole batches"
     draws: ClassVar[Draws] = Draws.INDEPENDENT
+    steps_per_round: ClassVar[int] = 1
     draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 0
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out", "replace_one")

@@ -27,7 +27,7 @@ from dpsweep.accounting.errors import (
 )
 from dpsweep.accounting.mechanism.filters import GaussianFilter, IndividualFilter, RenyiFilter, conversion
 from dpsweep.accounting.mechanism.rounds import enforced_epsilon
-from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
+from dpsweep.accounting.mechanism.samplings import Draws, PoissonSampling
 from dpsweep.accounting.mechanism.schedules import (
     LARGEST_EPOCHS,
     SCHEDULES,
@@ -298,8 +298,8 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
 def sampled_alike(trace: Trace) -> Trace:
     """Return a run of nearly the same cost: random allocation as Poisson batches, which Renyi DP covers."""
     segments = tuple(
-        replace(segment, sampling=PoissonSampling(1.0 / segment.sampling.block))
-        if isinstance(segment.sampling, RandomAllocationSampling)
+        replace(segment, sampling=PoissonSampling(1.0 / segment.sampling.steps_per_round))
+        if segment.sampling.draws is Draws.ALLOCATED
         else segment
         for segment in trace.segments
     )

@@ -43,7 +43,7 @@ from scipy import special
 
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.reductions import MOST_ALLOCATED, as_accounted, cases_of
-from dpsweep.accounting.mechanism.samplings import Draws, RandomAllocationSampling, Sampling
+from dpsweep.accounting.mechanism.samplings import Draws, Sampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Trace
 from dpsweep.accounting.numerics.gaussian import LEVEL_SCALE
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
@@ -260,9 +260,8 @@ class RecordedContributions:
                     for worst, epochs in _worst_by_epoch(stretches, values, sampling.steps_per_epoch):
                         precision += epochs * worst
                 case Draws.ALLOCATED:
-                    assert isinstance(sampling, RandomAllocationSampling), "the only one that draws so"
-                    block = BlockLaw(min(sampling.block, MOST_ALLOCATED), top, tail, _blocks(trace))
-                    for worst, blocks in _worst_by_epoch(stretches, values, sampling.block):
+                    block = BlockLaw(min(sampling.steps_per_round, MOST_ALLOCATED), top, tail, _blocks(trace))
+                    for worst, blocks in _worst_by_epoch(stretches, values, sampling.steps_per_round):
                         alone = worst > top**2 if block.steps > 1 else np.ones_like(worst, np.bool_)
                         precision += np.where(alone, blocks * worst, 0.0)
                         if block.steps > 1 and top > 0.0:
@@ -353,9 +352,9 @@ def _largest_shift(trace: Trace) -> float:
 def _blocks(trace: Trace) -> int:
     """Return at least the number of blocks."""
     return sum(
-        -(-segment.steps // segment.sampling.block) + 1
+        -(-segment.steps // segment.sampling.steps_per_round) + 1
         for segment in trace.segments
-        if isinstance(segment.sampling, RandomAllocationSampling)
+        if segment.sampling.draws is Draws.ALLOCATED
     )
 
 

@@ -77,7 +77,7 @@ def steps_apart(sampling: Sampling, steps: int) -> int:
     They are ``steps`` where an example takes part once, or where chance decides.
     """
     match sampling:
-        case FixedOrderSampling(batches=batches):
+        case FixedOrderSampling(steps_per_epoch=batches):
             return min(batches, steps)
         case _:
             return steps
@@ -175,7 +175,7 @@ def _dominating(segment: Segment, strategy: CorrelatedNoise) -> Segment:
                     "amplify only up to one cycle; use banded noise with at most as many bands, or fixed_order"
                 )
             return _turns_of_one(segment)
-        case FixedOrderSampling(batches=batches):
+        case FixedOrderSampling(steps_per_epoch=batches):
             if segment.side_queries:
                 raise UnsupportedMechanism(
                     f"side queries beside {strategy.words} in one fixed order have no bound here; leave them out"

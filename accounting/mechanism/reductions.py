@@ -10,9 +10,9 @@ from dpsweep.accounting.mechanism.correlated import as_independent, turns_attain
 from dpsweep.accounting.mechanism.samplings import (
     SMALLEST_RATE,
     DisplacingSampling,
+    Draws,
     FixedBatchSampling,
     PoissonSampling,
-    RandomAllocationSampling,
     Sampling,
     TruncatedPoissonSampling,
 )
@@ -173,9 +173,9 @@ def _blocks_attain_pairs(trace: Trace) -> bool:
     """Return whether every block of random allocation is complete, of one noise level, and within the shifts told."""
     lowest, highest = ALLOCATED_SHIFTS
     return all(
-        segment.start_step % segment.sampling.block == 0
-        and segment.steps % segment.sampling.block == 0
-        and lowest <= segment.amplitude() <= (highest if segment.sampling.block > 1 else math.inf)
+        segment.start_step % segment.sampling.steps_per_round == 0
+        and segment.steps % segment.sampling.steps_per_round == 0
+        and lowest <= segment.amplitude() <= (highest if segment.sampling.steps_per_round > 1 else math.inf)
         for segment in trace.segments
-        if isinstance(segment.sampling, RandomAllocationSampling)
+        if segment.sampling.draws is Draws.ALLOCATED
     )

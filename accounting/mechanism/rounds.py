@@ -33,7 +33,7 @@ from typing import NamedTuple
 from dpsweep.accounting.errors import UnsupportedMechanism, require_whole
 from dpsweep.accounting.mechanism.filters import IndividualFilter
 from dpsweep.accounting.mechanism.reductions import as_accounted, cases_of
-from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling, Sampling, draws_by_epoch
+from dpsweep.accounting.mechanism.samplings import Draws, Sampling, draws_by_epoch
 from dpsweep.accounting.mechanism.trace import (
     GaussianRelease,
     PureRelease,
@@ -81,7 +81,7 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     """
     group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
     for segment in trace.segments:
-        if isinstance(segment.sampling, RandomAllocationSampling):
+        if segment.sampling.draws is Draws.ALLOCATED:
             raise UnsupportedMechanism(
                 f"{segment.sampling.words} are accounted for by privacy loss distributions alone; use the accountant "
                 "'pld'"

@@ -2,11 +2,11 @@
 
 A sampling states all that accountants, planner, files and the command line need to know. To add one, write a class and
 a line of `SAMPLINGS` here, and a sampler in `dpsweep.workers.sampling.samplers` that draws its batches.
-`DisplacingSampling` is a bound that accountants use where a theorem needs one.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
@@ -21,13 +21,11 @@ from dpsweep.accounting.registry import lookup, one_of
 
 Array = NDArray[np.float64]
 Adjacency = Literal["add_remove", "zero_out", "fixed_graph", "replace_one"]
-"""``add_remove``: one data set is the other plus one record.
-
-``zero_out``: one record is replaced by a null record that contributes nothing; the size is the same. Shuffled runs use
-it, because their batches stay aligned under it. ``fixed_graph``: so are all records that one user owns or shares.
-
-``replace_one``: one record is replaced by any other. Covered where nothing is sampled: full batches and reshuffled
-epochs, whose sums move by at most twice the sensitivity (docs/group-proof.md, Theorem 5).
+"""``add_remove``: one data set is the other plus one record. ``zero_out``: one record is replaced by a null record that
+contributes nothing; the size is the same. Shuffled runs use it, because their batches stay aligned under it.
+``fixed_graph``: so are all records that one user owns or shares. ``replace_one``: one record is replaced by any other.
+Covered where nothing is sampled: full batches and reshuffled epochs, whose sums move by at most twice the sensitivity
+(docs/group-proof.md, Theorem 5).
 """
 
 
@@ -36,9 +34,9 @@ class Draws(Enum):
 
     INDEPENDENT: each example joins each batch independently, with the same probability. SUBSET: batches are independent
     of each other, and given the number of a group's members in a batch, all subsets of that size are equally likely.
-    EPOCH: each example is in exactly one batch of every epoch, so an epoch is one round for it. IN_TURN: each example
-    may join only every so many batches, and joins those independently. ALLOCATED: each example joins one batch of every
-    block, chosen uniformly and independently of other examples, so that a block is one round.
+    EPOCH: each example is in exactly one batch of every epoch, which is one round. IN_TURN: each example may join only
+    every so many batches, and joins those independently. ALLOCATED: each example joins one batch of every block, which
+    is one round, chosen uniformly and independently of other examples.
     """
 
     INDEPENDENT = 1
@@ -88,6 +86,11 @@ class Sampling(Protocol):
         """Data-set size over (expected) batch size, rounded up."""
         ...
 
+    @property
+    def steps_per_round(self) -> int:
+        """Number of steps of one round: 1, those of an epoch, or those of a block (`Draws`)."""
+        ...
+
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
         """Return the possible numbers of a group's members in a round, ascending, and their log-probabilities up to a
         common constant; both [numbers].
@@ -124,6 +127,7 @@ class PoissonSampling:
     stored_name: ClassVar[str] = "poisson"
     words: ClassVar[str] = "Poisson batches"
     draws: ClassVar[Draws] = Draws.INDEPENDENT
+    steps_per_round: ClassVar[int] = 1
     draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 0
 
@@ -159,7 +163,7 @@ class PoissonSampling:
         return np.arange(group_size + 1.0), np.concatenate(([0.0], np.cumsum(odds)))
 
     def require_fits(self, dataset_size: int) -> None:
-        """Accept every size: any data set can be sampled at any rate."""
+        """Accept every size."""
 
 
 @final
@@ -175,6 +179,7 @@ class FixedBatchSampling:
     stored_name: ClassVar[str] = "fixed"
     words: ClassVar[str] = "fixed batches"
     draws: ClassVar[Draws] = Draws.SUBSET
+    steps_per_round: ClassVar[int] = 1
     draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 1
 
@@ -260,6 +265,10 @@ class ShuffledSampling:
         """Only in epochs of one step: the pair is that of the worst order, and the order is random."""
         return self.steps_per_epoch == 1
 
+    @property
+    def steps_per_round(self) -> int:
+        return self.steps_per_epoch
+
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
         return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch)
@@ -311,7 +320,7 @@ class RandomAllocationSampling:
         return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch, per_epoch)
 
     @property
-    def block(self) -> int:
+    def steps_per_round(self) -> int:
         """Number of steps of a block, one of which an example joins."""
         return self.steps_per_epoch // self.per_epoch
 
@@ -339,6 +348,7 @@ class TruncatedPoissonSampling:
     words: ClassVar[str] = "truncated Poisson batches"
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
     draws: ClassVar[Draws] = Draws.INDEPENDENT
+    steps_per_round: ClassVar[int] = 1
     draws_its_pair: ClassVar[bool] = False
     displaced: ClassVar[int] = 1
 
@@ -396,6 +406,7 @@ class CyclicPoissonSampling:
     words: ClassVar[str] = "cyclic Poisson batches"
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove", "zero_out")
     draws: ClassVar[Draws] = Draws.IN_TURN
+    steps_per_round: ClassVar[int] = 1
     draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 0
 
@@ -437,10 +448,10 @@ class CyclicPoissonSampling:
 @final
 @dataclass(frozen=True)
 class FixedOrderSampling:
-    """Every epoch visits every example once, in the same order, in ``batches`` disjoint batches.
+    """Every epoch visits every example once, in the same order, in ``steps_per_epoch`` disjoint batches.
 
-    Two visits of one example are ``batches`` steps apart (min-separation), and nothing is sampled. Not accounted for
-    under add/remove, as `ShuffledSampling` is not.
+    Two visits of one example are as many steps apart (min-separation), and nothing is sampled. Not accounted for under
+    add/remove, as `ShuffledSampling` is not.
     """
 
     stored_name: ClassVar[str] = "fixed_order"
@@ -451,24 +462,24 @@ class FixedOrderSampling:
     displaced: ClassVar[int] = 0
     sample_rate: ClassVar[float] = 1.0
 
-    batches: int
+    steps_per_epoch: int
 
     def __post_init__(self) -> None:
-        keep_whole(self, "batches", "batches of an epoch", at_least=1)
+        keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
+
+    @property
+    def steps_per_round(self) -> int:
+        return self.steps_per_epoch
 
     @classmethod
     def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
         return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch)
 
-    @property
-    def steps_per_epoch(self) -> int:
-        return self.batches
-
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        return ShuffledSampling(self.batches).members_drawn(group_size)
+        return ShuffledSampling(self.steps_per_epoch).members_drawn(group_size)
 
     def require_fits(self, dataset_size: int) -> None:
-        ShuffledSampling(self.batches).require_fits(dataset_size)
+        ShuffledSampling(self.steps_per_epoch).require_fits(dataset_size)
 
 
 @final
@@ -502,6 +513,10 @@ class DisplacingSampling:
     def steps_per_epoch(self) -> int:
         return self.base.steps_per_epoch
 
+    @property
+    def steps_per_round(self) -> int:
+        return self.base.steps_per_round
+
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
         return self.base.members_drawn(group_size)
 
@@ -518,7 +533,6 @@ SAMPLINGS: Mapping[str, type[SizedSampling]] = {
     "fixed_order": FixedOrderSampling,
 }
 """Samplings by their name in sweep files and on the command line."""
-
 RANDOM_ALLOCATION: Final = RandomAllocationSampling.stored_name
 CYCLIC_POISSON: Final = CyclicPoissonSampling.stored_name
 FIXED_ORDER: Final = FixedOrderSampling.stored_name
@@ -529,25 +543,23 @@ def stored_kinds() -> tuple[type[Sampling], ...]:
     return (*SAMPLINGS.values(), TruncatedPoissonSampling)
 
 
-def require_own_numbers(method: str, per_epoch: int | None, cycle_length: int | None) -> None:
-    """Raise `InvalidInput` for a number that belongs to another method."""
-    numbers = ("per_epoch", per_epoch, RANDOM_ALLOCATION), ("cycle_length", cycle_length, CYCLIC_POISSON)
-    for key, value, owner in numbers:
-        if value is not None and method != owner:
-            raise InvalidInput(f"{key} is {value}, but belongs to {owner}, not to {method}: leave it out")
+def own_numbers(method: str, numbers: Mapping[str, int | None]) -> dict[str, int]:
+    """Return the numbers that are given. Raises: InvalidInput for one that belongs to another method."""
+    own = {name: value for name, value in numbers.items() if value is not None}
+    for name, value in own.items():
+        owners = [each for each, kind in SAMPLINGS.items() if name in inspect.signature(kind.of_sizes).parameters]
+        if method not in owners:
+            raise InvalidInput(f"{name} is {value}, but belongs to {', '.join(owners)}, not to {method}: leave it out")
+    return own
 
 
 def sampling_of_sizes(
-    method: str,
-    dataset_size: int,
-    batch_size: int,
-    max_batch_size: int | None = None,
-    per_epoch: int | None = None,
-    cycle_length: int | None = None,
+    method: str, dataset_size: int, batch_size: int, max_batch_size: int | None = None, **numbers: int | None
 ) -> Sampling:
     """Return the sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size``.
 
-    Raises: InvalidInput for an unknown method, a number that belongs to another method, and sizes that do not fit.
+    numbers: further parameters of its ``of_sizes``. Raises: InvalidInput for an unknown method, a number that belongs
+    to another method, and sizes that do not fit.
     """
     kind = lookup(SAMPLINGS, method, "sampling")
     if max_batch_size is not None and kind is not PoissonSampling:
@@ -555,26 +567,24 @@ def sampling_of_sizes(
             f"max_batch_size is {max_batch_size}, but {kind.words} are not cut: leave it out, or choose the method "
             "poisson"
         )
-    require_own_numbers(method, per_epoch, cycle_length)
-    if per_epoch is not None:
-        return RandomAllocationSampling.of_sizes(dataset_size, batch_size, per_epoch)
-    if cycle_length is not None:
-        return CyclicPoissonSampling.of_sizes(dataset_size, batch_size, cycle_length)
+    own = own_numbers(method, numbers)
     if max_batch_size is None:
-        return kind.of_sizes(dataset_size, batch_size)
+        return kind.of_sizes(dataset_size, batch_size, **own)
     return TruncatedPoissonSampling.of_sizes(dataset_size, batch_size, max_batch_size)
 
 
 def require_known(sampling: Sampling) -> None:
     """Raise `UnsupportedMechanism` for a sampling that is not registered, or that draws in its own way.
 
-    No theorem is known for such batches, so that no accountant may take them for the usual ones.
+    No theorem is known for such batches, so that no accountant may take them for the usual ones. Those on rounds of
+    several steps (`Draws`) hold where every example is in each round.
     """
-    known = (*stored_kinds(), DisplacingSampling)
+    known, kinds = (*stored_kinds(), DisplacingSampling), one_of([kind.__name__ for kind in stored_kinds()])
     if not isinstance(sampling, known) or not isinstance(sampling.draws, Draws):
+        raise UnsupportedMechanism(f"no accountant knows the sampling {type(sampling).__name__}; use {kinds}")
+    if sampling.draws in (Draws.EPOCH, Draws.ALLOCATED) and sampling.sample_rate != 1.0:
         raise UnsupportedMechanism(
-            f"no accountant knows the sampling {type(sampling).__name__}; use "
-            f"{one_of([kind.__name__ for kind in stored_kinds()])}"
+            f"{sampling.words} leave no example out of a round, but their sample rate is {sampling.sample_rate:g}"
         )
 
 
@@ -588,13 +598,3 @@ def draws_by_epoch(sampling: Sampling) -> bool:
             return False
         case unknown:
             assert_never(unknown)
-
-
-def require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
-    """Raise `UnsupportedMechanism` unless ``sampling`` can be accounted for under ``adjacency``."""
-    if adjacency not in sampling.adjacencies:
-        why = ", which is proven only where nothing is sampled" if adjacency == "replace_one" else ""
-        raise UnsupportedMechanism(
-            f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}{why}; "
-            f"account for them under {sampling.adjacencies[0]!r}"
-        )

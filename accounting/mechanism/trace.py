@@ -35,7 +35,6 @@ from dpsweep.accounting.mechanism.samplings import (
     PoissonSampling,
     RandomAllocationSampling,
     Sampling,
-    require_adjacency,
     require_known,
     stored_kinds,
 )
@@ -233,7 +232,7 @@ class Trace:
         require_known_noise(self.strategy)
         self._require_contiguous()
         for segment in self.segments:
-            require_adjacency(segment.sampling, of_records(self.adjacency))
+            _require_adjacency(segment.sampling, of_records(self.adjacency))
             segment.sampling.require_fits(self.dataset_size)
             if self.filter is not None:
                 require_filterable(segment, self.filter)
@@ -392,3 +391,13 @@ def join_segments(segments: Iterable[Segment]) -> tuple[Segment, ...]:
         else:
             joined.append(moved)
     return tuple(joined)
+
+
+def _require_adjacency(sampling: Sampling, adjacency: Adjacency) -> None:
+    """Raise `UnsupportedMechanism` unless ``sampling`` can be accounted for under ``adjacency``."""
+    if adjacency not in sampling.adjacencies:
+        why = ", which is proven only where nothing is sampled" if adjacency == "replace_one" else ""
+        raise UnsupportedMechanism(
+            f"{sampling.words} ({type(sampling).__name__}) have no accounting under {adjacency!r}{why}; "
+            f"account for them under {sampling.adjacencies[0]!r}"
+        )

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism.reductions import ALLOCATED_SHIFTS, MOST_ALLOCATED, as_accounted, cases_of
 from dpsweep.accounting.mechanism.rounds import require_group_size
-from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling, Sampling, draws_by_epoch
+from dpsweep.accounting.mechanism.samplings import Draws, Sampling, draws_by_epoch
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, RoundLaw, SensitivityMixture, examples_law, group_law
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
@@ -98,10 +98,10 @@ class _Piece:
         return draws_by_epoch(self.cases[0].sampling)
 
     @property
-    def allocation(self) -> RandomAllocationSampling | None:
-        """The sampling, if it is random allocation."""
+    def allocation(self) -> Sampling | None:
+        """The sampling, if a block of it is one round."""
         sampling = self.cases[0].sampling
-        return sampling if isinstance(sampling, RandomAllocationSampling) else None
+        return sampling if sampling.draws is Draws.ALLOCATED else None
 
 
 def rounds_of_group(trace: Trace, group_size: int = 1) -> GroupRounds:
@@ -196,7 +196,7 @@ def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound
     """
     counts: Counter[AllocatedRound] = Counter()
     largest: dict[tuple[int, int], float] = {}
-    lengths: dict[int, RandomAllocationSampling] = {}
+    lengths: dict[int, Sampling] = {}
     run_start, run_stop, before = 0, -1, None
     for piece in pieces:
         sampling = piece.allocation
@@ -210,7 +210,7 @@ def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound
         if piece.start != run_stop or sampling != before:
             run_start, before = piece.start, sampling
         run_stop, (shift,) = piece.stop, piece.cases[0].amplitudes
-        first, last = (piece.start - run_start) // sampling.block, (piece.stop - 1 - run_start) // sampling.block
+        first, last = ((step - run_start) // sampling.steps_per_round for step in (piece.start, piece.stop - 1))
         if last - first > 1:
             counts[_block(shift, sampling)] += last - first - 1
         for block in {first, last}:
@@ -220,9 +220,9 @@ def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound
     return counts
 
 
-def _block(shift: float, sampling: RandomAllocationSampling) -> AllocatedRound:
+def _block(shift: float, sampling: Sampling) -> AllocatedRound:
     """Return the block, with a shift that is at least the least one that differs from 0."""
-    return AllocatedRound(max(shift, ALLOCATED_SHIFTS[0]), min(sampling.block, MOST_ALLOCATED))
+    return AllocatedRound(max(shift, ALLOCATED_SHIFTS[0]), min(sampling.steps_per_round, MOST_ALLOCATED))
 
 
 def _is_alone(block: AllocatedRound) -> bool:

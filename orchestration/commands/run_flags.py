@@ -41,7 +41,7 @@ from dpsweep.accounting.mechanism.samplings import (
     Sampling,
     ShuffledSampling,
     draws_by_epoch,
-    require_own_numbers,
+    own_numbers,
     sampling_of_sizes,
 )
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
@@ -131,7 +131,7 @@ class RunFlags:
     def mechanism(self) -> Sampling:
         """Return the sampling that the flags describe. Raises: InvalidInput for a missing or contradictory flag."""
         lookup(SAMPLINGS, self.sampling, "sampling")
-        require_own_numbers(self.sampling, self.per_epoch, self.cycle_length)
+        own_numbers(self.sampling, {"per_epoch": self.per_epoch, "cycle_length": self.cycle_length})
         if self.max_batch_size is not None and self.sampling not in (CYCLIC_POISSON, FIXED_ORDER):
             return self.of_sizes()
         return _WITH_OWN_FLAGS.get(self.sampling, RunFlags.of_sizes)(self)
@@ -187,7 +187,7 @@ class RunFlags:
             what = f"--sampling {self.sampling}" if self.max_batch_size is None else "--max-batch-size"
             raise InvalidInput(f"{what} needs --dataset-size and --batch-size, and no --sample-rate")
         sizes = self.dataset_size, self.batch_size
-        return sampling_of_sizes(self.sampling, *sizes, self.max_batch_size, self.per_epoch)
+        return sampling_of_sizes(self.sampling, *sizes, self.max_batch_size, per_epoch=self.per_epoch)
 
     def sampling_fields(self, trace: Trace) -> dict[str, Any]:
         """Return what JSON says of the batches: their name, how many an example joins, or how many groups

@@ -510,12 +510,16 @@ def varying_texts(values: Sequence[Component | None]) -> list[str]:
     ]
 
 
+_MARKS: Final = {"per_epoch": "x", "cycle_length": "by"}
+"""Short words for numbers of samplings in labels."""
+
+
 def _sampling_texts(values: Sequence[SamplingSpec]) -> list[str]:
     def text(sampling: SamplingSpec) -> str:
         most = "" if sampling.max_batch_size is None else f"max{sampling.max_batch_size}"
-        often = "" if sampling.per_epoch is None else f"x{sampling.per_epoch}"
-        turns = "" if sampling.cycle_length is None else f"by{sampling.cycle_length}"
-        return f"{sampling.method}{sampling.batch_size}{most}{often}{turns}"
+        given = {name: value for name, value in sampling.numbers.items() if value is not None}
+        own = "".join(f"{_MARKS.get(name, name)}{value}" for name, value in given.items())
+        return f"{sampling.method}{sampling.batch_size}{most}{own}"
 
     return [text(sampling) for sampling in values]
 

@@ -63,7 +63,7 @@ def of_fixed_order(trace: Trace, delta: float, slack: float) -> Bracket:
     """One Gaussian: at least equal gradients at all visits; at most what all signs and directions give."""
     (segment,) = trace.segments
     assert isinstance(segment.sampling, FixedOrderSampling)
-    matrix, apart = matrix_of(trace), segment.sampling.batches
+    matrix, apart = matrix_of(trace), segment.sampling.steps_per_epoch
     visits = [matrix[:, start::apart] for start in range(min(apart, segment.steps))]
     scale = segment.noise_multiplier * whole_norm(trace, matrix)
     low = max(float(np.linalg.norm(columns.sum(axis=1))) for columns in visits)

@@ -232,7 +232,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "require_adjacency(segment.sampling, of_records(self.adjacency))",
+            "_require_adjacency(segment.sampling, of_records(self.adjacency))",
             "pass",
             "any sampling goes under any adjacency",
             True,

@@ -505,7 +505,7 @@ class CutSampler:
 def _allocated(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
     sampling = planned_sampling(spec, dataset_size)
     assert isinstance(sampling, RandomAllocationSampling), "the method of the spec names it"
-    return AllocatedSampler(dataset_size, sampling.block, draws)
+    return AllocatedSampler(dataset_size, sampling.steps_per_round, draws)
 
 
 def _cyclic(spec: SamplingSpec, dataset_size: int, draws: RowDraws) -> Sampler:
@@ -558,6 +558,4 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
             f"batch_size is {batch_size}, but must be between 1 and the {dataset_size} training examples; "
             "choose a smaller batch_size"
         )
-    return sampling_of_sizes(
-        spec.method, dataset_size, batch_size, spec.max_batch_size, spec.per_epoch, spec.cycle_length
-    )
+    return sampling_of_sizes(spec.method, dataset_size, batch_size, spec.max_batch_size, **spec.numbers)

@@ -12,13 +12,16 @@ import torch
 from numpy.typing import NDArray
 from scipy import special
 
+from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.buffered import Pairs
 from dpsweep.accounting.mechanism.noise_strategies import IndependentNoise, Memory, NoiseStrategy, Recurrence
 from dpsweep.accounting.mechanism.samplings import (
     CyclicPoissonSampling,
     FixedOrderSampling,
+    PoissonSampling,
     RandomAllocationSampling,
     ShuffledSampling,
+    TruncatedPoissonSampling,
 )
 from dpsweep.accounting.mechanism.toeplitz import column_norm
 from dpsweep.workers.sampling.samplers import (
@@ -54,8 +57,8 @@ class CanaryBatches:
         self._turns: CyclicPoissonSampler | None = None
         match planned:
             case RandomAllocationSampling():
-                self.block = planned.block
-                self._sampler: Sampler = AllocatedSampler(count, planned.block, draws)
+                self.block = planned.steps_per_round
+                self._sampler: Sampler = AllocatedSampler(count, planned.steps_per_round, draws)
             case ShuffledSampling() | FixedOrderSampling():
                 self.is_known = True
                 epochs = ShuffledSampler if isinstance(planned, ShuffledSampling) else FixedOrderSampler
@@ -65,8 +68,10 @@ class CanaryBatches:
                 self.cycle, self.rate = planned.cycle_length, planned.sample_rate
                 turns = CyclicPoissonSampler(copies * size, self.cycle, copies * self.cycle * batch, draws)
                 self._sampler, self._turns = turns, turns
-            case _:  # each row on its own, with the probability of an example
+            case PoissonSampling() | TruncatedPoissonSampling():  # each row with the probability of an example
                 self._sampler = PoissonSampler(copies * size, copies * batch, draws)
+            case unknown:
+                raise UnsupportedMechanism(f"no audit knows how {unknown.words} draw canaries; leave the audit out")
 
     @property
     def law(self) -> tuple[Array, Array]:

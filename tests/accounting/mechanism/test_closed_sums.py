@@ -18,6 +18,7 @@ from dpsweep.accounting import (
     DataCorruption,
     EpsilonBudget,
     PoissonSampling,
+    RandomAllocationSampling,
     RhoBudget,
     Segment,
     Trace,
@@ -30,6 +31,7 @@ from dpsweep.accounting import (
 from dpsweep.accounting.individual import algorithm_2
 from dpsweep.accounting.mechanism.noise_strategies import NoiseStrategy
 from dpsweep.accounting.mechanism.samplings import Array, Draws, draws_by_epoch
+from dpsweep.accounting.pld.groups import delta_pld
 from tests.accounting.accountants.test_truncated import COSTS, DELTA, SOLVERS
 
 BUDGET = EpsilonBudget(1.0, DELTA)
@@ -43,6 +45,7 @@ class WeeklySampling:
     words: ClassVar[str] = "weekly batches"
     adjacencies: ClassVar[tuple[str, ...]] = ("add_remove", "zero_out")
     draws: ClassVar[Any] = Draws.INDEPENDENT
+    steps_per_round: ClassVar[int] = 1
     draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 0
 
@@ -131,6 +134,56 @@ def test_an_unknown_sampling_is_not_planned_nor_taken_for_steps() -> None:
             planned_trace(make_schedule("constant", 1.0), unknown, 1, 10, 100)  # type: ignore[arg-type]
         with pytest.raises(UnsupportedMechanism, match=r"use PoissonSampling, FixedBatchSampling, .* or Truncated"):
             draws_by_epoch(unknown)  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class NewBlocks(WeeklySampling):
+    """One step of every ten, as randomly allocated batches; its rate may be wrong."""
+
+    words: ClassVar[str] = "new blocks"
+    draws: ClassVar[Any] = Draws.ALLOCATED
+    steps_per_round: ClassVar[int] = 10
+    sample_rate: float = 1.0
+
+    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
+        return RandomAllocationSampling(10).members_drawn(group_size)
+
+
+def answer(call: Callable[[], object]) -> object:
+    """What a call returns, or the text of its refusal, without the name of the sampling."""
+    try:
+        return call()
+    except UnsupportedMechanism as error:
+        return str(error).replace("new blocks", "randomly allocated batches")
+
+
+def test_a_new_sampling_costs_by_the_way_it_draws_and_not_by_its_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SAMPLINGS, "own", NewBlocks)
+    own, known = (
+        Trace(100, (Segment(0, 20, cast(Any, sampling), 2.0),))
+        for sampling in (NewBlocks(), RandomAllocationSampling(10))
+    )
+    for name, ask in ACCOUNTANTS.items():
+        for size in (1, 2):
+            found = answer(partial(ask, own, DELTA, size))
+            assert found == answer(partial(ask, known, DELTA, size)), f"{name}, groups of {size}"
+    rows = [accounting.individual_epsilons([0], [[0.5], [1.0]], each, DELTA).upper.tolist() for each in (own, known)]
+    assert rows[0] == rows[1]
+    assert delta_pld(own, 1.0) == delta_pld(known, 1.0)
+
+
+@pytest.mark.parametrize("draws", [Draws.EPOCH, Draws.ALLOCATED])
+def test_rounds_of_several_steps_that_leave_examples_out_are_refused(
+    draws: Draws, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(SAMPLINGS, "own", NewBlocks)
+    monkeypatch.setattr(NewBlocks, "draws", draws)
+    rare = with_sampling(Trace(100, (Segment(0, 20, PoissonSampling(0.1), 2.0),)), NewBlocks(0.1))
+    for ask in ACCOUNTANTS.values():
+        with pytest.raises(
+            UnsupportedMechanism, match=r"leave no example out of a round, but their sample rate is 0\.1"
+        ):
+            ask(rare, DELTA, 1)
 
 
 def test_a_file_that_names_an_unknown_sampling_is_no_trace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -104,6 +104,7 @@ class SkippedSampling:
     words: ClassVar[str] = "skipped batches"
     adjacencies: ClassVar[tuple[Adjacency, ...]] = ("add_remove",)
     draws: ClassVar[Draws] = Draws.SUBSET
+    steps_per_round: ClassVar[int] = 1
     draws_its_pair: ClassVar[bool] = True
     displaced: ClassVar[int] = 1
 
