@@ -327,7 +327,7 @@ class AuditSpec:
     guesses are made from, the released model or, with gradient canaries, the noisy sums of all steps.
     """
 
-    canaries: Annotated[int, Field(ge=1)]
+    canaries: Annotated[int, Field(ge=2)]
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
     kind: Literal["rows", "gradient"] = "rows"
     transcript: Literal["iterates", "last_model"] = "last_model"

@@ -25,7 +25,7 @@ def audit(
         list[str] | None,
         typer.Option(help="Key of a finished trial (default: every private one); may be repeated.", metavar="TRIAL"),
     ] = None,
-    canaries: Annotated[int, typer.Option(min=1, help="Number of canaries.")] = 2000,
+    canaries: Annotated[int, typer.Option(min=2, help="Number of canaries.")] = 2000,
     kind: Annotated[
         Literal["rows", "gradient"],
         typer.Option(help="Canaries: training examples that half of the time are left out, or made-up gradients."),

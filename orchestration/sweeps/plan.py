@@ -45,6 +45,7 @@ from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
 from dpsweep.workers.sampling.users import planned_population, require_per_user
 from dpsweep.workers.spec import DataSpec, NormSpec, Shard, TrialSpec
+from dpsweep.workers.training.gradient_canaries import require_directions
 from dpsweep.workers.training.optimizers import make_average, make_learning_rate_schedule, make_optimizer
 from dpsweep.workers.training.preprocessing import planned_releases
 from dpsweep.workers.training.trial_mechanism import (
@@ -188,6 +189,8 @@ class _Planner:
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
         require_room(trial.attacks.exposure, rows, dataset.train_size)
+        if trial.audit is not None and trial.audit.kind == "gradient" and parameters is not None:
+            require_directions(trial.audit.canaries, parameters)
         return _Checked(point, after_training, dataset, digest, method, mechanism, parameters)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:

@@ -17,11 +17,11 @@ from dpsweep.accounting.mechanism.buffered import Pairs
 from dpsweep.accounting.mechanism.noise_strategies import IndependentNoise, Memory, NoiseStrategy, Recurrence
 from dpsweep.accounting.mechanism.samplings import (
     CyclicPoissonSampling,
+    FixedBatchSampling,
     FixedOrderSampling,
     PoissonSampling,
     RandomAllocationSampling,
     ShuffledSampling,
-    TruncatedPoissonSampling,
 )
 from dpsweep.accounting.mechanism.toeplitz import column_norm
 from dpsweep.workers.sampling.samplers import (
@@ -68,7 +68,7 @@ class CanaryBatches:
                 self.cycle, self.rate = planned.cycle_length, planned.sample_rate
                 turns = CyclicPoissonSampler(copies * size, self.cycle, copies * self.cycle * batch, draws)
                 self._sampler, self._turns = turns, turns
-            case PoissonSampling() | TruncatedPoissonSampling():  # each row with the probability of an example
+            case PoissonSampling() | FixedBatchSampling():  # each row with the probability of an example
                 self._sampler = PoissonSampler(copies * size, copies * batch, draws)
             case unknown:
                 raise UnsupportedMechanism(f"no audit knows how {unknown.words} draw canaries; leave the audit out")

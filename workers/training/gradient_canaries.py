@@ -62,11 +62,7 @@ class Directions:
         self._shapes = dict(shapes)
         self._sizes = [math.prod(shape) for shape in shapes.values()]
         size = sum(self._sizes)
-        if count > size:
-            raise InvalidInput(
-                f"audit.canaries is {count}, but the model has {size} trainable parameters, and each gradient canary "
-                "needs a direction of its own; choose fewer"
-            )
+        require_directions(count, size)
         generator = np.random.default_rng(derive_seed(seed, "directions of canaries"))
         self._signs = generator.choice(np.array([-1.0, 1.0]), size)
         self._places = generator.choice(size, count, replace=False)
@@ -289,6 +285,15 @@ def longest(rule: ClipRule, groups: int) -> float:
     tried = Examples(norms.repeat(groups), of_groups, torch.zeros_like(of_groups))
     added = rule.weights(tried).double() * tried.norms.double()
     return float(added.max())
+
+
+def require_directions(canaries: int, parameters: int) -> None:
+    """Raise InvalidInput for more gradient canaries than the model has parameters to train."""
+    if canaries > parameters:
+        raise InvalidInput(
+            f"audit.canaries is {canaries}, but the model has {parameters} trainable parameters, and each gradient "
+            f"canary needs a direction of its own; choose at most {parameters}"
+        )
 
 
 def check_gradient_audit(spec: TrialSpec, *, layerwise: bool) -> None:

@@ -72,7 +72,8 @@ def check_audit(spec: AuditSpec, sampling: SamplingSpec, dataset_size: int) -> N
         )
     if spec.canaries > dataset_size:
         raise InvalidInput(
-            f"audit.canaries is {spec.canaries}, but the training set has {dataset_size} examples; choose fewer"
+            f"audit.canaries is {spec.canaries}, but the training set has {dataset_size} examples; "
+            f"choose at most {dataset_size}"
         )
 
 

@@ -273,6 +273,10 @@ REFUSED = {
         {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": "nine"}},
         r"optimizer 'sgd': momentum is 'nine', but must be a number",
     ),
+    "more canaries than parameters": (
+        {"audit": {"canaries": 700, "kind": "gradient"}, "clipping": "flat", "model": "logistic"},
+        r"audit\.canaries is 700, but the model has 650 trainable parameters, .*; choose at most 650",
+    ),
     "unknown accountant": ({"privacy": {**PRIVACY, "accountant": "pdl"}}, r"did you mean 'pld'"),
 }
 
