@@ -9,11 +9,13 @@ For real exponents, r^2 / 8 and r bound it, with r = |log B / A|. This is Hoeffd
 
 For complex ones, let d = B / A - 1. The second derivative of log(1 + t d) is -(d / (1 + t d))^2. So |d|^2 / (8 (1 -
 |d|)^2) bounds it if |d| < 1. Else let r = log |B / A|. The moment differs from the exponential of the chord by at most
-1 + e^|r| times that, an error of log(2 + e^|r|) in the log.
+1 + e^|r| times that, an error of log(2 + e^|r|) in the log. For its modulus is at most the larger of both, and
+that of the chord at least the smaller. Errors add up over blocks, and their sum enters delta.
 
-On a contour, losses are moreover connected to the dots of a lattice whose length is the contour's period. So moments
-along the whole line are a Fourier transform, and repeat. Within one repetition decay is read off the transform; beyond
-it, `lattice_damping` counts.
+On a contour, losses are moreover connected to the dots of a lattice whose length is the contour's period, which
+dominates. So moments along the whole line are a Fourier transform of masses folded onto its points. They repeat, and
+mirror. Up to the repetition the modulus is at most the largest one from the end of the contour to the middle of the
+lattice, read off the transform. Beyond it, `lattice_damping` counts: one more Gaussian, which only adds cost.
 """
 
 from __future__ import annotations

@@ -348,7 +348,10 @@ def lowered(losses: Array, masses: Array, spacing: float) -> LatticeLoss:
     """Return a law below that of ``masses`` at ascending ``losses``, on whole multiples of ``spacing``.
 
     Each mass joins the nearest point, and is merged there. Points that have any are then pooled with the next ones that
-    have some, in terms of exp(-loss), so that all means lie on them. Mass that finds no partner has its loss lowered.
+    have some, in terms of exp(-loss) under the first measure, so that all means lie on them. A mean above its loss's
+    value takes mass from below, and a mean below it mass from above. Mass that finds no partner is merged with its
+    neighbour, as far as mass below can pool it. The rest has its loss lowered. Hockey sticks are convex in exp(-loss)
+    and fall, so all of this lowers them.
     """
     from dpsweep.accounting.pld.block_kernels import pool  # loads numba and compiled code
 

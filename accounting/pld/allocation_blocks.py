@@ -7,8 +7,20 @@ tenth of the time of the pairs in `dpsweep.accounting.pld.allocation`. All terms
 few ulps of themselves, in a tail, too.
 
 Bounds in convex order are made as everywhere. From above, mass between two points is moved onto both so that its mean
-stays. From below, the same two shares stay where they are. All shares near a point are merged into their mean, which is
-then pooled with mass of a neighbour so that the pool's mean is the point.
+stays. Mass above the last point is moved onto it; what that takes off the mean is mass of P at infinite loss. From
+below, the same two shares stay where they are. All shares near a point are merged into their mean, which is then pooled
+with mass of a neighbour so that the pool's mean is the point. A mean above its point takes mass from the cell below;
+then a mean below its point takes mass on the points above. A cell whose neighbours have too little is merged into the
+next one, or dropped. All of these are merges or leave mass out, so they lower every convex function that is positive.
+
+Let A_j be the masses at points of block j of one law, and N_j those at all nearer points. Then the sum of two laws A
+and B is the union over j of A_j * B_j, A_j * N_j(B) and N_j(A) * B_j. In the last two, N_j is first moved onto points
+that are as far apart; from below its shares stay there. No close numbers are subtracted, so there is no tilt.
+
+A grid begins at 0. Where no ratio below `_NEAR_ONE` has any probability to speak of, it begins at the least such ratio,
+times the terms of a sum. Smaller values of one ratio, of probability p, are left out. That they occur in t terms has a
+probability of at most t p under Q. Under P, too: one ratio in t is weighted, and its mean over small values is at most
+p. From above, t p counts as infinite loss in both directions.
 """
 
 from __future__ import annotations

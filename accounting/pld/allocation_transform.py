@@ -2,6 +2,18 @@
 
 It takes a hundredth of the time of the sums of `dpsweep.accounting.pld.allocation`, where the largest ratios are not
 too large for an even grid.
+
+Values of one ratio beyond the grid are left out, which only lowers expectations of positive functions. For a bound from
+above, the union bounds on their masses under P and under Q count as infinite loss, for removing and for adding.
+
+Masses are tilted, w exp(b Y), and their t-th power is taken on a ring. With e = 4 eps log2(N), every frequency of size
+f errs by at most t (e + 8 eps) f^(t-1). So every mass errs by at most the mean of these, plus e times the mean of f^t.
+This error, and the tilted mass beyond the window (Chernoff), is added to every mass from above, and subtracted from
+below.
+
+From above, mass beyond the window counts as infinite loss, too. Under Q it has a Chernoff bound; under P it has one
+because M <= exp(M - 1). Masses of cells are widened by their rounding. The tilt is that of the composition, so that
+errors are relative to delta.
 """
 
 from __future__ import annotations

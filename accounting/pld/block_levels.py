@@ -291,9 +291,12 @@ class Beside:
     def beyond(self, share: float) -> tuple[Array, Array]:
         """Return masses of a law below the nearer one, moved away from the farther one by ``share`` of the distance.
 
-        Negative masses are moved outwards onto positive ones, or up, which lowers expectations of all functions in
-        question. Those that have no positive one above are left out, and returned, too. So a delta may be too high by
-        them, and by ``share`` of the mass at infinity.
+        Negative masses are moved, in terms of losses and of masses under the first measure of the pair. This lowers
+        expectations of all functions in question. One is spread over positive ones on either side, so that both its
+        measures stay. A hockey stick of a spread mass is at least that of the mass itself, and it is subtracted. Where
+        there is none below, it takes as much from the next one above, whose hockey stick is at least as large. Where
+        there is none above, it is left out, and returned. So a delta may be too high by these, and by ``share`` of the
+        mass at infinity.
         """
         from dpsweep.accounting.pld.block_kernels import absorb  # loads numba and compiled code
 

@@ -145,8 +145,16 @@ def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
 def _with_excess(lower: _Factor, upper: _Factor) -> _Factor:
     """Return a bound from below whose excess is relative to itself.
 
-    Its laws may have at most `MOST_LEFT` too much, each. That may meet losses of other rounds which the bound from
-    above has at infinity.
+    Proof: the law L_i of a block may have a mass w_i too much, at most `MOST_LEFT`, and s_i times the mass m_i at
+    infinity of a law from above (`dpsweep.accounting.pld.block_levels`). Replace true rounds by these laws one after
+    the other. Each step raises delta by at most the hockey stick of the excess of L_i, composed with rounds already
+    replaced and with true ones. The true ones are dominated by laws from above. Let K be the log moment of these at the
+    tilt theta, w_i have W_i times their moment, and exp(r_i) >= 1 be what the moment of L_i has over theirs. By
+    Chernoff's bound, all steps raise delta by at most
+
+        (exp(sum (W_i + r_i)) - 1) exp(K - theta eps) max_u exp(-theta u) (1 - exp(-u)).
+
+    To it come sum w_i times their mass at infinity, and exp(sum s_i m_i) - 1. All is subtracted from the lower delta.
     """
     if not lower.excess:
         return lower
@@ -404,8 +412,9 @@ def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> fl
 
     delta sums the entries of the composed, tilted law with weights exp(-tilt u) (1 - exp(-u)) at distances u, spaced by
     h, above epsilon. Every frequency k of its spectrum errs by at most rounds * 4 eps log2(points), and counts with the
-    weights' transform. Its size is at most the sum of the weights, and, because they rise to a peak and fall, at most
-    peak / sin(pi k / points). The inverse transform adds 4 eps log2(points) to every entry.
+    weights' transform. Its size is at most their sum S, and, because they rise to a peak W and fall, at most W / sin(pi
+    k / points) (summation by parts). The mean over k of the smaller is at most S / points + W (1 + ln(S / W)). The
+    inverse transform adds 4 eps log2(points) to every entry.
     """
     each = 4 * _EPS * np.log2(points)
     total = 1 / (tilt * (1 + tilt) * spacing) + 1.0

@@ -70,8 +70,12 @@ def greedily_kept(owners: Tensor, most: int, order: Ids) -> Ids:
     rows already; ascending.
 
     The result depends on the owners and the order alone. It is maximal. Where rows have at most k owners, it
-    holds at least 1/k of as many rows as the largest choice with at most ``most`` rows of each owner
-    (docs/group-proof.md, "Several owners of a record").
+    holds at least 1/k of as many rows as the largest choice with at most ``most`` rows of each owner.
+
+    Proof: let K be kept and O any choice with at most m rows of each owner. A row of O that is not in K has an owner u
+    with m rows in K. Charge it to one such u, whose rows are G(u). At most m - |O & K & G(u)| = |(K - O) & G(u)| rows
+    are charged to u. Summed over owners, that is at most k |K - O|, as each row of K - O is counted once for each
+    owner. So |O| <= |O & K| + k |K - O| <= k |K|.
 
     Rows are decided many at a time, as if one by one. A row stays once all rows of its owners that come before it and
     are not left out are fewer than ``most``. It is left out once as many of them stay. The first undecided row can

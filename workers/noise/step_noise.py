@@ -238,8 +238,10 @@ class CorrelatedSteps:
     """Noise C^-1 w by the memory of the strategy.
 
     Guarantee: rounding errors of z do not add up. z_t is stored as a double, and C z in exact arithmetic differs from
-    the draws w by the rounding of one step, with buffers by that of the steps which they remember. The released value
-    is rounded to a public grid that is far coarser (docs/accounting-proofs.md, "Correlated noise").
+    the draws w by the rounding of one step, with buffers by that of the steps which they remember. With b bands that is
+    at most (b + 1) 2^-53 sum_j |c_j z_(t-j)|. With buffers s_k, decays l_k and weights o_k it is at most 2^-52 sum_k
+    o_k / (1 - l_k) max |s_k|. The released value is rounded to a public grid that is far coarser
+    (docs/accounting-proofs.md, "Correlated noise").
     """
 
     def __init__(self, strategy: CorrelatedNoise, source: NoiseSource) -> None:

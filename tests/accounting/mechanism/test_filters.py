@@ -56,7 +56,11 @@ def test_what_is_affordable_costs_what_is_left(limit: IndividualFilter) -> None:
 def test_a_gaussian_budget_leaves_no_more_for_being_sampled(rate: float) -> None:
     """Why there is no residue filter (docs/accounting-proofs.md): a step of mean 1 takes 1 of mu^2, sampled or not.
 
-    With a little more left than mu^2 - 1, what must be possible with step and remainder exceeds what mu allows.
+    With a little more left than mu^2 - 1, what must be possible with step and remainder exceeds what mu allows. Proof:
+    after a step with trade-off curve f, a budget G_mu leaves at most the largest r with f ⊗ G_r >= G_mu. With q = 1
+    that is r^2 = mu^2 - (c/sigma)^2. With q < 1 it is no larger. Let s^2 = r^2 + (c/sigma)^2, and delta_s the curve of
+    N(s, 1) against N(0, 1). As the mixture of the step is at least q N(c/sigma, 1), the delta of f ⊗ G_r at epsilon is
+    at least q delta_s(epsilon - ln q). If s > mu, this is above delta_mu(epsilon) once epsilon is large.
     """
 
     def delta(mean: Any, epsilon: Any) -> Any:
