@@ -94,7 +94,7 @@ class AccountingQueue:
         added = [_Part(job, part) for part in parts]
         with self._news:
             if self._closed:
-                raise AccountingFailed(f"{job.root}: the cluster is gone; run again with --resume")
+                raise AccountingFailed(f"{job.root}: the cluster is gone; run the same command again")
             self._queued.extend(added)
             self._news.notify()
         try:
@@ -137,7 +137,7 @@ class AccountingQueue:
         with self._news:
             self._closed = True
             for part in (*self._queued, *self._resting, *self._running.values()):
-                _settle(part, AccountingFailed(f"{part.job.root}: {failure}; run again with --resume"))
+                _settle(part, AccountingFailed(f"{part.job.root}: {failure}; run the same command again"))
 
     def _begin(self) -> None:
         """Start what may start now; wait for news if there is nothing to do."""
@@ -215,7 +215,7 @@ class _Lost:
         step = "give accounting nodes with more memory" if self.memory else "see whether its nodes are well"
         return AccountingFailed(
             f"{part.job.root}: part {part.files.part} was lost {part.attempts} times, at last by {self.reason}; "
-            f"{step}, and run again with --resume"
+            f"{step}, and run the same command again"
         )
 
 

@@ -248,7 +248,8 @@ def _select(request: RunRequest, display: Display) -> Mapping[str, Winner]:
 def _require_selection_options(request: RunRequest) -> None:
     """Raise `InvalidInput` for options that would end or repeat a private selection, or expose or encrypt its files."""
     refused = {
-        "--max-hours, --max-trials and --max-failures, which end a run early": request.limits != NO_LIMITS,
+        "--max-hours, --max-gpu-hours, --max-trials and --stop-after-failures, which end a run early": request.limits
+        != NO_LIMITS,
         "--retry, which would train a selected trial again": bool(request.retry),
         "--from": bool(request.sources),
         "an object store, whose folders have no modes; give a local --output": "://" in request.files.root,
