@@ -244,9 +244,9 @@ def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> di
 
 
 def _notes(result: TrialResult) -> tuple[str, ...]:
+    lost = result.non_finite_gradients
+    counted = f"gradients of examples that were not finite, and weighed nothing in their steps: {lost:,}"
+    notes = (*result.training.notes, *([counted] if lost else []))
     if not result.spec.is_private:
-        return (
-            *result.training.notes,
-            "trained without noise: nothing protects the training data; keep its model private",
-        )
-    return (*result.training.notes, *in_words(result.worst_case.reasons))
+        return (*notes, "trained without noise: nothing protects the training data; keep its model private")
+    return (*notes, *in_words(result.worst_case.reasons))

@@ -59,7 +59,7 @@ def disclosed(result: Result) -> Result:
 
 
 def exact(files: SweepFiles) -> View:
-    """Return the view with exact statistics, attacks, departures and courses, for the owner of the data.
+    """Return the view with exact statistics, attacks, counts, departures and courses, for the owner of the data.
 
     The view raises `DataCorruption` for damaged files.
     """
@@ -76,6 +76,7 @@ def exact(files: SweepFiles) -> View:
             individuals=statistics,
             attacks=read_attacks(trial.attacks),
             departures=tuple(counters.departures),
+            non_finite_gradients=counters.non_finite_gradients,
             courses=tuple(counters.courses),
         )
 

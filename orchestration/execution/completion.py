@@ -168,6 +168,7 @@ def _completed(
         ended=times.ended,
         attacks=read_attacks(files.attacks) if shows_exact else AttackResults(),
         departures=tuple(counters.departures),
+        non_finite_gradients=counters.non_finite_gradients,
         courses=tuple(counters.courses),
         digests=note_digests(files),
         device=read_device_use(files.device),

@@ -63,6 +63,8 @@ class TrialResult:
     risks: tuple[AttackRisk, ...] = ()
     departures: tuple[GroupDepartures, ...] = ()
     """By group, examples that spent their filter budget; shown only where attacks are shown."""
+    non_finite_gradients: int = 0
+    """Gradients of examples that were not finite and weighed nothing; shown only where attacks are shown."""
     courses: tuple[GroupCourse, ...] = ()
     """Course of training for the examples of each group; shown only where attacks are shown."""
     reasons: tuple[Reason, ...] = ()

@@ -178,3 +178,24 @@ def test_a_sweep_is_a_file_a_text_or_a_mapping(tmp_path: Path, monkeypatch: pyte
         dpsweep.plan({**content, "model": object()})
     with pytest.raises(dpsweep.InvalidInput, match="given as list; give the path of its file, its text, or a mapping"):
         dpsweep.plan([file])  # type: ignore[arg-type]
+
+
+def test_the_private_report_alone_counts_gradients_that_were_not_finite(tmp_path: Path) -> None:
+    features = np.eye(2, dtype=np.float32).repeat(40, axis=0)
+    features[:5] = np.nan
+    sweep = {
+        "name": "lost",
+        "data": (features, np.arange(2).repeat(40)),
+        "model": "logistic",
+        "sampling": {"method": "shuffle", "batch_size": 20},
+        "epochs": 2,
+        "clipping": "flat",
+        "privacy": {**PRIVACY, "noise_multiplier": 4.0},
+    }
+    dpsweep.run(sweep, output=str(tmp_path / "out"), address="in-process", tracking_uri="none")
+    files = SweepFiles(str(tmp_path / "out"))
+    told = "gradients of examples that were not finite, and weighed nothing in their steps: "
+    for shared in (files.report, files.results):
+        assert told not in Path(shared).read_text()
+    train = Path(files.private_report).read_text().partition(told)[2]
+    assert 0 < int(train.split(";")[0]) <= 10, "some of five rows are held out for testing"

@@ -253,6 +253,11 @@ class PrivateTraining:
         return self._trainer.step_count
 
     @property
+    def non_finite_gradients(self) -> int:
+        """Number of gradients of examples so far that were not finite, and weighed nothing; private data."""
+        return self._trainer.counters.non_finite_gradients
+
+    @property
     def noise_multiplier(self) -> float:
         """Standard deviation of the noise over the sensitivity at the next step."""
         return self._trainer.noise_multiplier

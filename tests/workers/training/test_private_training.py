@@ -257,3 +257,12 @@ def test_account_and_individual_epsilons_have_one_default_method() -> None:
     worst, single = account(trace, 1e-5), individual_epsilons([0], [[1.0], [0.3]], trace, 1e-5)
     assert single.method == worst.accountant == "pld"
     assert single.upper[0] == pytest.approx(worst.epsilon, rel=1e-3)
+
+
+def test_gradients_that_are_not_finite_weigh_nothing_and_are_counted() -> None:
+    features = FEATURES.clone()
+    features[:30] = float("nan")
+    engine = run(engine_of(model := net(), data=(features, LABELS), sampling={"method": "shuffle", "batch_size": 30}))
+    assert engine.non_finite_gradients == 30 * 2, "each of 30 rows once in each epoch"
+    assert all(each.isfinite().all() for each in model.parameters())
+    assert run(engine_of(net())).non_finite_gradients == 0
