@@ -301,41 +301,23 @@ def _points(value: object) -> object:
     return value
 
 
+def _names(task: Task) -> tuple[str, ...]:
+    return tuple(score.name for score in task.scores)
+
+
+WORST_GROUPS: Final = (
+    *("accuracy", "accuracy_change", "user_accuracy", "balanced_accuracy"),
+    *(name for name in rates.OF_TWO_CLASSES if name != "selection_rate"),  # where neither more nor less is better
+    *("log_loss", "calibration_error"),
+    *(name for task in TASKS.values() for name in (*_names(task), *([f"{task.main}_change"] if task.scores else []))),
+)
+"""Metrics of groups that may compare settings, of each task."""
+
+
 class CompareSettings(SweepSection):
     """Metric by which settings are compared. A change of it trains nothing again."""
 
-    worst_group: Annotated[
-        Literal[
-            "accuracy",
-            "accuracy_change",
-            "user_accuracy",
-            "balanced_accuracy",
-            "true_positive_rate",
-            "false_positive_rate",
-            "precision",
-            "log_loss",
-            "calibration_error",
-            "r2",
-            "r2_change",
-            "mse",
-            "mae",
-            "micro_f1",
-            "micro_f1_change",
-            "macro_f1",
-            "label_accuracy",
-            "exact_match",
-            "token_accuracy",
-            "token_accuracy_change",
-            "perplexity",
-            "token_loss",
-            "mean_iou",
-            "mean_iou_change",
-            "mean_dice",
-            "pixel_accuracy",
-        ]
-        | None,
-        BeforeValidator(_full_name),
-    ] = None
+    worst_group: Annotated[Annotated[str, name_in(WORST_GROUPS)] | None, BeforeValidator(_full_name)] = None
     """Metric of groups; a setting is compared by its value for the group where it is worst. By default accuracy, or the
     main score of another task: r2, micro_f1, token_accuracy, mean_iou. ``tpr`` and ``fpr`` are short names."""
     detect: Annotated[float, Field(gt=0.0, lt=1.0), BeforeValidator(_points)] | None = None
@@ -343,10 +325,6 @@ class CompareSettings(SweepSection):
     planned seeds and test examples cannot."""
     looks: Annotated[int, Field(ge=0, le=1000)] = 0
     """Number of times that verdicts were read to decide whether to add seeds; written by ``dpsweep run --until``."""
-
-
-def _names(task: Task) -> tuple[str, ...]:
-    return tuple(score.name for score in task.scores)
 
 
 def require_defined(compare: CompareSettings, data: str, classes: int, task: str = "classification") -> None:
