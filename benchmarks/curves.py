@@ -8,7 +8,7 @@ from typing import Final
 import numpy as np
 
 import dpsweep
-from dpsweep.accounting.accountants.one_run import total_rho
+from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.records.results import TrialResult

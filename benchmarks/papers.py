@@ -45,7 +45,8 @@ from dpsweep.accounting import (
     parse_schedule,
     planned_trace,
 )
-from dpsweep.accounting.accountants.one_run import strong_composition, total_rho
+from dpsweep.accounting.accountants.methods import total_rho
+from dpsweep.accounting.accountants.paper_only import strong_composition
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_statistics
 from dpsweep.accounting.mechanism.schedules import NoiseSchedule
 from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp_at

@@ -6,6 +6,8 @@ Other packages import only the modules in `__all__`.
 __all__ = [
     "account",
     "joint_cost",
+    "methods",
     "one_run",
+    "paper_only",
     "selection",
 ]

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.accountants.one_run import total_rdp
+from dpsweep.accounting.accountants.methods import total_rdp
 from dpsweep.accounting.accountants.selection import selected_rdp
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.individual import epsilon_of_many_rounds

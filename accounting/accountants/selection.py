@@ -14,7 +14,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpsweep.accounting.accountants.one_run import account_one, total_rdp
+from dpsweep.accounting.accountants.methods import total_rdp
+from dpsweep.accounting.accountants.one_run import account_one
 from dpsweep.accounting.attacks import privacy_curve
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.accountants.one_run import total_rho
+from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.attacks import privacy_curve, rate_name
 from dpsweep.accounting.errors import keep_finite

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from dpsweep.accounting.accountants.one_run import total_rdp
+from dpsweep.accounting.accountants.methods import total_rdp
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget
 from dpsweep.accounting.errors import (
     InvalidInput,

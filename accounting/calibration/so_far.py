@@ -14,7 +14,8 @@ from collections.abc import Sequence
 from typing import Final
 
 from dpsweep.accounting.accountants.account import account_again
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, Accountant, Bounds, bounds_pld
+from dpsweep.accounting.accountants.methods import Bounds, bounds_pld
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, Accountant
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reductions import by_rows
 from dpsweep.accounting.mechanism.rounds import enforced_epsilon

@@ -1,6 +1,5 @@
 """Epsilons of single examples from their recorded contributions (paper A), by Renyi DP or exact composition."""
 
-from dpsweep.accounting.individual.algorithm_2 import algorithm_2
 from dpsweep.accounting.individual.epsilons import (
     FILTERED,
     INDIVIDUAL_ACCOUNTANTS,
@@ -15,7 +14,6 @@ __all__ = [
     "FILTERED",
     "INDIVIDUAL_ACCOUNTANTS",
     "IndividualEpsilons",
-    "algorithm_2",
     "epsilon_of_many_rounds",
     "individual_claim",
     "individual_epsilons",

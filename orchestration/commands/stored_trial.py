@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual import (
     INDIVIDUAL_ACCOUNTANTS,
-    algorithm_2,
     individual_claim,
     individual_epsilons,
     individual_reasons,

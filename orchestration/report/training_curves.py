@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from typing import Final
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.accountants.one_run import total_rho
+from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Trace

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 
 from dpsweep.accounting import pld
 from dpsweep.accounting.accountants import joint_cost
-from dpsweep.accounting.accountants import one_run as accountants
 from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.methods import rho_to_epsilon, total_rdp, total_rho
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
+from dpsweep.accounting.accountants.paper_only import algorithm_2, strong_composition
 from dpsweep.accounting.calibration import budgets
 from dpsweep.accounting.calibration import parameter_search as calibration
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.accounting.individual import epsilons
-from dpsweep.accounting.individual.algorithm_2 import algorithm_2
 from dpsweep.accounting.jobs import release
 from dpsweep.accounting.mechanism import schedules
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
@@ -119,7 +120,7 @@ def _mixture(draw: Draw) -> Any:
 
 
 PUBLIC: dict[str, Callable[[Draw], Any]] = {
-    "account": lambda d: account(_trace(d), _delta(d), _one_of(d, *accountants.ACCOUNTANTS), _size(d)).epsilon,
+    "account": lambda d: account(_trace(d), _delta(d), _one_of(d, *ACCOUNTANTS), _size(d)).epsilon,
     "individual_epsilons": lambda d: epsilons.individual_epsilons(
         *_snapshots(d), _trace(d), _delta(d), _one_of(d, "rdp", "rdp-classic", "pld")
     ),
@@ -131,12 +132,10 @@ PUBLIC: dict[str, Callable[[Draw], Any]] = {
     "delta_pld": lambda d: pld.delta_pld(_trace(d), _one_of(d, 1.0, 500, 1e5, 0, 1e-9), _size(d), 1e-2),
     "linear_growth": lambda d: pld.linear_growth(_trace(d), _delta(d), _size(d)),
     "vadhan_epsilon": lambda d: pld.vadhan_epsilon(_trace(d), _delta(d), _size(d)),
-    "total_rho": lambda d: accountants.total_rho(_trace(d), _size(d)),
-    "total_rdp": lambda d: accountants.total_rdp(_trace(d), _size(d)),
-    "rho_to_epsilon": lambda d: accountants.rho_to_epsilon(_one_of(d, 0.5, 0.0), _delta(d)),
-    "strong_composition": lambda d: accountants.strong_composition(
-        _one_of(d, [0.1], np.array([1e3])), _one_of(d, [3]), _delta(d)
-    ),
+    "total_rho": lambda d: total_rho(_trace(d), _size(d)),
+    "total_rdp": lambda d: total_rdp(_trace(d), _size(d)),
+    "rho_to_epsilon": lambda d: rho_to_epsilon(_one_of(d, 0.5, 0.0), _delta(d)),
+    "strong_composition": lambda d: strong_composition(_one_of(d, [0.1], np.array([1e3])), _one_of(d, [3]), _delta(d)),
     "algorithm_2": lambda d: algorithm_2(*_snapshots(d), _trace(d), _delta(d), _one_of(d, 0.01)),
     "release": _released,
     "calibration": _solved,

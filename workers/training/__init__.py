@@ -9,6 +9,7 @@ __all__ = [
     "batch_gradients",
     "classifier",
     "counters",
+    "gradient_canaries",
     "history",
     "less_memory",
     "norm_recorder",

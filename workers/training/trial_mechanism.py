@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Final
 
-from dpsweep.accounting.accountants.one_run import optimal_order
+from dpsweep.accounting.accountants.methods import optimal_order
 from dpsweep.accounting.calibration.budgets import Budget, EpsilonBudget, RhoBudget
 from dpsweep.accounting.calibration.parameter_search import calibrate_filter, count_within_budget, sampled_alike
 from dpsweep.accounting.calibration.planned_runs import TrialMechanism

@@ -8,7 +8,7 @@ import pytest
 from scipy.optimize import brentq
 from scipy.stats import norm
 
-from dpsweep.accounting.accountants.one_run import total_rho
+from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from tests.accounting.accountants.test_one_run import DELTA, epsilon, poisson, shuffled

@@ -15,7 +15,9 @@ from scipy.optimize import minimize_scalar
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.events import dp_accounting_pld
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, strong_composition, total_rdp, total_rho
+from dpsweep.accounting.accountants.methods import total_rdp, total_rho
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
+from dpsweep.accounting.accountants.paper_only import strong_composition
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism.rounds import Round, SampledGaussian, gaussian_rounds
 from dpsweep.accounting.mechanism.samplings import Adjacency, FixedBatchSampling, PoissonSampling, ShuffledSampling

@@ -11,11 +11,13 @@ from dpsweep.accounting import pld
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.events import to_event
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, total_rdp, total_rho
+from dpsweep.accounting.accountants.methods import total_rdp, total_rho
+from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
+from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.accountants.selection import account_selection, selection_rdp
 from dpsweep.accounting.attacks import curve_of_examples, privacy_curve
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
-from dpsweep.accounting.individual import algorithm_2, individual_epsilons
+from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.filters import RenyiFilter
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling

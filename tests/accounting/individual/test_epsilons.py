@@ -19,8 +19,8 @@ from scipy.optimize import brentq
 from scipy.stats import norm
 
 from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
-from dpsweep.accounting.individual.algorithm_2 import algorithm_2
 from dpsweep.accounting.individual.epsilons import INDIVIDUAL_ACCOUNTANTS, IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.mechanism.samplings import (
     Adjacency,

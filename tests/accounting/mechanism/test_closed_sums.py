@@ -28,7 +28,7 @@ from dpsweep.accounting import (
     read_trace,
     write_trace,
 )
-from dpsweep.accounting.individual import algorithm_2
+from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.mechanism.noise_strategies import NoiseStrategy
 from dpsweep.accounting.mechanism.samplings import Array, Draws, draws_by_epoch
 from dpsweep.accounting.pld.groups import delta_pld

@@ -31,7 +31,7 @@ from dpsweep.accounting import (
     read_trace,
     write_trace,
 )
-from dpsweep.accounting.individual import algorithm_2
+from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, InverseRootNoise, LambdaNoise, NoiseStrategy
 from dpsweep.accounting.mechanism.samplings import CyclicPoissonSampling, FixedOrderSampling, Sampling
 from dpsweep.accounting.pld import group_law

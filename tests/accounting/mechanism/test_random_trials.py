@@ -29,7 +29,7 @@ from dpsweep.accounting import (
     read_trace,
     write_trace,
 )
-from dpsweep.accounting.accountants.one_run import total_rdp
+from dpsweep.accounting.accountants.methods import total_rdp
 from dpsweep.accounting.accountants.selection import selected_rdp
 from dpsweep.accounting.numerics.renyi import epsilon_improved
 

@@ -28,7 +28,7 @@ from dpsweep.accounting import (
     read_trace,
     write_trace,
 )
-from dpsweep.accounting.individual.algorithm_2 import algorithm_2
+from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.mechanism.filters import GaussianFilter, RenyiFilter
 from dpsweep.accounting.mechanism.samplings import sampling_of_sizes
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon

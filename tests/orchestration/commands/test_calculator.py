@@ -12,7 +12,7 @@ import numpy.typing as npt
 import pytest
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.individual.algorithm_2 import algorithm_2
+from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule

@@ -9,7 +9,7 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
-from dpsweep.accounting.accountants.one_run import optimal_order
+from dpsweep.accounting.accountants.methods import optimal_order
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, Sampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace

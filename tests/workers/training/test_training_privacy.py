@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.accountants.one_run import total_rho
+from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule, planned_trace
 from dpsweep.accounting.mechanism.trace import GaussianRelease
