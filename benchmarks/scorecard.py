@@ -25,8 +25,7 @@ RULE: Final = (
     "- *In shape*: not that, but wherever our intervals separate two printed numbers of one kind, ours have the "
     "printed order, and there is at least one such pair.\n\n"
     "- *Not*: our intervals show another order, or separate no two numbers.\n\n"
-    "- *Cannot be told*: one run, so no interval. *Cannot be tried*: nothing was trained. "
-    "*Not judged*: the paper prints no number."
+    "- *Cannot be tried*: nothing was trained."
 )
 
 
@@ -102,7 +101,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Appendices C and E, bounds",
             "a-thresholds",
             "1.0 M: share within 1 % of the worst case",
-            "MNIST in place of CIFAR-10: fewer pay the worst case at higher bounds, as printed",
+            "on MNIST, not CIFAR-10: fewer pay the worst case at higher bounds, as printed",
         ),
         Result(
             "Appendix D, membership",
@@ -233,7 +232,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Table 1, Dutch",
             "d-dutch",
             "DPSGD-F, all",
-            "prepared otherwise: SGD serves women better here; at C₀ = .1 both groups get one bound",
+            "prepared otherwise: SGD serves women better; at C₀ = .1 both groups get one bound",
             ("SGD", "DPSGD", "Naive"),
         ),
         Result(
@@ -247,14 +246,14 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Table 1, MNIST, 20 epochs",
             "d-mnist-short",
             "DPSGD-F, 8",
-            "Naive changes class 8 as printed; DPSGD-F loses more of it than Naive, not so in print",
+            "Naive changes class 8 as printed; DPSGD-F loses more of it, not so in print",
             ("SGD", "DPSGD", "Naive"),
         ),
         Result(
             "Table 2, Adult",
             "d-adult",
             "Table 2: DPSGD, norm of mean gradient, Male",
-            "norms of the mean gradient fit in order of size for DPSGD, not for SGD",
+            "fits in order of size for DPSGD, not for SGD",
             "Table 2",
         ),
         Result(
@@ -275,7 +274,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Table 2, MNIST",
             "d-mnist",
             "Table 2: DPSGD, norm of mean gradient, 8",
-            "for DPSGD-F and class 8 the norm of the mean is 97, in print 2.53",
+            "for DPSGD-F and class 8 it is 97, in print 2.53",
             "Table 2",
         ),
         Result(
@@ -289,7 +288,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
             "Table 3, bounds",
             "d-table3",
             "C = 5, 8",
-            "higher bounds lose less, class 8 most, as printed; the level is lower: 20 epochs, small network",
+            "higher bounds lose less, class 8 most, as printed, at a lower level: 20 epochs, small network",
         ),
         Result(
             "Table 1, search for C₀",

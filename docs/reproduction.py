@@ -25,6 +25,8 @@ TABLE: Final = "reproduction.csv"
 """The file of all numbers that a paper prints or draws, beside ours."""
 _NOT_HERE: Final = "795eb17334"
 """The commit of stored results whose history is lost; they were not trained again."""
+_UNTOLD: Final = "not distinguishable"
+"""The verdict that a page leaves out."""
 _PLACE: Final = re.compile(r"\{([\w-]+): ([^:{}]+): ([^:{}]+?)(?:: (share|change|plain))?\}")
 
 
@@ -75,13 +77,11 @@ def stored_results() -> dict[str, StoredSweep]:
 
 
 def _source(sweep: StoredSweep) -> str:
-    minutes = sweep.cpu_seconds / 60.0
-    spent = f"{minutes:.0f} CPU minutes" if sweep.cpu_seconds >= 90 else f"{sweep.cpu_seconds:.0f} CPU s"
     trials = "trial" if sweep.asked == 1 else "trials"
     finished = "" if sweep.finished == sweep.asked else f"{sweep.finished} of "
     command = sweep.command.removeprefix("python -m benchmarks.reproduce ")
     return (
-        f"`{command}`, `{sweep.commit}`: {finished}{sweep.asked} {trials}; {spent}; "
+        f"`{command}`, `{sweep.commit}`: {finished}{sweep.asked} {trials}; "
         f"{sweep.train_size:,} + {sweep.test_size:,} rows."
     )
 
@@ -120,9 +120,13 @@ def _scorecard(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
             "| item | printed → ours | inside, order | verdict | why |",
             "|---|---|---|---|---|",
         )
+        unjudged = []
         for result in results:
             sweep = stored.get(result.sweep)
             found = judged(result.of(), sweep)
+            if found.outcome == "not judged":
+                unjudged += [f"- {result.item}: {result.why}.", ""]
+                continue
             item = next((each for each in result.of() if each.item == result.headline), None)
             number = number_of(sweep, item) if sweep is not None and item is not None else None
             ours = _shown(number, item.form) if number and item else "–"
@@ -132,7 +136,7 @@ def _scorecard(stored: Mapping[str, StoredSweep]) -> Iterator[str]:
             order = f", {sum(found.orders)} of {len(found.orders)}" if found.orders else ""
             named = f"{result.item}: {_headline(result)}" if item else result.item
             yield f"| {named} | {shown} | {inside}{order} | {found.outcome} | {result.why} |"
-        yield ""
+        yield from ("", *(("No number printed:", "", *unjudged) if unjudged else ()))
 
 
 def _headline(result: Result) -> str:
@@ -181,7 +185,7 @@ def _name(setting: StoredSetting) -> str:
 
 
 def _verdict(sweep: StoredSweep, setting: StoredSetting, beside: StoredSetting, number: str) -> str:
-    """The difference that a report states, and its verdict; "" beside itself."""
+    """The difference that a report states, and its verdict where it has one; "" beside itself."""
     if setting is beside:
         return ""
     for found in sweep.differences:
@@ -190,7 +194,8 @@ def _verdict(sweep: StoredSweep, setting: StoredSetting, beside: StoredSetting, 
             ends = sorted((sign * found.low, sign * found.high))
             turned = {"better": "worse", "worse": "better"}
             word = found.verdict if sign > 0.0 else turned.get(found.verdict, found.verdict)
-            return f"{_shown(Number((sign * found.value,), *ends), 'change')} {word}"
+            words = (_shown(Number((sign * found.value,), *ends), "change"), "" if word == _UNTOLD else word)
+            return " ".join(filter(None, words))
     return "one of both learnt nothing"
 
 
