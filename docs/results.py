@@ -15,22 +15,20 @@ from dpsweep.orchestration.records.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name
 
-Look up a file or a name here. Start with `report.html`. Programs read
-`results.json` (trials with the metrics that the release mode shows), `comparison.json` (settings over their seeds,
-with intervals and verdicts), `dpsweep export` (a flat table), or [Python](python.md). The epsilon to quote:
-[accounting.md](accounting.md#which-epsilon-to-quote). Who may read each file:
-[SECURITY.md](../SECURITY.md#every-output-and-who-may-read-it).
+Look up a file or a name here. Start with `report.html`. Programs read `results.json`, `comparison.json`,
+`dpsweep export` (a flat table), or [Python](python.md). [The epsilon to quote](accounting.md#which-epsilon-to-quote);
+[who may read each file](../SECURITY.md#every-output-and-who-may-read-it).
 """
 
 _FIRST_SCREEN = """
 ## Ten questions that the first screen answers
 
-The top of `report.html`, seen without scrolling at 1400 x 900:
+The top of `report.html` at 1400 x 900:
 
 | question | where the answer stands |
 |---|---|
 | Which setting do I take? | under the title: "Take …", or why nothing trained here is of use |
-| How good is it, and how sure is that? | there: the number, with its 95% interval |
+| How good is it, and how sure is that? | there, with its 95% interval |
 | What can it not be told from? | the next sentence |
 | How private is one model? | *How private?*, the large number: worst-case ε |
 | Is that a guarantee, at which δ, for which neighbours? | *How private?*, first line |
@@ -41,13 +39,15 @@ The top of `report.html`, seen without scrolling at 1400 x 900:
 | Which differences could these seeds have shown? | *At what cost?*, last line |
 """
 
+_LONG = 20
+"""Most words of a sentence that is shown whole."""
 _NOT_LISTED = {"local_folder", "earlier_tune"}
 """Names of a layout for a folder that another name stands for."""
 
 _FURTHER_FILES = (
     (
         "`SWEEP/attempts/KEY`",
-        "What each start of a trial has released (JSON); deletions leave it.",
+        "Releases of each start of a trial (JSON); deletions leave it.",
     ),
     ("`SWEEP/private/audits/KEY`", "Results of `dpsweep audit` (JSON, [schema](#an-audit)), a file for each kind."),
     ("`TRIAL/private/accounts`", "Results of `dpsweep account`, a folder for each δ and method."),
@@ -57,8 +57,8 @@ _FURTHER_FILES = (
 _FILES = """
 ## Files
 
-`SWEEP` is the output folder, `TRIAL` stands for `SWEEP/trials/KEY`. Everything below a folder `private` is for the
-owner of the data alone.
+`SWEEP` is the output folder, `TRIAL` is `SWEEP/trials/KEY`. Everything below a folder `private` is for the owner of the
+data alone.
 """
 
 _METRICS = """
@@ -67,8 +67,8 @@ _METRICS = """
 A name with a slash is the name in MLflow; `results.json` has its last part, or the first name where there are two. A
 name without a slash is a parameter of the run in MLflow. **Exact** metrics are computed from training examples
 without noise: private reports show them, and with `release: raw` all outputs. Accuracy, losses, scores, rates and
-their gaps are measured on test data, which no ε covers. An ε is a
-guarantee unless its row says estimate. The report explains each at length.
+their gaps are measured on test data, which no ε covers. An ε is a guarantee unless its row says estimate. The report
+explains each at length.
 """
 
 _GROUPS = """
@@ -86,16 +86,15 @@ A sweep has one parent run; below it a run for each trial, and for each setting 
 Metrics:
 
 - `fairness/NAME`: each gap between groups that can be computed
-- `final/recall_of_class_N`: recall of class number N on test data
-- `final/SCORE_of_NAME`: a score of one label, target or class, for tasks besides classification
+- `fairness/worst_group_NAME`: the metric NAME of the group where it is worst
+- `final/recall_of_class_N`, `final/SCORE_of_NAME`: of one class, label or target
 - `privacy/epsilon_group_of_K`: worst-case ε of K records together
 - `privacy/advantage_group_of_K`, `privacy/tpr_at_fpr_1pct_group_of_K`: bounds on attacks on K records together
 - `privacy/epsilon_i_quantile_P`: the P quantile of the εᵢ
 - `audit/lower_bound`, `audit/confidence`, `audit/lower_bound_TEST`: bounds of an audit on ε, and confidence
-- `audit/NAME/...`: the same of `dpsweep audit` under `release: raw`
-- `privacy/account/NAME/...`: what `dpsweep account` computed under `release: raw`
-- `privacy/composed_release_epsilon` (averages and sweeps): the composed ε of the releases besides the steps
-- `privacy/composed_epsilon_group_of_K` (averages and sweeps): the composed ε of K records together
+- `audit/NAME/...`, `privacy/account/NAME/...`: of `dpsweep audit` and `dpsweep account` under `release: raw`
+- `privacy/composed_release_epsilon`, `privacy/composed_epsilon_group_of_K` (averages and sweeps): the composed ε of the
+  releases besides the steps, and of K records together
 - `view/NAME`: what MLflow's comparison shows, to four decimals (ε rounded up), under short names
 - `setting/NAME_corrected`: the number of its setting by which the comparison is ordered
 - `deviation/METRIC` (averages): standard deviation of METRIC over the seeds
@@ -110,14 +109,14 @@ Tags:
 - `dpsweep.outcome`: running, finished, stopped (by a scheduler), failed or interrupted
 - `baseline`: key of the non-private trial that this one is compared with
 - `private`: false if ε is infinite
-- `tuning`: how the tuning of the sweep is paid for, if it has one
+- `tuning`: how the tuning of the sweep is paid for
 - `accountant`, `adjacency`, `unit`, `epsilon_kind`: how `privacy/epsilon` was computed, whose it is, what it claims
 - `noise_strategy`: how noise is correlated over steps, such as `banded:bands=4`; `independent`
 - `epsilon_i_kind`: what the εᵢ claim
 - `epsilon_reasons`, `epsilon_i_reasons`: [why](accounting.md#which-epsilon-to-quote) these are estimates
 - `disclosure`, `sensitive`: the release mode; `sensitive=true` with `release: raw`
-- `composed_epsilon_kind`, `composed_reasons` (averages and sweeps): what their composed ε claims, and why
-- `composed_refusal` (averages and sweeps): why there is no composed ε; empty otherwise
+- `composed_epsilon_kind`, `composed_reasons`, `composed_refusal` (averages and sweeps): what their composed ε claims,
+  why, and why there is none
 - `seeds` (averages): number of seeds
 - `dpsweep.data`: name of the data set and a digest of its description
 - `dpsweep.digest`, `dpsweep.groups_digest`: sha256 of content, by which nothing is recorded twice
@@ -135,14 +134,11 @@ _AUDIT = """
 
 
 def _audit() -> str:
-    """Return the section on audits: the fields of a stored one, and their types."""
+    """Return the section on audits: the fields of a stored one."""
     schema = audit_schema()
     described = " ".join(schema["description"].split())
-    of_type: dict[str, list[str]] = {}
-    for name, field in schema["properties"].items():
-        of_type.setdefault(field["type"], []).append(f"`{name}`")
-    types = "; ".join(f"{', '.join(names)}: {kind}" for kind, names in of_type.items())
-    return f"{_AUDIT}{described}\n\nTypes: {types}; an object has numbers by name.\n"
+    objects = [f"`{name}`" for name, field in schema["properties"].items() if field["type"] == "object"]
+    return f"{_AUDIT}{described} {' and '.join(objects)} have numbers by name.\n"
 
 
 def results() -> str:
@@ -181,7 +177,8 @@ def _metrics() -> Iterator[str]:
         rows = [(metric, _meaning(metric, metrics[0].heading, told)) for metric in metrics]
         table = [(_names(metric), meaning) for metric, meaning in rows if meaning]
         yield f"\n### {_task(task)}\n{_list(table)}"
-        yield f"\nAlso {', '.join(_marked(metric) for metric, meaning in rows if not meaning)}.\n"
+        also = [_marked(metric) for metric, meaning in rows if not meaning and not _is_worst(metric)]
+        yield f"\nAlso {', '.join(also)}.\n"
 
 
 def _names(metric: Metric) -> str:
@@ -200,7 +197,17 @@ def _meaning(metric: Metric, score: str, told: set[str]) -> str:
     }
     fresh = [sentence for key, sentence in sentences.items() if key not in told]
     told.update(sentences)
-    return " ".join((["**Exact.**"] if metric.exact and any(fresh) else []) + fresh[:1])
+    return " ".join((["**Exact.**"] if metric.exact and any(fresh) else []) + [_short(each) for each in fresh[:1]])
+
+
+def _short(sentence: str) -> str:
+    """Return a long sentence up to its first colon or semicolon."""
+    return re.split("[;:] ", sentence)[0].rstrip(".") + "." if len(sentence.split()) > _LONG else sentence
+
+
+def _is_worst(metric: Metric) -> bool:
+    """Whether one line stands for it and others of its kind."""
+    return (metric.tracked or "").startswith("fairness/worst_group_")
 
 
 def _marked(metric: Metric) -> str:

@@ -34,7 +34,7 @@ class TrialFiles:
     root: str
 
     spec = Below("The settings of the trial (JSON).", "spec.json")
-    code = Below("Folder of the user's own code that the trial was trained with.", "code")
+    code = Below("The user's own code that the trial was trained with.", "code")
     trace = Below("The trace of the run (Arrow), for accounting.", "trace.arrow")
     model = Below("The final model.", "model.pt")
     inputs = Below(
@@ -43,9 +43,9 @@ class TrialFiles:
     training = Below("The history per epoch and the evaluation on test data (JSON).", "training.json")
     device = Below("The device that trained the trial, its peak memory and utilization (JSON).", "device.json")
     result = Below("The whole result of the trial; if it exists, the trial is complete.", "result.json")
-    private = Below("Folder of everything derived from single examples.", "private")
-    norms = Below("Folder of the norm snapshots of all training examples.", "private/norms")
-    epsilons = Below("Folder of the epsilons of all training examples.", "private/epsilons")
+    private = Below("Everything derived from single examples.", "private")
+    norms = Below("The norm snapshots of all training examples.", "private/norms")
+    epsilons = Below("The epsilons of all training examples.", "private/epsilons")
 
     def accounted_again(self, claim: str) -> str:
         """Return the folder with the results of `dpsweep account` for one ``claim`` (the options asked for)."""
@@ -61,7 +61,7 @@ class TrialFiles:
     )
     attacks = Below("Results of attacks on the trained model (JSON).", "private/attacks.json")
     membership = Below(
-        "How telling the model is about each training and test example, if `attacks.rmia` was asked for (Arrow).",
+        "Scores of `attacks.rmia` for each training and test example (Arrow).",
         "private/membership.ipc",
     )
     held_out = Below(
@@ -72,12 +72,10 @@ class TrialFiles:
     )
     private_digests = Below("sha256 of the other files below ``private/``, by name (JSON).", "private/digests.json")
     data_fingerprint = Below(
-        "sha256 of the trial's data (JSON); private, because a guessed row could be tested against it.",
+        "sha256 of the trial's data (JSON); a guessed row could be tested against it.",
         "private/data.json",
     )
-    error = Below(
-        "Message and traceback of the error that ended the trial; they may quote the data.", "private/error.txt"
-    )
+    error = Below("Message and traceback of the error that ended the trial; may quote the data.", "private/error.txt")
     checkpoint = Below(
         "The latest checkpoint of training; ``checkpoint.pt-STEP-RANK`` are its parts at other ranks.",
         "private/checkpoint.pt",

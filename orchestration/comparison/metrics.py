@@ -121,8 +121,8 @@ METRICS = (
         "Mean sq. error",
         mean_squared_error,
         PRECISE,
-        "Of the sum of all gradients up to a step, averaged over the steps: what the noise adds per weight, in squared "
-        "clipping bounds. Compare noise that is correlated over the steps by it, not by σ. Unknown where σ changes.",
+        "Squared error per weight of the sum of all gradients up to a step, in squared clipping bounds, averaged over "
+        "the steps. Compare noise that is correlated over the steps by it, not by σ. Unknown where σ changes.",
         frozenset({MetricTable.TRIALS}),
         better="lower",
     ),
@@ -164,8 +164,8 @@ METRICS = (
         "Exposure of secrets in bits",
         exposure,
         NUMBER,
-        "How many bits the model gives away of random secrets that it was trained on: the mean of log2 R − log2 of the "
-        "rank of a secret's loss among R that it was not trained on. Guessing gives 1.4.",
+        "The mean over random secrets of log2 R − log2 of the rank of a secret's loss among R that the model was not "
+        "trained on: how many bits it gives away of one. Guessing gives 1.4.",
         exact=True,
     ),
     Metric(

@@ -108,11 +108,9 @@ class SweepFiles:
         """
         return f"{self.attempts_of_all}/{key}"
 
-    trials = Below("Folder of the trials.", _TRIALS)
-    private = Below("Folder of files that only the owner of the data may read.", "private")
-    manifest = Below(
-        "The submitted sweep, versions, git state, hardware, and where your own code was read (JSON).", "sweep.json"
-    )
+    trials = Below("The trials.", _TRIALS)
+    private = Below("Files that only the owner of the data may read.", "private")
+    manifest = Below("The submitted sweep, versions, git state, hardware, places of your code (JSON).", "sweep.json")
     results = Below("All trials as JSON, as ``dpsweep run --json`` prints them.", "results.json")
     comparison = Below("Settings with intervals, differences with verdicts, and warnings (JSON).", "comparison.json")
     report = Below("The report that may be shared under the sweep's release mode.", "report.html")
@@ -126,7 +124,7 @@ class SweepFiles:
 
     @property
     def every_audit(self) -> str:
-        """The folder of the audits of all trials (private)."""
+        """The audits of all trials."""
         return below(self.root, "private", "audits")
 
     @property
@@ -134,9 +132,7 @@ class SweepFiles:
         """The copy of a trial that `dpsweep audit` trains and deletes."""
         return str(self.local_folder / "private" / "audited-copy")
 
-    all_given = Below(
-        "The folder with copies of the data that Python code gave, while a sweep runs (private).", "private/given"
-    )
+    all_given = Below("Copies of the data that Python code gave, while a sweep runs.", "private/given")
 
     def given(self, name: str) -> str:
         """Return one of these copies."""
@@ -154,7 +150,7 @@ class SweepFiles:
 
     @property
     def tune(self) -> str:
-        """Local folder of Ray Tune's own state, which is not needed to resume."""
+        """Ray Tune's own state, a local folder not needed to resume."""
         return str(self.local_folder / "tune")
 
     @property
@@ -181,18 +177,18 @@ class SweepFiles:
         return self.local_folder / DATABASE
 
     artifacts = Below("Figures and reports of the embedded MLflow store.", "mlflow-artifacts")
-    tuning = Below("Folder of the tuning sweep.", "tuning")
-    selection = Below("Folder of the candidates of a private selection, deleted after it.", "private/selection")
+    tuning = Below("The tuning sweep.", "tuning")
+    selection = Below("The candidates of a private selection, until it is made.", "private/selection")
     claim = Below("The claim of the driver that runs the sweep; object stores only.", "driver.json")
     status = Below("Progress of the sweep (JSON); it may be shown like the report.", "status.json")
     probe = Below("File by which nodes check that the storage is shared.", "storage-probe")
 
     @property
     def lock(self) -> str:
-        """Local file whose lock the process holds that changes the sweep."""
+        """Local file that the process locks which changes the sweep."""
         return str(self.local_folder / LOCK)
 
-    attempts_of_all = Below("Folder of the attempts at all trials.", "attempts")
+    attempts_of_all = Below("The attempts at all trials.", "attempts")
 
     @property
     def in_place(self) -> tuple[str, ...]:

@@ -99,8 +99,8 @@ SEGMENTATION: Final = Segmentation(
             "higher",
             "share",
             lambda sums: mean_of_known(_iou(*_blocks(sums))),
-            "Intersection over union of a class: the pixels rightly predicted so, over those predicted or labelled so, "
-            "summed over all pictures; the mean is over classes, without those that neither occur nor are predicted.",
+            "The mean over classes of the pixels rightly predicted as one over those predicted or labelled so, in all "
+            "pictures; a class that neither occurs nor is predicted is left out.",
         ),
         Score(
             "mean_dice",
@@ -108,8 +108,8 @@ SEGMENTATION: Final = Segmentation(
             "higher",
             "share",
             lambda sums: mean_of_known(_dice(*_blocks(sums))),
-            "Twice the pixels rightly predicted as a class over those predicted so plus those labelled so: the F1 of "
-            "its pixels; the mean is over classes as of mean IoU.",
+            "The mean over classes of twice the pixels rightly predicted as one over those predicted so plus those "
+            "labelled so: the F1 of pixels, over classes as of mean IoU.",
         ),
         Score(
             "pixel_accuracy",
