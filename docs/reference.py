@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
@@ -74,10 +75,10 @@ def _is_made_elsewhere(found: object) -> bool:
 
 
 def _summary(found: object) -> str:
-    """The first paragraph of the docstring, up to its first full stop."""
+    """The first paragraph of the docstring, up to its first full stop, without "Return the"."""
     paragraph = " ".join((inspect.getdoc(found) or "").partition("\n\n")[0].split())
     sentence, stop, _ = paragraph.partition(". ")
-    return sentence + "." if stop else paragraph
+    return re.sub(r"^Return (?:the |a )?(.)", lambda match: match[1].upper(), sentence + "." if stop else paragraph)
 
 
 if __name__ == "__main__":

@@ -19,20 +19,18 @@ from dpsweep.workers import spec
 
 _HEAD = """# Sweep files: every key
 
-Look up a key here. [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a commented sweep. More on data and models:
-[data.md](data.md); on training: [training.md](training.md); on accountants and schedules:
-[accounting.md](accounting.md).
+Look up a key here. [sweeps/quickstart.yaml](../sweeps/quickstart.yaml) is a commented sweep. More on
+[data and models](data.md), [training](training.md), [accountants and schedules](accounting.md).
 
 `dpsweep plan FILE` checks a sweep file and shows every trial. "Or a list" marks an axis: the sweep has one trial for
-each combination of the values of all axes. A component is a name (`flat`) or a mapping with its parameters. Only
-a `required` key must be given.
+each combination of the values of all axes. A component is a name (`flat`) or a mapping with its parameters.
 
 **Lists inside.** A list may stand for any value inside a component or section of an axis:
 `clipping: {name: flat, bound: [0.5, 1, 2]}`. Several lists are combined. Where a parameter itself takes a list, such as
 `hidden` of `mlp`, a list of lists is several. `{each: [...]}` is always several.
 
 **Axes that vary together.** `zip: [clipping, optimizer]` pairs the values of these axes, which must be
-equally many, in place of combining them. Several groups are a list of such lists.
+equally many. Several groups are a list of such lists.
 
 **Noise of a schedule.** `noise: [{name: constant, noise_multiplier: 1.1}, ...]` gives a schedule its
 initial noise multiplier; such trials are not calibrated to `privacy.target_epsilon`.
@@ -59,8 +57,7 @@ _WRITTEN = ("Adapted",)
 """Sections that dpsweep writes, and users do not."""
 _COMPONENTS_HEAD = """## Components
 
-The names that a key may take, each with its parameters and their defaults. `module:function` is a function of your own
-([data.md](data.md#your-own-code)).
+Names that a key may take, with parameters and defaults. `module:function` is [your own](data.md#your-own-code).
 """
 
 

@@ -164,8 +164,8 @@ class BudgetSpec:
     epsilon: Annotated[float, Field(gt=0.0)] | None = None
     """Budget as an epsilon at the sweep's delta."""
     covers: Literal["everything", "training"] = "everything"
-    """What the budget covers: every release, or only the training steps, without releases made from the whole data
-    such as ``dp_pca``. Reported epsilons always count every release."""
+    """Every release, or only the training steps, without releases from the whole data such as ``dp_pca``. Reported
+    epsilons count every release."""
 
     def __post_init__(self) -> None:
         check_bounds(self, "budget")
@@ -182,11 +182,9 @@ Refreshes = float | _Often
 class NormSpec:
     """The rate at which the gradient norms of all examples are computed.
 
-    refreshes_per_epoch: times per epoch (gamma of paper A); every_step: at every step; when_sampled: all norms once, at
-    step 0, then each example's norm whenever it is in a batch, and once an epoch those that have become old; off:
-    never, so that no epsilon of single examples is computed; auto: when_sampled, or once per epoch where that is
-    needed. rows_per_part: examples in one part of the stored norms;
-    each part is accounted on its own.
+    refreshes_per_epoch: times per epoch (gamma of paper A); when_sampled: all at step 0, then each example's norm
+    whenever it is in a batch; off: never, so that no epsilon of single examples is computed; auto: when_sampled, or
+    once per epoch where needed. rows_per_part: examples in one part of the stored norms, which is accounted on its own.
     """
 
     refreshes_per_epoch: Annotated[float, Field(gt=0.0)] | _Often = "auto"
@@ -305,10 +303,10 @@ class ExposureSpec:
 class AttackSpec:
     """Attacks on the trained model, whose results are private data. ``exposure`` alone changes the training data.
 
-    loss_threshold: membership inference by a loss threshold, per group (see `dpsweep.workers.trials.membership`).
+    loss_threshold: membership inference by a loss threshold, per group.
     training_scores: loss and scores, such as accuracy, on the training examples, per group.
-    rmia: membership inference by a likelihood ratio with reference models (see `dpsweep.workers.trials.membership`).
-    exposure: extraction of secrets from a language model (see `dpsweep.workers.trials.exposure`).
+    rmia: membership inference by a likelihood ratio with reference models.
+    exposure: extraction of secrets from a language model (`dpsweep.workers.trials.exposure`).
     """
 
     loss_threshold: bool = False

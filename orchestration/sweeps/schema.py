@@ -145,9 +145,9 @@ class SweepSpec(SweepSection):
     """A whole sweep file. Fields of type ``Axis`` take one value or a list of values."""
 
     name: str = Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]*$", max_length=100)
-    """Name of the sweep, and of its default folder; at most 100 characters."""
+    """Name of the sweep and its default folder; at most 100 characters."""
     drafted: bool = False
-    """Whether values that ``dpsweep init`` read off the rows are not confirmed yet: no epsilon is a guarantee."""
+    """Values that ``dpsweep init`` read off the rows are not confirmed yet: no epsilon is a guarantee."""
     data: Axis[Data]
     """A data source and its splits."""
     model: Axis[Named]

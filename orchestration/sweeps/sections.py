@@ -251,21 +251,21 @@ class AccountingSettings(SweepSection):
     actors: int | None = Field(default=None, ge=1, le=1024)
     """Most parts that are accounted at the same time; by default as many as fit."""
     cpus: Quantity | None = Field(default=None, ge=0.0)
-    """CPUs that each part reserves. By default 1 on a running cluster, and none on an embedded one."""
+    """CPUs that each part reserves; by default 1 on a running cluster, else none."""
     resource: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_.-]*$")] | None = None
-    """Custom Ray resource of which each part reserves 1, such as ``accounting`` of nodes that were started with it
-    (``ray start --resources='{"accounting": 4}'``). Not used on an embedded cluster."""
+    """Custom Ray resource that each part reserves 1 of on a running cluster, such as ``accounting`` (``ray start
+    --resources='{"accounting": 4}'``)."""
 
 
 class SchedulerSettings(SweepSection):
     """Scheduling of trials. ``fifo`` trains each trial to its end. ``asha`` compares trials of one setting and seed,
-    and stops those with a low metric; it never stops a baseline. On private data, this selection costs privacy. The
-    epsilon of a stopped trial is an estimate, because results decided how long it trained."""
+    and stops those with a low metric, never a baseline. On private data, this selection costs privacy. The epsilon of a
+    stopped trial is an estimate."""
 
     name: Literal["fifo", "asha"] = "fifo"
     """``asha`` stops trials early."""
     metric: Literal["public_accuracy", "test_accuracy"] = "public_accuracy"
-    """Metric that ``asha`` compares: accuracy, or the main score of another task, such as r2."""
+    """Metric that ``asha`` compares: accuracy, or the main score of another task."""
     grace_epochs: int = Field(default=1, ge=1)
     """Epochs that every trial trains before ``asha`` may stop it."""
     reduction_factor: int = Field(default=3, ge=2)
@@ -278,7 +278,7 @@ class BaselineSettings(SweepSection):
     """Settings that differ for the non-private baseline."""
 
     optimizer: Named | None = None
-    """Optimizer in place of the sweep's; unclipped gradients are larger and may need a smaller learning rate."""
+    """Optimizer in place of the sweep's: unclipped gradients may need a smaller learning rate."""
 
 
 _SHORT: Final[Mapping[object, str]] = {"tpr": "true_positive_rate", "fpr": "false_positive_rate"}
@@ -319,12 +319,12 @@ class CompareSettings(SweepSection):
 
     worst_group: Annotated[Annotated[str, name_in(WORST_GROUPS)] | None, BeforeValidator(_full_name)] = None
     """Metric of groups; a setting is compared by its value for the group where it is worst. By default accuracy, or the
-    main score of another task: r2, micro_f1, token_accuracy, mean_iou. ``tpr`` and ``fpr`` are short names."""
+    main score of another task. ``tpr`` and ``fpr`` are short names."""
     detect: Annotated[float, Field(gt=0.0, lt=1.0), BeforeValidator(_points)] | None = None
-    """Smallest difference in accuracy that the sweep should show, such as ``3 points``; `dpsweep plan` warns if the
-    planned seeds and test examples cannot."""
+    """Smallest difference in accuracy that the sweep should show, such as ``3 points``; `dpsweep plan` warns if it
+    cannot."""
     looks: Annotated[int, Field(ge=0, le=1000)] = 0
-    """Number of times that verdicts were read to decide whether to add seeds; written by ``dpsweep run --until``."""
+    """How often verdicts were read to decide whether to add seeds; written by ``dpsweep run --until``."""
 
 
 def require_defined(compare: CompareSettings, data: str, classes: int, task: str = "classification") -> None:
@@ -368,14 +368,12 @@ class ResourceSettings(SweepSection):
     ranks: int | None = Field(default=None, ge=1, le=1024)
     """Processes that share a trial's gradients and its reserved CPUs and GPUs; by default one per GPU."""
     ranks_on: Literal["one_node", "nodes"] = "one_node"
-    """Where the ranks of a trial run: on ``one_node``, or on as few ``nodes`` as have room, which send each other sums
-    over their network."""
+    """Where the ranks of a trial run: on ``one_node``, or on as few ``nodes`` as have room."""
     shard: Shard | None = None
-    """Which parameters of a model ranks divide: the ``frozen`` ones, or ``all`` with the optimizer's state; by default
-    none, so that each rank holds all."""
+    """Parameters of a model that ranks divide: the ``frozen`` ones, or ``all`` with the optimizer's state; by default
+    none."""
     labels: dict[str, _Label] = Field(default_factory=dict)
-    """Labels that a node must have, given by ``ray start --labels``, or Ray's own ``ray.io/accelerator-type``, such as
-    ``A100``."""
+    """Labels that a node must have, given by ``ray start --labels`` or by Ray, as ``ray.io/accelerator-type: A100``."""
     max_concurrent: int | None = Field(default=None, ge=1)
     """Most trials that run at the same time; by default as many as fit."""
     max_failures: int = Field(default=3, ge=0)

@@ -89,27 +89,25 @@ class TuneSettings(SweepSection):
     """Values by parameter, such as ``clipping.bound``: a list, ``{uniform: [a, b]}`` or ``{log_uniform: [a, b]}``."""
     search: Literal["grid", "random", "optuna"] = "grid"
     """``grid``: all combinations of the lists; ``random``: ``samples`` draws, the same for every setting; ``optuna``:
-    half of the ``samples`` are such draws, and Optuna proposes the others."""
+    half are such draws, and Optuna proposes the others."""
     samples: int | None = Field(default=None, ge=1, le=_MOST_CANDIDATES)
     """Candidates per setting, for ``search: random`` and ``optuna``."""
     seeds: Several[Seed] = (1_000_000,)
     """Training seeds of the tuning, different from those of the sweep."""
     select_by: Annotated[str, name_in(SELECTABLE)] = "accuracy"
-    """Score that selects the best candidate, on the public part of the data or, with ``data``, on their test data."""
+    """Score that selects the best candidate, on the public part of the data or the test data of ``data``."""
     privacy: Literal["public", "private_selection", "exponential_mechanism", "unaccounted"]
-    """``public``: tuning trains on ``data`` alone; ``private_selection``: a random number of candidates trains on the
-    private data, and the best is the trial itself; ``exponential_mechanism``: every candidate trains on its own part of
-    the data, and one is chosen by its errors on one more part. The target epsilon covers these two. ``unaccounted``: no
-    epsilon covers the selection."""
+    """``public``: tuning trains on ``data`` alone; ``private_selection``: each trial is the best of a random number of
+    candidates; ``exponential_mechanism``: it is chosen among candidates on disjoint parts of the data. The target
+    epsilon covers these two. ``unaccounted``: no epsilon covers the selection."""
     data: Data | None = None
     """The public data set of ``privacy: public``; none of its records may be private."""
     trials: Annotated[float, Field(gt=1.0, le=_MOST_CANDIDATES)] | None = None
     """For ``private_selection``: expected number of candidates of each trial."""
     shape: Annotated[float, Field(ge=0.0, le=10.0)] | None = None
-    """For ``private_selection``: shape of that number's distribution; 1, the default, is geometric, 0 logarithmic."""
+    """For ``private_selection``: shape of that number's law; 1, the default, is geometric, 0 logarithmic."""
     epsilon: Annotated[float, Field(gt=0.0, le=100.0)] | None = None
-    """For ``exponential_mechanism``: epsilon of the choice among the candidates. Up to the
-    target epsilon it adds no cost."""
+    """For ``exponential_mechanism``: epsilon of the choice. Up to the target epsilon it adds no cost."""
 
     @model_validator(mode="after")
     def _belong_together(self) -> Self:
