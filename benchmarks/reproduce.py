@@ -1,4 +1,4 @@
-"""Train a sweep of sweeps/papers, or continue it, and store the numbers that docs/reproduction-tables.md shows.
+"""Train a sweep of sweeps/papers, or continue it, and store the numbers that docs/reproduction.md shows.
 
     python -m benchmarks.reproduce NAME [--output DIR] [--address in-process] [--from DIR] [--collect]
 
