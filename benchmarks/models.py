@@ -234,7 +234,7 @@ def measured(name: str, device: torch.device) -> dict[str, object]:
         try:
             methods[peer] = step_of(make, x, y)
         except Exception as reason:  # of any kind, as models differ in what Opacus refuses
-            refused[peer] = type(reason).__name__
+            refused[peer] = f"{type(reason).__name__}: {str(reason).strip()[:200]}"
     for step in (plain, *methods.values()):
         step()
     ratios: dict[str, list[float]] = {method: [] for method in methods}

@@ -33,7 +33,7 @@ def arguments() -> argparse.Namespace:
         "benchmarks/on_gpu.sh", description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--device", default="cuda", help="cuda, cuda:N, or cpu for a dry run")
-    parser.add_argument("--wheels", type=Path, default=ROOT / "wheels", help="the folder that --pack filled")
+    parser.add_argument("--wheels", type=Path, help="the folder that --pack filled; by default wheels, if it is there")
     parser.add_argument("--seconds", type=float, default=480.0, help="after which nothing further begins")
     parser.add_argument("--phase", action="append", choices=[each.name for each in PHASES], help="only this one")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="collect wheels there, and do nothing else")
@@ -45,9 +45,12 @@ def main() -> int:
     options = arguments()
     if options.pack is not None:
         return pack.collect(options.pack, options.also)
+    if options.wheels is not None and not options.wheels.is_dir():
+        print(f"--wheels is {options.wheels}, which is no folder; fill one by --pack FOLDER")
+        return 2
     out = Path(os.environ.get("OUT", ".")) / "gpu.json"
     with tempfile.TemporaryDirectory(prefix="dpsweep-gpu-") as folder:
-        site = pack.unpacked(options.wheels, Path(folder) / "site")
+        site = pack.unpacked(options.wheels or ROOT / "wheels", Path(folder) / "site")
         sys.path[1:1] = site
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *site])
         if missing := pack.missing():

@@ -54,6 +54,7 @@ def run_phases(
             left = seconds * size.patience - report.elapsed - _PATIENCE
             if left < _SHORTEST:
                 report.note(phase, state="no time left")
+                print(f"{phase.name}: no time left", flush=True)
                 continue
             status = _run(context, phase, report, device, size, min(phase.limit * size.patience, left), folder)
             _say(report, phase)
@@ -135,7 +136,7 @@ def _phase(phase: Phase, device: str, size: Size, lines: str, output: str, folde
     try:
         chosen = choose_device(device)
     except InvalidInput as error:
-        record.failed("device", str(error), "")
+        record.failed("device", f"{str(error).partition(';')[0]}; --device cpu is a dry run", "")
         sys.exit(NO_DEVICE)
     with record.attempt(phase.name):
         importlib.import_module(phase.module).run(record, chosen, size)
