@@ -33,7 +33,7 @@ from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, wo
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
-from dpsweep.orchestration.sweeps.sections import require_defined
+from dpsweep.orchestration.sweeps.sections import never_met, require_defined
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.tune import require_selectable
 from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning
@@ -113,6 +113,7 @@ def plan_sweep(
     warnings = (
         *_sweep_warnings(sweep),
         *unopposed(sweep, [trial.point for trial in planned]),
+        *never_met(sweep.resources, [trial.point.spec for trial in planned]),
         *_trial_warnings(planned, code),
     )
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))

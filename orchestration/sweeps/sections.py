@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import fields, is_dataclass
 from typing import Annotated, Any, Final, Literal, Self, TypeVar, get_args, get_type_hints
 
@@ -449,6 +449,15 @@ def reserved(sections: Sequence[ResourceSettings], trial: TrialSpec) -> Resource
     """Return the section of a trial: the first whose conditions hold."""
     names = _components_of(trial)
     return next(each for each in sections if all(names[place] in wanted for place, wanted in each.when.items()))
+
+
+def never_met(sections: Sequence[ResourceSettings], trials: Sequence[TrialSpec]) -> Iterator[str]:
+    """Yield a sentence on each section of resources that is for none of the trials, as by a misspelt name."""
+    used = [reserved(sections, trial) for trial in trials]
+    for section in sections[:-1]:
+        if trials and not any(each is section for each in used):
+            asked = ", ".join(f"{place}: {' or '.join(values)}" for place, values in section.when.items())
+            yield f"resources: no trial has {asked}, for which a section of its own stands; the next that fits counts"
 
 
 def _components_of(trial: TrialSpec) -> Mapping[str, str | None]:

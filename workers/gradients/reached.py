@@ -61,7 +61,9 @@ def require_reached(
             "sweep"
         )
     slow = [name for name in missing if name not in unused]
+    unmatched = [each for each in allowed if not any(fnmatchcase(name, each) for name in trained)]
     return (
+        *((f"has no trainable parameter called {listed(unmatched)}, as without_gradient has",) if unmatched else ()),
         *((f"gives {listed(unused)} no gradient, as without_gradient allows",) if unused else ()),
         *((f"gives {listed(slow)} {_ONLY_AFTER_NOISE}",) if slow else ()),
     )

@@ -120,6 +120,17 @@ def test_a_sweep_may_name_parameters_that_need_no_gradient() -> None:
     assert allowed.endswith("gives pooler.weight, pooler.bias no gradient, as without_gradient allows")
 
 
+def test_names_that_fit_nothing_are_told() -> None:
+    resources = [{"when": {"model": "mpl"}, "cpus": 2}, {"when": {"model": "mlp"}}, {}]
+    plan = planned(model=["mlp", "logistic"], without_gradient=["*.bias", "pooler.*"], resources=resources)
+    told = [each for each in plan.warnings if "mpl" in each or "pooler" in each]
+    assert told == [
+        "resources: no trial has model: mpl, for which a section of its own stands; the next that fits counts",
+        "model 'mlp' has no trainable parameter called pooler.*, as without_gradient has",
+        "model 'logistic' has no trainable parameter called pooler.*, as without_gradient has",
+    ]
+
+
 COMBINATIONS = {
     "a loss that mixes rows": (
         {"loss": "own_models:coupled"},
