@@ -30,10 +30,12 @@ from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
 from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
 from dpsweep.orchestration.execution.shared_connection import kept_open
+from dpsweep.orchestration.execution.storage_checks import require_space
 from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, run_stage
 from dpsweep.orchestration.records.layout import SweepFiles, require_safe
 from dpsweep.orchestration.records.limits import NO_LIMITS
-from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.records.manifest import new_manifest, read_manifest, write_manifest
+from dpsweep.orchestration.records.ownership import exclusive
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, settings_of
 from dpsweep.orchestration.sweeps.growth import begun, grown
 from dpsweep.orchestration.sweeps.planned import accept
@@ -263,12 +265,16 @@ def _require_selection_options(request: RunRequest) -> None:
 def _drawn_stage(request: RunRequest) -> str:
     """Return the sweep file of the candidates; the stored one if they were drawn before, so that none is drawn again.
 
-    Raises: InvalidInput if the stored candidates belong to another version of the sweep.
+    A draw is stored before anything can depend on it: a run that refused large numbers, and then drew again, would have
+    another law than the one that is accounted for.
+
+    Raises: InvalidInput if the stored candidates belong to another version of the sweep, and for a lack of disk space.
     """
     files, sweep, tune = request.files, request.sweep, request.sweep.tune
+    candidates = SweepFiles(files.selection)
     assert tune is not None, "only a sweep with tune has candidates"
     assert tune.selection is not None, "only a private selection draws candidates"
-    before = read_manifest(SweepFiles(files.selection))
+    before = read_manifest(candidates)
     if before is not None:
         stored = parse_sweep(before.text)
         drawn = stored.adapted.drawn if stored.adapted else {}
@@ -278,11 +284,16 @@ def _drawn_stage(request: RunRequest) -> str:
                 "file, or choose another folder with --output"
             )
         return before.text
-    accept(plan_at(request.address, sweep, request.code, NO_PAST, files.log), files)
+    plan = accept(plan_at(request.address, sweep, request.code, NO_PAST, files.log), files)
+    require_space(files, plan)
     make_private_folder(files.private)
-    return selection_stage(
-        sweep, request.text, draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
-    )
+    with closed_to_strangers(), exclusive(candidates.local_folder, candidates.root):
+        if (of_another := read_manifest(candidates)) is not None:
+            return of_another.text
+        drawn = draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
+        stage = selection_stage(sweep, request.text, drawn)
+        write_manifest(candidates, new_manifest(parse_sweep(stage).plain(), stage))
+    return stage
 
 
 def _of_fairness(name: str) -> Callable[[Evaluation], float]:

@@ -275,3 +275,33 @@ def test_candidates_that_cost_differently_are_refused() -> None:
     tune = {**TUNE, "parameters": {"clipping.count_noise_multiplier": [5.0, 10.0]}}
     plan = plan_sweep(parse_sweep(text_of(clipping=clipping, tune=tune)))
     assert any("is another mechanism than others of its setting" in refusal.reason for refusal in plan.refusals)
+
+
+def test_a_draw_is_kept_whatever_stops_the_run_and_space_is_asked_for_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Drawing again until the number fits would change the law of the number that is accounted for."""
+    asked = request(tmp_path)
+    free = {"bytes": 1}
+    usage = type("Usage", (), {"free": property(lambda _: free["bytes"])})
+    monkeypatch.setattr("dpsweep.orchestration.execution.storage_checks.shutil.disk_usage", lambda _: usage())
+    with pytest.raises(InvalidInput, match="MiB free, but the sweep may write"):
+        run_sweep(asked)
+    candidates = SweepFiles(asked.files.selection)
+    assert not Path(candidates.root).exists(), "nothing was drawn"
+    free["bytes"] = 2**40
+
+    def lost(*_: object, **__: object) -> None:
+        free["bytes"] = 1
+        raise InvalidInput("no node is left")
+
+    monkeypatch.setattr("dpsweep.orchestration.pipeline.stage.backend", lost)
+    with pytest.raises(InvalidInput, match="no node is left"):
+        run_sweep(asked)
+    drawn = stored_record(candidates).sweep.adapted
+    assert drawn is not None
+    assert drawn.drawn
+    with pytest.raises(InvalidInput) as told:
+        run_sweep(asked)
+    assert str(told.value) == "no node is left", "with a full disk, the number of candidates is not told"
+    assert stored_record(candidates).sweep.adapted == drawn
