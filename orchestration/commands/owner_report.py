@@ -88,6 +88,11 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
             f"{files.root} was trained with norms.refreshes_per_epoch: off, so no epsilon of single examples is known; "
             f"each paid at most the worst case, {rounded_up(result.worst_case.epsilon)}"
         )
+    if read_trace(files.trace).selection is not None:
+        raise InvalidInput(
+            f"{files.root} is the best of a private selection, after which no epsilon of single examples is proven; "
+            f"each paid at most the worst case, {rounded_up(result.worst_case.epsilon)}"
+        )
     if not exists(f"{files.epsilons}/{MANIFEST}"):
         raise InvalidInput(
             f"{files.epsilons} holds no epsilons of single examples; restore them from a backup, or delete "

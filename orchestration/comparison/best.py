@@ -18,11 +18,11 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, difference, per_unit
+from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, difference, opening, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
-from dpsweep.orchestration.comparison.sanity import ENOUGH_SEEDS, best_constant, constant_of, cure_of_rare_classes
+from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, called, first_seed, whose
 from dpsweep.orchestration.comparison.spoken import (
     between,
@@ -47,18 +47,17 @@ def more_private(found: Findings, best: Setting, name: str, undecided: Collectio
 
 
 def unsure_of_few_seeds(found: Findings, best: Setting) -> list[str]:
-    """Return a sentence if the interval of the best setting over two seeds holds a constant prediction; else nothing.
+    """Return a sentence if the interval of the best setting holds a constant prediction; else nothing.
 
-    Two seeds are judged by test examples alone (`sanity.why_useless`), which says nothing of the next seed.
+    `sanity.why_useless` judges two seeds by test examples alone, which says nothing of the next seed, and a setting by
+    itself. The interval here allows for the choice among settings.
     """
     constant, interval = constant_of(best), found.interval_of_best(best, found.main.name)
-    if constant is None or interval is None or interval.is_of_one_seed or len(best.trials) >= ENOUGH_SEEDS:
-        return []
-    if interval.low > constant:
+    if constant is None or interval is None or interval.is_of_one_seed or interval.low > constant:
         return []
     return [
-        f"Two seeds cannot show that another run of {best.name} beats always predicting {best_constant(found.main)}, "
-        f"which reaches {found.main.format.one(constant)}: add a third seed."
+        f"{opening(of_seeds(interval.runs))} cannot show that another run of {best.name} beats always predicting "
+        f"{best_constant(found.main)}, which reaches {found.main.format.one(constant)}: add seeds."
     ]
 
 

@@ -29,7 +29,7 @@ _CONSTANT: Final = {
     "segmentation": "the most frequent class for every pixel",
 }
 """By task: the best constant prediction, where it is not the most frequent class."""
-ENOUGH_SEEDS: Final = 3
+_ENOUGH_SEEDS: Final = 3
 """With fewer seeds, Student's t makes the interval over seeds so wide that no setting would be told from constant."""
 _FREQUENT: Final = 0.9
 """Share of a class from which on a model that predicts nothing else is seldom beaten by its accuracy."""
@@ -113,7 +113,7 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
 
 
 def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, float] | None:
-    if len(setting.trials) < ENOUGH_SEEDS:
+    if len(setting.trials) < _ENOUGH_SEEDS:
         return evidence.over_examples(setting, main.name)
     interval = evidence.interval(setting, main.name)
     return None if interval is None else (interval.low, interval.high)

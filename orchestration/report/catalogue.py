@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dpsweep.accounting.mechanism.units import protects_users
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import SHARES
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from dpsweep.orchestration.comparison.settings import finished_settings, group_names
@@ -42,6 +44,11 @@ def are_per_user(trials: Sequence[PublishedTrial]) -> bool:
     return any(trial.privacy is not None and protects_users(trial.privacy.unit) for trial in trials)
 
 
+def are_selected(trials: Sequence[PublishedTrial]) -> bool:
+    """Return whether trials are the best of candidates by a private selection."""
+    return any(attempt.trace.selection for trial in trials for attempt in trial.attempts)
+
+
 def why_examples_are_missing(data: PublishedSweep) -> str:
     """Return the reason why the report shows no individual epsilons."""
     if are_per_user(data.trials):
@@ -51,12 +58,16 @@ def why_examples_are_missing(data: PublishedSweep) -> str:
             "Not computed. The sweep says “norms: off”, so the norms that the epsilons of single training examples "
             "rest on were not taken; the worst case holds for each of them."
         )
+    if are_selected(data.trials):
+        return "Not computed. No epsilon of single examples is proven after a private selection; the worst case holds."
     return release_mode(data.disclosure).missing
 
 
 def _without_baseline(data: PublishedSweep) -> str:
-    if any(trial.is_baseline and trial.quality for trial in data.trials):
+    if findings(data, NO_EVIDENCE).unknown_cost:
         return "The baseline is of no use as a reference, so changes against it would say nothing."
+    if are_selected(data.trials):
+        return "Each trial of a private selection has a seed of its own, so that none is paired with a baseline."
     return (
         "No finished private trial has a non-private baseline with the same data, model and seed. "
         "Add “none” to the clipping methods of the sweep."

@@ -103,13 +103,14 @@ def decision(found: Findings, delta: float) -> list[str]:
     claim = "" if not best.reasons else ", an estimate and no guarantee"
     levels = [each.over_seeds(epsilon) for each in found.useful]
     several = len({f"{each.mean:.2g}" for each in levels if each}) > 1
-    taken = f"Take {best.name}" if len(found.private) > 1 else best.name
+    unsure = unsure_of_few_seeds(found, best)
+    taken = f"Take {best.name}:" if len(found.private) > 1 and not unsure else f"{best.name} reaches"
     sentences = [
-        f"{taken}{':' if len(found.private) > 1 else ' reaches'} {word} {shown.one(reached.mean if reached else None)}"
+        f"{taken} {word} {shown.one(reached.mean if reached else None)}"
         f"{within} at ε = {at_most(cost.high if cost else None)}{best.per_unit} (δ = {delta:g}{claim}), "
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
-    sentences += [*unsure_of_few_seeds(found, best), *_alike(found, best)]
+    sentences += [*unsure, *_alike(found, best)]
     if several:
         sentences += [_by_level(found)]
     return [*sentences, *unknown_of_one_seed(found.settings)]
