@@ -181,6 +181,11 @@ class Findings:
                 best[method] = setting
         return tuple(best.values())
 
+    def rivals(self, best: Setting) -> tuple[Setting, ...]:
+        """Return the settings to compare the best one with: the other `methods`, and other values of its own."""
+        of_own = [each for each in self.useful if each not in self.methods and _method(each) == _method(best)]
+        return tuple(each for each in (*self.methods, *of_own) if each is not best)
+
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
         """The difference of every two `methods` in each metric of the headline."""
@@ -258,11 +263,12 @@ class Findings:
 
     def detectable(self, name: str) -> float | None:
         """Return the difference of two methods in a metric that these seeds and test examples find in four of five
-        sweeps.
+        sweeps. Of one method, that of two of its values.
 
-        By the median half width of the measured differences; None with one seed, one method or without intervals.
+        By the median half width of the measured differences; None with one seed, one setting or without intervals.
         """
-        found = [self.difference(*pair, name).interval for pair in itertools.combinations(self.methods, 2)]
+        compared = self.methods if len(self.methods) > 1 else self.useful
+        found = [self.difference(*pair, name).interval for pair in itertools.combinations(compared, 2)]
         halves = [(each.high - each.low) / 2.0 for each in found if each is not None and not each.is_of_one_seed]
         if not halves:
             return None

@@ -139,7 +139,7 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
 
 def _distinguished(found: Findings, best: Setting, name: str, where: str) -> list[str]:
     """Sentences on which other methods are not distinguishable from ``best``, and which ones it beats."""
-    others = [setting for setting in found.methods if setting is not best]
+    others = found.rivals(best)
     differences = [found.difference(best, other, name) for other in others]
     alike = [each.other for each in differences if each.verdict == "not distinguishable"]
     beaten = [each for each in differences if each.verdict == "better"]
@@ -199,7 +199,7 @@ def _cheapest(settings: Sequence[Setting]) -> str:
 
 
 def _beats_too(found: Findings, name: str, beaten: Iterable[Difference], by: str) -> bool:
-    settings = {setting.name: setting for setting in found.methods}
+    settings = {setting.name: setting for setting in found.useful}
     return all(found.difference(settings[name], settings[each.other], by).verdict == "better" for each in beaten)
 
 
@@ -229,7 +229,7 @@ def _could_show(found: Findings) -> list[str]:
             hidden.append(where)
         else:
             sizes.append(f"{amount} in {where}")
-    counts = sorted(len(setting.trials) for setting in found.methods)
+    counts = sorted(len(setting.trials) for setting in (found.methods if len(found.methods) > 1 else found.useful))
     runs = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
     said = []
     if sizes:

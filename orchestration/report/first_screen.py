@@ -181,10 +181,10 @@ def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval |
 
 
 def _alike(found: Findings, best: Setting) -> list[str]:
-    """Return sentences on the methods that cannot be told from the best one: the cheapest, if it costs less, and the
+    """Return sentences on the settings that cannot be told from the best one: the cheapest, if it costs less, and the
     others, nearest first.
     """
-    others = [found.difference(best, each, found.main.name) for each in found.methods if each is not best]
+    others = [found.difference(best, each, found.main.name) for each in found.rivals(best)]
     alike = [each for each in others if each.verdict == "not distinguishable"]
     if not alike:
         return []

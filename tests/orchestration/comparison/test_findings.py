@@ -512,3 +512,22 @@ def test_settings_without_common_test_examples_are_not_compared() -> None:
     one, two = finished_settings(trials)
     assert gather(trials, other).difference(one, two, "accuracy") is None
     assert gather(trials, found).difference(one, two, "accuracy") is not None
+
+
+def test_values_of_the_best_method_are_named_where_they_cannot_be_told_from_it() -> None:
+    trials, found = sweep_of({"none": (0.95, 0.92)}, seeds=3)
+    for place, bound in enumerate((0.5, 1.0, 2.0)):
+        for seed in range(3):
+            own = outcomes((0.9, 0.9) if bound < 2.0 else (0.8, 0.8), 10 * place + seed)
+            trials.append(trial(own, "flat", seed, clipping_bound=bound))
+            found[trials[-1].key] = own
+    data = PublishedSweep("sample", tuple(trials), 1e-5)
+    compared = findings(data, gather(trials, found))
+    taken = compared.best("accuracy")
+    assert taken is not None
+    assert len(compared.methods) == 1
+    near, far = compared.rivals(taken) if compared.rivals(taken)[1].name.endswith("2") else compared.rivals(taken)[::-1]
+    (told,) = [each for each in headline(data, compared) if "cannot be told from it in accuracy" in each]
+    assert near.name in told
+    assert far.name not in told, "it is worse"
+    assert compared.detectable("accuracy") is not None
