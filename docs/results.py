@@ -49,7 +49,7 @@ _FURTHER_FILES = (
         "`SWEEP/attempts/KEY`",
         "Releases of each start of a trial (JSON); deletions leave it.",
     ),
-    ("`SWEEP/private/audits/KEY`", "Results of `dpsweep audit` (JSON, [schema](#an-audit)), a file for each kind."),
+    ("`SWEEP/private/audits/KEY`", "Results of `dpsweep audit` (JSON, [schema](#an-audit)), a file for each."),
     ("`TRIAL/private/accounts`", "Results of `dpsweep account`, a folder for each δ and method."),
 )
 """Folders whose names depend on more than the layout."""

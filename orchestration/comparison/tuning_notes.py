@@ -51,7 +51,7 @@ def tuning_note(sweep: SweepSpec, point: GridPoint) -> str | None:
         return None  # a baseline has no clipping bound to tune
     by = f"tuned: {chosen}, the best of {winner.candidates} by {sweep.tune.select_by.replace('_', ' ')}"
     if sweep.tune.data is not None:
-        return f"{by} on the public data {sweep.tune.data.name}, without reading these data"
+        return f"{by} on {sweep.tune.data.name}, declared public, without reading these data"
     return f"{by} on the public part of the data; {_UNACCOUNTED}"
 
 

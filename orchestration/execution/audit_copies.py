@@ -67,8 +67,7 @@ def audit_again(
         opening(address)(address, _one_by_one(record.sweep, address), files, code, warn, FIRST_COME) as execution,
     ):
         for result in asked:
-            found = _audited(files, result, request, code, execution, on_epoch)
-            yield found, write_audit(files, found)
+            yield write_audit(files, _audited(files, result, request, code, execution, on_epoch))
 
 
 def _one_by_one(sweep: SweepSpec, address: str) -> SweepSpec:

@@ -167,6 +167,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
             held.enter_context(exclusive(sweep.local_folder, sweep.root))
             held.enter_context(claimed(sweep.claim))
         for sweep in sweeps:
+            delete_folder(sweep.audited_copy)  # a killed audit leaves it, with a key of its own
             for key in list_folders(sweep.trials):
                 if forget_checkpoint(sweep.trial(key).checkpoint):
                     forgotten[key] = None

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final, Literal
 
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.files import list_files, list_folders
+from dpsweep.accounting.records.files import exists, list_files, list_folders
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -75,7 +75,8 @@ class AuditRecord:
     epsilon, the best of those of the tests; 0 proves nothing. `of_canary`: epsilon that a made-up canary pays, at most
     the claim; of rows, the claim. A bound above it contradicts the claim. `lower_bounds`: of each test.
     `groups`: of the canaries of each group with enough to prove anything. `guesses`, `correct`: those of the test with
-    the best bound; 0 if that counts none. `seconds`: duration of the copy.
+    the best bound; 0 if that counts none. `seconds`: duration of the copy. `number`: among the audits of the trial of
+    this kind, from 1. All are kept, because whoever audits until a bound is low has shown nothing.
     """
 
     key: str
@@ -93,11 +94,12 @@ class AuditRecord:
     guesses: int
     correct: int
     seconds: float
+    number: int = 1
 
     @property
     def name(self) -> str:
-        """Name of the kind of audit, of which the last is kept."""
-        return f"{self.kind}-{self.transcript}-{self.canaries}"
+        """Kind of audit, and its number from the second on."""
+        return f"{self.kind}-{self.transcript}-{self.canaries}{f'-{self.number}' if self.number > 1 else ''}"
 
 
 _RECORDS: Final = TypeAdapter(AuditRecord)
@@ -130,11 +132,13 @@ def record_of(key: str, result: AuditResult, canaries: int, seed: int, claim: fl
     )
 
 
-def write_audit(files: SweepFiles, record: AuditRecord) -> str:
-    """Store the result of an audit, in place of an earlier one of its kind; returns its file. Raises: StorageError."""
-    uri = f"{files.audits(record.key)}/{record.name}{_SUFFIX}"
+def write_audit(files: SweepFiles, record: AuditRecord) -> tuple[AuditRecord, str]:
+    """Store the result of an audit beside earlier ones of its kind. Returns it, and its file. Raises: StorageError."""
+    folder = files.audits(record.key)
+    while exists(uri := f"{folder}/{record.name}{_SUFFIX}"):
+        record = replace(record, number=record.number + 1)
     write_private_sealed(uri, _RECORDS.dump_json(record))
-    return uri
+    return record, uri
 
 
 def read_audits(files: SweepFiles, key: str) -> tuple[PublishedAudit, ...]:

@@ -146,8 +146,8 @@ def audits_section(trials: Sequence[PublishedTrial]) -> str:
         "<p>A fair coin for each canary, a random training example or a made-up gradient, decided whether it was "
         "trained on. Guesses from the fall of its loss, or from its direction in the model or in every noisy sum, "
         "prove that ε is at least so much: over all canaries, and over examples of each group that has enough. "
-        f"Of the tests, {assumed}. All bounds of an audit hold together with its "
-        "confidence: at 95%, one right trial in twenty may be accused. A low bound does not show that little leaks. "
+        f"Of the tests, {assumed}. All bounds of an audit hold together with its confidence: at 95%, one audit of a "
+        "right trial in twenty may accuse it, and all audits are kept. A low bound does not show that little leaks. "
         "One above the claim contradicts it, and so does one above what a made-up gradient pays. That is less where a "
         "filter or further releases are part of the claim.</p>",
         audits_table(trials),

@@ -63,8 +63,14 @@ from dpsweep.orchestration.report.tables import (
     trials_table,
 )
 
+_EPSILON_I: Final = re.compile(r'="[^"]*"|εᵢ')
+"""The letters of an individual epsilon, or an attribute, in which they stay letters."""
 _LARGE: Final = 500_000
 """Characters of data above which they are compressed, so that a page of many trials stays small."""
+
+
+def _lowered(found: re.Match[str]) -> str:
+    return "ε<sub>i</sub>" if found[0] == "εᵢ" else found[0]
 
 
 def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
@@ -94,7 +100,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         accounts_section(data.trials),
         _meanings(data),
     )
-    body, rows = _without_rows("\n".join(filter(None, sections)).replace("εᵢ", "ε<sub>i</sub>"))
+    body, rows = _without_rows(_EPSILON_I.sub(_lowered, "\n".join(filter(None, sections))))
     template = Template(files("dpsweep.orchestration.report").joinpath("template.html").read_text(encoding="utf-8"))
     return template.substitute(
         title=escape(f"{data.name} – dpsweep report"),

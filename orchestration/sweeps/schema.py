@@ -283,6 +283,18 @@ class SweepSpec(SweepSection):
         return self
 
     @model_validator(mode="after")
+    def _public_data_are_others(self) -> Self:
+        public = self.tune.data if self.tune else None
+        if public is None or (self.adapted is not None and self.adapted.is_tuning):
+            return self
+        if any((each.name, each.params) == (public.name, public.params) for each in self.data):
+            raise InvalidInput(
+                f"tune.data is {public.name}, whose records the sweep protects: a tuning on them is not public; name "
+                "other data, or take privacy: private_selection, exponential_mechanism or unaccounted"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _somebody_can_be_told(self) -> Self:
         for target in self.notify:
             scheme, mark, place = target.partition("://")

@@ -284,4 +284,8 @@ def test_keys_of_trials_that_are_no_longer_asked_for_can_be_forgotten(files: Swe
     with pytest.raises(Interrupted):
         run_trial(planned.spec, trial.root, on_progress=interrupt)
     run(Path(files.root))
+    left = Path(files.audited_copy) / "private" / "checkpoint.pt"
+    left.parent.mkdir(parents=True)
+    left.write_bytes(b"of an audit that was killed")
     assert forget_keys(files.root) == (planned.key,)
+    assert not Path(files.audited_copy).exists()

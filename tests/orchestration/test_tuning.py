@@ -190,7 +190,7 @@ def test_public_tuning_never_trains_on_the_private_data(tmp_path: Path) -> None:
     (point,) = outcome.record.points
     assert (point.spec.data.name, point.spec.optimizer.params["learning_rate"]) == ("digits", 1.0)
     (note,) = [note for note in outcome.record.trial(point).notes if note.startswith("tuned: ")]
-    assert note.endswith("the best of 2 by loss on the public data breast_cancer, without reading these data")
+    assert note.endswith("the best of 2 by loss on breast_cancer, declared public, without reading these data")
 
 
 @pytest.mark.long

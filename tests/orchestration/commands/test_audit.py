@@ -53,7 +53,12 @@ def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(file
     assert Path(files.results).read_text() == public
     assert "in a copy" in words(files.private_report)
     assert "What an audit proves" not in words(files.report)
-    stored.write_bytes(stored.read_bytes().replace(b"lower_bound", b"upper_bound"))
+    first = stored.read_bytes()
+    (again,) = json.loads(audited(files, "--json").stdout)["audits"]
+    assert (found["number"], again["number"]) == (1, 2)
+    assert stored.read_bytes() == first, "a later audit replaces none"
+    assert stored.with_name(f"{NAME}-2.json").exists()
+    stored.write_bytes(first.replace(b"lower_bound", b"upper_bound"))
     with pytest.raises(DataCorruption, match=f"{NAME}.json"):
         render_again(files.root)
 

@@ -40,6 +40,8 @@ def test_a_page_stands_alone() -> None:
     html = rendered("raw")
     page = Page(html)
     assert page.addresses == ["data:,"]
+    assert "ε<sub>i</sub>" in html
+    assert not re.search('title="[^"]*<', html), "a tooltip is plain text"
     content = re.search(r'<script id="figures" type="application/json">(.*?)</script>', html, re.DOTALL)
     assert content is not None
     assert set(page.plots) == set(json.loads(content[1]))

@@ -244,6 +244,11 @@ def test_what_dpsweep_writes_belongs_to_tune() -> None:
         ({"samples": 3}, {}, "no samples"),
         ({"privacy": "public"}, {}, "belong together"),
         ({"data": "digits"}, {}, "belong together"),
+        (
+            {"privacy": "public", "data": {"name": "digits", "split_seed": 7}},
+            {"data": ["breast_cancer", {"name": "digits", "keep": {"8": 0.1}}]},
+            "tune.data is digits, whose records the sweep protects",
+        ),
         ({"privacy": "private_selection"}, {}, "private_selection needs trials"),
         ({"trials": 3}, {}, "trials is of privacy private_selection"),
         ({"privacy": "private_selection", "trials": 1.0}, {}, "greater than 1"),
