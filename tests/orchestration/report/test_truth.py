@@ -173,7 +173,7 @@ def _of_one_seed(report: Report, sentence: str, match: re.Match[str]) -> Iterato
 
 Rule = Callable[[Report, str, re.Match[str]], Iterator[Stated]]
 RULES: Final[Sequence[tuple[str, Rule]]] = (
-    (rf"Take {_NAME}: {_METRIC} \S+ \[(.+?)\] at ε", _decided),
+    (rf"Take {_NAME}: {_METRIC} \S+ \[(.+?)(?: after choosing among \d+)?\] at ε", _decided),
     (rf"The (?:most accurate|best) private setting, {_NAME}, reaches", _reaches),
     (r"It also has the highest .+ of a worst-served group: .*95% interval (.+?)\)\.$", _worst_of_same),
     (
