@@ -409,17 +409,18 @@ def run(
     prepare_environment(address)
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
     folder, others = None if output is None else str(output), tuple(map(str, sources))
-    from dpsweep.orchestration.execution.early_start import ray_ahead
     from dpsweep.orchestration.execution.given_data import shared_data
+    from dpsweep.orchestration.execution.shared_connection import ray_ahead
     from dpsweep.orchestration.records.layout import output_files
 
     files = output_files(folder, spec.name)
-    with shared_data(code, files, address) as there, ray_ahead(spec, folder, address, there):
+    with shared_data(code, files, address) as there, ray_ahead(spec, folder, address, there) as connect:
         from dpsweep.orchestration.pipeline import ConsoleDisplay, NoDisplay, RunRequest, run_sweep
         from dpsweep.orchestration.records.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
-        request = RunRequest(spec, text, folder, address, tracking_uri, there, limits, tuple(retry), others)
+        chosen = (tuple(retry), others)
+        request = RunRequest(spec, text, folder, address, tracking_uri, there, limits, *chosen, connect=connect)
         outcome = run_sweep(request, NoDisplay() if console is None else ConsoleDisplay(console))
     return StoredSweep(outcome.record, outcome.files, code)
 

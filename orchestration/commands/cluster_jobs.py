@@ -179,7 +179,7 @@ def drive() -> None:
     from dpsweep.orchestration.sweeps.schema import parse_sweep
 
     prepare_environment("auto")
-    from dpsweep.orchestration.execution.early_start import ray_ahead
+    from dpsweep.orchestration.execution.shared_connection import ray_ahead
     from dpsweep.orchestration.execution.submission import read_job
     from dpsweep.orchestration.tracking.access import opened
 
@@ -191,20 +191,21 @@ def drive() -> None:
 
     tracking = os.environ.get("MLFLOW_TRACKING_URI")
     asked = job.asked
-    request = RunRequest(
-        spec,
-        job.text,
-        job.output,
-        "auto",
-        tracking,
-        job.code,
-        asked.limits,
-        asked.retry,
-        turn=asked.turn,
-        name=asked.name,
-        submitted_from=asked.submitted_from,
-    )
-    with ray_ahead(spec, job.output, "auto", job.code):
+    with ray_ahead(spec, job.output, "auto", job.code) as connect:
+        request = RunRequest(
+            spec,
+            job.text,
+            job.output,
+            "auto",
+            tracking,
+            job.code,
+            asked.limits,
+            asked.retry,
+            turn=asked.turn,
+            name=asked.name,
+            submitted_from=asked.submitted_from,
+            connect=connect,
+        )
         run_to_the_end(request, as_json=False)
 
 

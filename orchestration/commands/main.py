@@ -104,7 +104,7 @@ def run(
 
     A sweep file is code: it runs the functions that it names in the modules of its folder.
     """
-    from dpsweep.orchestration.execution.early_start import ray_ahead
+    from dpsweep.orchestration.execution.shared_connection import ray_ahead
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
@@ -113,14 +113,16 @@ def run(
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
     prepare_environment(address)
-    with ray_ahead(spec, output, address, code):
+    with ray_ahead(spec, output, address, code) as connect:
         from dpsweep.orchestration.pipeline import RunRequest
         from dpsweep.orchestration.records.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
-        chosen = (tuple(retry or ()), tuple(source or ()))
+        chosen = (limits, tuple(retry or ()), tuple(source or ()))
         most = None if until is None else max_seeds
-        asked = RunRequest(spec, text, output, address, tracking_uri, code, limits, *chosen, name=name, most_seeds=most)
+        asked = RunRequest(
+            spec, text, output, address, tracking_uri, code, *chosen, name=name, most_seeds=most, connect=connect
+        )
         run_to_the_end(asked, as_json)
 
 

@@ -8,7 +8,6 @@ __all__ = [
     "backend",
     "backends",
     "coordinator",
-    "early_start",
     "environment",
     "given_data",
     "notices",

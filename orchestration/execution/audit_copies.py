@@ -16,6 +16,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoch, Warn
 from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.records.integrity import require_unaltered
 from dpsweep.orchestration.records.later_results import AuditRecord, record_of, write_audit
 from dpsweep.orchestration.records.layout import SweepFiles
@@ -64,7 +65,9 @@ def audit_again(
         closed_to_strangers(),
         exclusive(files.local_folder, files.root),
         claimed(files.claim),
-        opening(address)(address, _one_by_one(record.sweep, address), files, code, warn, FIRST_COME) as execution,
+        opening(address)(
+            address, _one_by_one(record.sweep, address), files, code, warn, FIRST_COME, own_connection
+        ) as execution,
     ):
         for result in asked:
             yield write_audit(files, _audited(files, result, request, code, execution, on_epoch))

@@ -148,9 +148,13 @@ def lighter(planned: PlannedTrial, observer: TrainingObserver) -> PlannedTrial |
 
 Warn = Callable[[str], None]
 """Called with one sentence that the user should read."""
-Opening = Callable[[str, SweepSpec, SweepFiles, UserCode, Warn, Turn], AbstractContextManager[Backend]]
-"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files, the user's code, warnings, and
-the sweep's turn among those that share its cluster.
+Connect = Callable[[str, UserCode], AbstractContextManager[UserCode]]
+"""Connects to Ray for the duration of a ``with`` block, from address and the user's code; the block receives that code
+with its locations on the workers.
+"""
+Opening = Callable[[str, SweepSpec, SweepFiles, UserCode, Warn, Turn, Connect], AbstractContextManager[Backend]]
+"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files, the user's code, warnings, the
+sweep's turn among those that share its cluster, and what connects to that cluster.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """

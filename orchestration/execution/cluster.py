@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import functools
 import logging
 import os
 import platform
@@ -49,7 +48,6 @@ from dpsweep.orchestration.execution.nodes import (
     room,
 )
 from dpsweep.orchestration.execution.session import private_session
-from dpsweep.orchestration.execution.shared_connection import kept
 from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
@@ -57,7 +55,7 @@ from dpsweep.workers.machine.memory import ALLOCATOR
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 
 if TYPE_CHECKING:
-    from dpsweep.orchestration.execution.backend import Warn
+    from dpsweep.orchestration.execution.backend import Connect, Warn
 
 _DRAINED_WITHIN: Final = 1.0
 """Seconds to wait for the last lines, where a child process still holds the other end."""
@@ -133,21 +131,8 @@ _LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 
 
 @contextlib.contextmanager
-def connected(address: str, log: Path, code: UserCode = NO_CODE) -> Iterator[UserCode]:
-    """Connect to Ray for the duration of a ``with`` block; an embedded cluster and its files are removed afterwards.
-
-    `log`: file for Ray's log. `code`: the user's own modules; a running cluster gets a copy of them, and the block
-    receives ``code`` with their locations on the workers. Within `kept_open`, blocks with the same address and code
-    share one connection. Raises: InvalidInput if no cluster answers at ``address`` or the cluster requires another
-    token. Also if other code has already connected this process to Ray, as leaving the block would end that connection.
-    """
-    with kept(functools.partial(connection, address, code)) as shipped, logged_to(log):
-        yield shipped
-
-
-@contextlib.contextmanager
 def connection(address: str, code: UserCode) -> Iterator[UserCode]:
-    """As `connected`, but always a new connection, and without a log file."""
+    """Connect as `connected`, always anew and without a log file."""
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     session = private_session() if address == EMBEDDED else contextlib.nullcontext()
@@ -163,6 +148,19 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
         finally:
             with _sigterm_handler_restored():
                 ray.shutdown()
+
+
+@contextlib.contextmanager
+def connected(address: str, log: Path, code: UserCode = NO_CODE, connect: Connect = connection) -> Iterator[UserCode]:
+    """Connect to Ray for the duration of a ``with`` block; an embedded cluster and its files are removed afterwards.
+
+    `log`: file for Ray's log. `code`: the user's own modules; a running cluster gets a copy of them, and the block
+    receives ``code`` with their locations on the workers. `connect`: by default a connection of its own. Raises:
+    InvalidInput if no cluster answers at ``address`` or the cluster requires another token. Also if other code has
+    already connected this process to Ray, as leaving the block would end that connection.
+    """
+    with connect(address, code) as shipped, logged_to(log):
+        yield shipped
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, account_in_process
 from dpsweep.orchestration.execution.backend import (
     AuditedCopy,
+    Connect,
     OnEpoch,
     TrainingObserver,
     TrialContext,
@@ -22,7 +23,7 @@ from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import FIRST_COME, Turn
+from dpsweep.orchestration.records.limits import Turn
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -100,7 +101,7 @@ class InProcess:
 
 @contextlib.contextmanager
 def in_process(
-    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn, connect: Connect
 ) -> Iterator[InProcess]:
     """Yield the backend for ``--address in-process``.
 
@@ -118,13 +119,13 @@ def in_process(
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "
             "runs one after the other; use scheduler fifo, or another --address"
         )
-    with nothing_left(address, sweep, files, code, warn) as backend:
+    with nothing_left(address, sweep, files, code, warn, turn, connect) as backend:
         yield backend
 
 
 @contextlib.contextmanager
 def nothing_left(
-    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn, connect: Connect
 ) -> Iterator[InProcess]:
     """Yield the backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
     yield InProcess(TrialContext(files, sweep.disclosure, code))

@@ -19,6 +19,7 @@ from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.jobs.parallel import AccountingQueue
 from dpsweep.orchestration.execution.backend import (
     AuditedCopy,
+    Connect,
     OnEpoch,
     TrainingObserver,
     TrialContext,
@@ -32,6 +33,7 @@ from dpsweep.orchestration.execution.cluster import (
     check_shared_storage,
     check_versions,
     connected,
+    connection,
 )
 from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.nodes import check_gpus, cluster_now
@@ -187,12 +189,18 @@ class OnRay:
 
 @contextlib.contextmanager
 def embedded(
-    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+    address: str,
+    sweep: SweepSpec,
+    files: SweepFiles,
+    code: UserCode,
+    warn: Warn,
+    turn: Turn = FIRST_COME,
+    connect: Connect = connection,
 ) -> Iterator[OnRay]:
     """Yield the backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not
     suffice.
     """
-    with connected(address, files.log, code) as shipped:
+    with connected(address, files.log, code, connect) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part})
         check_ranks(sweep.resources)
@@ -203,13 +211,19 @@ def embedded(
 
 @contextlib.contextmanager
 def on_cluster(
-    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn = FIRST_COME
+    address: str,
+    sweep: SweepSpec,
+    files: SweepFiles,
+    code: UserCode,
+    warn: Warn,
+    turn: Turn = FIRST_COME,
+    connect: Connect = connection,
 ) -> Iterator[OnRay]:
     """Yield the backend on a running Ray cluster.
 
     Raises: InvalidInput if its resources do not suffice, or a node cannot read the sweep's files or has another key.
     """
-    with connected(address, files.log, code) as shipped:
+    with connected(address, files.log, code, connect) as shipped:
         custom = {sweep.accounting.resource: 1.0} if sweep.accounting.resource else {}
         part = {"CPU": reserved_cpus(sweep.accounting), **custom}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)

@@ -29,6 +29,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.backend import Warn
 from dpsweep.orchestration.execution.backends import opening
+from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.execution.upkeep import trained
 from dpsweep.orchestration.records.integrity import require_unaltered
 from dpsweep.orchestration.records.later_results import write_account
@@ -122,7 +123,9 @@ def account_again(
         closed_to_strangers(),
         exclusive(folder.local_folder, folder.root),
         claimed(folder.claim),
-        opening(address)(address, _accounting_alone(record.sweep), folder, NO_CODE, warn, FIRST_COME) as execution,
+        opening(address)(
+            address, _accounting_alone(record.sweep), folder, NO_CODE, warn, FIRST_COME, own_connection
+        ) as execution,
     ):
         for sentence in in_words(union(result.reasons for result in results)):
             warn(sentence)

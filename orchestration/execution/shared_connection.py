@@ -1,71 +1,84 @@
-"""Share one connection between sweeps that run in turn, such as tuning and the tuned sweep, or open it in advance."""
+"""Connect to Ray: for one sweep, once for sweeps that run in turn, or ahead, while the run is imported and planned."""
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
-from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager, ExitStack
-from typing import Any, Final, TypeVar
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager, ExitStack, nullcontext
+from typing import TYPE_CHECKING
 
-T = TypeVar("T")
+from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.records.layout import output_files
+from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.workers.own_code.imports import UserCode
 
-_stacks: Final[list[ExitStack]] = []
-"""Holds the stack that closes the connection at the end of the current `kept_open` block; empty outside one."""
-_opened: Final[list[Future[Any]]] = []
-"""Holds the connection that was opened, or is being opened, within that block."""
+if TYPE_CHECKING:
+    from dpsweep.orchestration.execution.backend import Connect
 
 
 @contextlib.contextmanager
-def kept_open() -> Iterator[None]:
-    """Share one connection between all `kept` blocks within this ``with`` block: the first one opens it.
+def own_connection(address: str, code: UserCode) -> Iterator[UserCode]:
+    """Connect as `dpsweep.orchestration.execution.cluster.connection`; a `Connect` that imports Ray when called."""
+    from dpsweep.orchestration.execution.cluster import connection  # late: it takes a second
 
-    Has no effect within another such block.
+    with connection(address, code) as shipped:
+        yield shipped
+
+
+@contextlib.contextmanager
+def shared(connect: Connect) -> Iterator[Connect]:
+    """Yield a `Connect` whose first call connects by ``connect``, until the end of this ``with`` block.
+
+    Its later calls yield the same connection. Sweeps that run in turn, such as tuning and the tuned sweep, have one
+    address and one code.
     """
-    if _stacks:
-        yield
-        return
+    opened: list[UserCode] = []
     with ExitStack() as stack:
-        _stacks.append(stack)
-        try:
-            yield
-        finally:
-            _stacks.clear()
-            _opened.clear()
+
+        def once(address: str, code: UserCode) -> AbstractContextManager[UserCode]:
+            if not opened:
+                opened.append(stack.enter_context(connect(address, code)))
+            return nullcontext(opened[0])
+
+        yield once
 
 
 @contextlib.contextmanager
-def opened_ahead(opening: Callable[[], AbstractContextManager[object]]) -> Iterator[None]:
-    """As `kept_open`, but start ``opening`` at once in a thread; the first `kept` waits for it and raises its error.
+def opened_ahead(connect: Connect, address: str, code: UserCode) -> Iterator[Connect]:
+    """As `shared`, but start to connect at once in a thread; the first call waits for it and raises its error.
 
     The thread lives until the connection is closed, because Linux ends Ray's processes with the thread that started
     them.
     """
-    with ThreadPoolExecutor(1, thread_name_prefix="dpsweep-ahead") as thread, kept_open():
-        stack = _stacks[0]
-        opened = thread.submit(lambda: stack.enter_context(opening()))
-        _opened.append(opened)
+    with ThreadPoolExecutor(1, thread_name_prefix="dpsweep-ahead") as thread, ExitStack() as stack:
+        opened = thread.submit(lambda: stack.enter_context(connect(address, code)))
         try:
-            yield
+            yield lambda address, code: nullcontext(opened.result())
         finally:
             wait([opened])
 
 
 @contextlib.contextmanager
-def kept(opening: Callable[[], AbstractContextManager[T]]) -> Iterator[T]:
-    """Yield the connection that ``opening`` opens, closed at the end of this block or of the `kept_open` block around
-    it.
+def ray_ahead(sweep: SweepSpec, output: str | None, address: str, code: UserCode) -> Iterator[Connect]:
+    """Start an embedded Ray, or join a running cluster, in the background for a sweep that runs in this ``with`` block.
+
+    The connection ends with the block; the sweep gets it by the `Connect` that is yielded. output: folder or URI of the
+    sweep. If it already holds a sweep, no Ray is started here: the plan may leave nothing to train.
     """
-    if not _stacks:
-        with opening() as found:
-            yield found
+    if address == IN_PROCESS or (address == EMBEDDED and exists(output_files(output, sweep.name).manifest)):
+        yield own_connection
         return
-    if not _opened:
-        _opened.append(_done(_stacks[0].enter_context(opening())))
-    yield _opened[0].result()
+    with opened_ahead(_with_nodes_awake, address, code) as connect:
+        yield connect
 
 
-def _done(value: T) -> Future[T]:
-    future = Future[T]()
-    future.set_result(value)
-    return future
+@contextlib.contextmanager
+def _with_nodes_awake(address: str, code: UserCode) -> Iterator[UserCode]:
+    with own_connection(address, code) as shipped:
+        if address != EMBEDDED:
+            from dpsweep.orchestration.execution.cluster import wake_nodes  # late, as in `own_connection`
+
+            wake_nodes()
+        yield shipped

@@ -29,7 +29,7 @@ from dpsweep.orchestration.comparison.stored import stored_evidence, stored_reco
 from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
 from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
-from dpsweep.orchestration.execution.shared_connection import kept_open
+from dpsweep.orchestration.execution.shared_connection import shared
 from dpsweep.orchestration.execution.storage_checks import require_space
 from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, run_stage
 from dpsweep.orchestration.records.layout import SweepFiles, require_safe
@@ -157,7 +157,8 @@ def run_tuning(request: RunRequest, display: Display) -> Outcome:
     if (winners := stored_winners(request)) is not None:
         _require_tuned_code(request)
         return _run_tuned(request, display, winners)
-    with closed_to_strangers(), kept_open():
+    with closed_to_strangers(), shared(request.connect) as connect:
+        request = replace(request, connect=connect)
         tuning = _run_candidates(request, display)
         return tuning if tuning.stopped else _run_tuned(request, display, best_candidates(tuning.record))
 

@@ -16,7 +16,7 @@ from dpsweep.accounting.records.local_files import make_private_file, make_priva
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import kept_trials
-from dpsweep.orchestration.execution.backend import Backend
+from dpsweep.orchestration.execution.backend import Backend, Connect
 from dpsweep.orchestration.execution.backends import backend, opening, plan_at
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.environment import EMBEDDED, open_cluster
@@ -25,6 +25,7 @@ from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.execution.publication import publisher
 from dpsweep.orchestration.execution.reuse import take_finished
 from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
+from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.execution.status_file import StatusFile, earlier_driver
 from dpsweep.orchestration.execution.storage_checks import require_answer, require_client, require_space
 from dpsweep.orchestration.execution.upkeep import named_trials, start_anew
@@ -77,6 +78,7 @@ class RunRequest:
     default that of the sweep file, or the one that an earlier run of the folder was given. `most_seeds`: add seeds, up
     to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.run`); None for the seeds of the
     file. `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
+    `connect`: connects to Ray; sweeps that run in turn may share the connection.
     """
 
     sweep: SweepSpec
@@ -92,6 +94,7 @@ class RunRequest:
     name: str | None = None
     most_seeds: int | None = None
     submitted_from: Mapping[str, str] | None = None
+    connect: Connect = own_connection
 
     @property
     def places(self) -> Mapping[str, str]:
@@ -149,7 +152,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
         closed_to_strangers(),
         exclusive(files.local_folder, files.root),
         claimed(files.claim),
-        begins(request.address, sweep, files, request.code, display.warn, request.turn) as execution,
+        begins(request.address, sweep, files, request.code, display.warn, request.turn, request.connect) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)
