@@ -90,8 +90,8 @@ def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Ou
         )
     text = _begun(request) or _looking(request.text, _seeds(request.sweep.seeds, _FIRST), 1)
     while True:
-        spec = parse_sweep(text)
-        outcome = run_sweep(replace(request, sweep=spec, text=text, most_seeds=None), display)
+        asked = replace(request.of(text), most_seeds=None)
+        outcome, spec = run_sweep(asked, display), asked.sweep
         if outcome.stopped or outcome.record.failed:
             return outcome
         data = outcome.record.data()
@@ -165,8 +165,7 @@ def run_tuning(request: RunRequest, display: Display) -> Outcome:
 
 def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winner]) -> Outcome:
     """Train the best candidate of each setting with each of the sweep's seeds."""
-    text = tuned_stage(request.text, winners)
-    return run_stage(replace(request, sweep=parse_sweep(text), text=text), display)
+    return run_stage(request.of(tuned_stage(request.text, winners)), display)
 
 
 def _require_tuned_code(request: RunRequest) -> None:
@@ -198,10 +197,9 @@ def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     stage = begun(read_manifest(SweepFiles(files.tuning)), tuning_stage(request.sweep, request.text))
     name = f"{request.name or request.sweep.name} (tuning)"  # in MLflow, beside the sweep itself
     while True:
-        sweep = parse_sweep(stage)
-        asked = replace(request, sweep=sweep, text=stage, output=files.tuning, retry=retry, name=name)
+        asked = replace(request.of(stage), output=files.tuning, retry=retry, name=name)
         outcome = run_stage(asked, display)
-        further = next_candidates(tune, sweep.adapted or Adapted(), scores_of(outcome.record))
+        further = next_candidates(tune, asked.sweep.adapted or Adapted(), scores_of(outcome.record))
         if outcome.stopped or further is None:
             return outcome
         stage, retry = tuning_stage(request.sweep, request.text, further), ()
@@ -219,10 +217,9 @@ def run_private_selection(request: RunRequest, display: Display) -> Outcome:
     winners = stored_winners(request)
     if winners is None:
         winners = _select(request, display)
-    text = tuned_stage(request.text, winners)
+    selected = request.of(tuned_stage(request.text, winners))
     sources = (files.selection,) if exists(SweepFiles(files.selection).manifest) else ()
-    selected = replace(request, sweep=parse_sweep(text), text=text, address=IN_PROCESS, sources=sources)
-    outcome = run_stage(selected, display)
+    outcome = run_stage(replace(selected, address=IN_PROCESS, sources=sources), display)
     delete_folder(files.selection)
     return outcome
 
@@ -242,9 +239,7 @@ def _select(request: RunRequest, display: Display) -> Mapping[str, Winner]:
     if warning := open_cluster(request.address):
         display.warn(warning)
     display.warn("private selection first; how far it has come is private, because it tells how many were drawn")
-    candidates = replace(
-        request, sweep=parse_sweep(stage), text=stage, output=files.selection, tracking_uri=NO_TRACKING
-    )
+    candidates = replace(request.of(stage), output=files.selection, tracking_uri=NO_TRACKING)
     return selected_runs(run_stage(candidates, NO_DISPLAY).record, SweepFiles(files.selection))
 
 

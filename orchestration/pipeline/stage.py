@@ -38,7 +38,7 @@ from dpsweep.orchestration.records.status import Recording, SweepStatus, TrialSt
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.growth import opened, past_of
 from dpsweep.orchestration.sweeps.planned import Plan, accept
-from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import note_given
@@ -95,6 +95,13 @@ class RunRequest:
     most_seeds: int | None = None
     submitted_from: Mapping[str, str] | None = None
     connect: Connect = own_connection
+
+    def of(self, text: str) -> RunRequest:
+        """Return the request for ``text`` in place of the sweep's file.
+
+        The sweep is what a later run reads in the stored text, so that no value is refused after training.
+        """
+        return replace(self, sweep=parse_sweep(text), text=text)
 
     @property
     def places(self) -> Mapping[str, str]:

@@ -73,14 +73,13 @@ def selection_stage(sweep: SweepSpec, text: str, drawn: Mapping[str, tuple[Drawn
 
     text: the file of ``sweep`` itself.
     """
-    assert sweep.tune is not None, "only a sweep with tune has candidates"
-    adapted = Adapted(candidates=candidates_of(sweep.tune), drawn=dict(drawn)).model_dump(mode="json")
-    content = {**parse_text(text), "name": f"{sweep.name}-selection", "adapted": adapted}
-    return f"# The candidates of {sweep.name}, private: written by dpsweep.\n{json.dumps(content)}\n"
+    adapted = Adapted(candidates=candidates_of(_required(sweep)), drawn=dict(drawn))
+    stage = sweep.model_copy(update={"name": f"{sweep.name}-selection", "adapted": adapted})
+    return _written(stage, sweep, text, f"The candidates of {sweep.name}, private")
 
 
-def while_tuning(sweep: SweepSpec) -> SweepSpec:
-    """Return the tuning sweep of ``sweep``, whose file `tuning_stage` writes."""
+def while_tuning(sweep: SweepSpec, adapted: Adapted | None = None) -> SweepSpec:
+    """Return the tuning sweep of ``sweep``. adapted: the candidates; by default as in `candidates_of`."""
     tune = _required(sweep)
     own = {"data": (tune.data,)} if tune.data is not None else {}
     return sweep.model_copy(
@@ -92,7 +91,7 @@ def while_tuning(sweep: SweepSpec) -> SweepSpec:
             "audit": None,
             "release": Component("none"),
             "accounting": sweep.accounting.model_copy(update={"group_sizes": (1,)}),
-            "adapted": Adapted(candidates=candidates_of(tune)),
+            "adapted": adapted or Adapted(candidates=candidates_of(tune)),
         }
     )
 
@@ -104,20 +103,18 @@ def _required(sweep: SweepSpec) -> TuneSettings:
 
 
 def tuning_stage(sweep: SweepSpec, text: str, adapted: Adapted | None = None) -> str:
-    """Return the text of the sweep file that tunes ``sweep``.
+    """Return the text of the sweep file of `while_tuning`. text: file of ``sweep`` itself."""
+    return _written(while_tuning(sweep, adapted), sweep, text, f"The tuning of {sweep.name}")
 
-    text: file of ``sweep`` itself. adapted: the candidates; by default as in `candidates_of`.
-    """
-    tune = _required(sweep)
-    content = dict(parse_text(text))
-    for key in ("attacks", "audit", "release"):
-        content.pop(key, None)
-    content |= {"name": f"{sweep.name}-tuning", "seeds": list(tune.seeds)}
-    content |= {"accounting": {**content.get("accounting", {}), "group_sizes": [1]}}
-    content |= {"data": content["tune"]["data"]} if tune.data is not None else {}
-    tried = adapted or Adapted(candidates=candidates_of(tune))
-    content |= {"adapted": tried.model_dump(mode="json", exclude_defaults=True)}
-    return f"# The tuning of {sweep.name}: written by dpsweep.\n{json.dumps(content)}\n"
+
+def _written(stage: SweepSpec, sweep: SweepSpec, text: str, what: str) -> str:
+    """Return ``text``, the file of ``sweep``, with the values that its copy ``stage`` has in place of those."""
+    changed = {key for key in SweepSpec.model_fields if getattr(stage, key) is not getattr(sweep, key)}  # 1 equals 1.0
+    content = {key: value for key, value in parse_text(text).items() if key not in changed}
+    content |= stage.model_dump(mode="json", include=changed - {"data"}, exclude_defaults=True)
+    if "data" in changed:
+        content["data"] = content["tune"]["data"]  # a component has other keys in a file than when dumped
+    return f"# {what}: written by dpsweep.\n{json.dumps(content)}\n"
 
 
 def tuned_stage(text: str, winners: Mapping[str, Winner]) -> str:

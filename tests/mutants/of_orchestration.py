@@ -28,8 +28,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/sweeps/tuning_stages.py",
         ("tests/orchestration/sweeps/test_tune.py",),
         B(
-            'content |= {"data": content["tune"]["data"]} if tune.data is not None else {}',
-            "",
+            'content["data"] = content["tune"]["data"]',
+            'content["data"] = parse_text(text)["data"]',
             "a tuning that is called public trains on the private data",
             privacy=True,
         ),

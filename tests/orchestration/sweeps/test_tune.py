@@ -192,7 +192,8 @@ class TestStages:
         ids=["unaccounted", "seeds", "public", "random"],
     )
     def test_what_is_written_of_a_tuning_is_what_is_planned(self, tune: dict[str, Any]) -> None:
-        text = text_of(tune={**TUNE, **tune}, attacks={"loss_threshold": True}, release="private")
+        others = {"release": "private", "accounting": {"also": ["rdp"], "group_sizes": [1, 4], "cpus": 0.5}}
+        text = text_of(tune={**TUNE, **tune}, attacks={"loss_threshold": True}, **others)
         assert parse_sweep(tuning_stage(parse_sweep(text), text)) == while_tuning(parse_sweep(text))
 
     def test_a_plan_shows_the_tuning(self) -> None:
