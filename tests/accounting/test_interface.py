@@ -33,7 +33,7 @@ EXPORTED = {
         count_within_budget curve_of_examples epsilon_of_examples epsilon_of_examples_together group_epsilons
         individual_epsilons length_within_budget make_schedule noise_multiplier_within_budget parse_schedule
         planned_trace privacy_curve read_trace write_trace""",
-    "dpsweep.accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons algorithm_2
+    "dpsweep.accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons
         epsilon_of_many_rounds individual_claim individual_epsilons individual_reasons""",
     "dpsweep.accounting.pld": """AllocatedRound CertifiedDelta CertifiedEpsilon CertifiedProfile Chain EvenLaw
         GroupRounds LatticeLoss MIN_DELTA TOLERANCE PairBounds RoundLaw SensitivityMixture delta_pld discretise

@@ -262,7 +262,7 @@ def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
     with AccountingQueue(1) as queue:
         with (
             repeatedly(kill_accounting, 0.02),  # a new process imports longer than that
-            pytest.raises(AccountingFailed, match=r"part \d was lost 2 times.*resume"),
+            pytest.raises(AccountingFailed, match=r"part \d was lost 2 times.*run the same command again"),
         ):
             account_trial(job, queue.scatter)
         again = account_trial(job, queue.scatter)
@@ -305,7 +305,7 @@ def test_a_closed_queue_leaves_nobody_waiting(job: AccountingJob, cluster: None)
         queue.close()
         with pytest.raises(AccountingFailed, match="the sweep was interrupted"):
             waiting.result(timeout=20)
-    with pytest.raises(AccountingFailed, match="run again"):
+    with pytest.raises(AccountingFailed, match="run the same command again"):
         account_trial(job, queue.scatter)
 
 
