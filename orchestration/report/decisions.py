@@ -25,6 +25,8 @@ def decisions(found: Findings, delta: float) -> list[str]:
         return [nothing_to_take(found)]
     worst = found.worst_group.name
     fairest = found.best(worst, [best, *found.useful]) if found.has_groups else None
+    if fairest is not None and _shown(fairest, worst) == _shown(best, worst):
+        fairest = best  # a difference that is not shown is no rank
     sentences = [_most_accurate(found, best, delta), *_distinguished(found, best, main, f"in {_main_name(found)}")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
@@ -67,6 +69,11 @@ def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
     return (
         f"The {which} setting, {best.name}, reaches {reached} on test data{_against_baseline(found, best)}, at {paid}."
     )
+
+
+def _shown(setting: Setting, name: str) -> str:
+    mean = setting.over_seeds(metric(name).value)
+    return metric(name).format.one(mean.mean if mean else None)
 
 
 def _with_interval(found: Findings, setting: Setting, name: str) -> str:
