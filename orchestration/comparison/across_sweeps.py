@@ -227,6 +227,7 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
             *_differences(records, "unit", _unit),
             *(f"{folder}: {why}" for folder, why in costs.items() if why),
             *_stopped(records),
+            *(f"{folder} has no finished trial" for folder, record in records.items() if _is_empty(record)),
         ),
         between=between,
         settings=(
@@ -300,8 +301,11 @@ def _named(first: str, parameters: Mapping[str, Label]) -> str:
 
 
 def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[SweepRecord], str]) -> Iterator[str]:
-    """Yield a sentence if the sweeps differ in ``what``, on which every number depends. of: its value for a sweep."""
-    found = {folder: of(record) for folder, record in records.items()}
+    """Yield a sentence if the sweeps differ in ``what``, on which every number depends.
+
+    of: its value for a sweep; "" for one that has none, as its private trials have failed.
+    """
+    found = {folder: value for folder, record in records.items() if (value := of(record))}
     if len(set(found.values())) > 1:
         each = "; ".join(f"{records[folder].sweep.name} in {folder}: {value}" for folder, value in found.items())
         yield f"not the same {what}, so numbers of one sweep do not compare with those of another: {each}"
@@ -313,6 +317,10 @@ def _estimates(records: Mapping[str, SweepRecord]) -> Iterator[str]:
     for sentence in dict.fromkeys(itertools.chain.from_iterable(by_sweep.values())):
         folders = [folder for folder, sentences in by_sweep.items() if sentence in sentences]
         yield sentence if len(folders) == len(records) else f"{', '.join(folders)}: {sentence}"
+
+
+def _is_empty(record: SweepRecord) -> bool:
+    return not any(trial.state is TrialState.FINISHED for trial in record.data().trials)
 
 
 def _stopped(records: Mapping[str, SweepRecord]) -> Iterator[str]:
@@ -343,7 +351,7 @@ def _delta(record: SweepRecord) -> str:
 
 def _adjacency(record: SweepRecord) -> str:
     found = {trial.privacy.adjacency for trial in record.data().trials if trial.privacy and trial.privacy.is_private}
-    return ", ".join(sorted(found)) or "none"
+    return ", ".join(sorted(found))
 
 
 def _unit(record: SweepRecord) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import stat
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,10 @@ def test_changes_against_a_baseline_that_learnt_nothing_are_shown_nowhere(tmp_pa
     lines = [line["metrics"] for each in found["settings"] for line in each["sweeps"]]
     assert len(lines) == 4
     assert {each["accuracy_change"]["shown"] for each in lines} == {"–"}
+
+
+def test_a_sweep_without_finished_trials_is_said_to_have_none(one: Path, other: Path) -> None:
+    shutil.rmtree(SweepFiles(str(other)).trials)
+    told = as_json(one, other)["differences"]
+    assert f"{other} has no finished trial" in told
+    assert not [each for each in told if "the same adjacency" in each]
