@@ -19,7 +19,6 @@ from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.orchestration.commands.options import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
-from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import (
     at_most,
     clock,
@@ -36,7 +35,6 @@ from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import label_phrases
-from dpsweep.orchestration.comparison.stored import stored_evidence
 from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
 from dpsweep.orchestration.records.states import TrialState
@@ -230,10 +228,8 @@ the key of its noise, with which whoever reads the folder could take the noise o
 
 def _outcome_table(outcome: Outcome) -> Table:
     worst = WORST_GROUP_METRICS[outcome.record.worst_group]
-    data = outcome.record.data()
-    trials = data.trials
-    if findings(data, stored_evidence(outcome.files, data)).unknown_cost:
-        trials = without_changes(trials)
+    every = outcome.record.data().trials
+    trials = without_changes(every) if outcome.unknown_cost else every
     metrics = columns(MetricTable.TERMINAL, worst.name, trials)
     heading, differences = _differences([(trial.key, trial.labels) for trial in trials])
     shown = empty_table("trial", *heading, *(metric.heading.lower() for metric in metrics))

@@ -26,11 +26,15 @@ from dpsweep.orchestration.tracking.tracker import RunStatus, Tracker
 
 @dataclass(frozen=True)
 class Published:
-    """A sweep as it is published. `sentences`: the headline. `decision`: its first sentences, on what to take."""
+    """A sweep as it is published. `sentences`: the headline. `decision`: its first sentences, on what to take.
+
+    `unknown_cost`: as of `Findings`.
+    """
 
     sentences: Sequence[str]
     decision: tuple[str, ...]
     compared: Compared
+    unknown_cost: str
 
 
 Publish = Callable[[SweepFiles, SweepRecord, Path], Published]
@@ -105,7 +109,7 @@ def _published(data: PublishedSweep, page: bytes, found: Findings, pages: Path) 
     (pages / "figures").mkdir()
     for name, figure in figures_for_mlflow(data, found.useless).items():
         (pages / "figures" / f"{name}.html").write_text(figure)
-    return Published(headline(data, found), decided_on(data, found), comparison(found))
+    return Published(headline(data, found), decided_on(data, found), comparison(found), found.unknown_cost)
 
 
 def _status(record: SweepRecord, data: PublishedSweep) -> RunStatus:

@@ -205,4 +205,5 @@ def render_again(folder: str) -> Outcome:
         raise DataCorruption("\n".join(wrong))
     _, found = write_reports(files, record)
     decided = decided_on(record.data(), found)
-    return Outcome(record, files, stored_tracking_uri(files.local_folder), 0.0, decision=decided)
+    tracking = stored_tracking_uri(files.local_folder)
+    return Outcome(record, files, tracking, 0.0, decision=decided, unknown_cost=found.unknown_cost)

@@ -54,6 +54,7 @@ class Outcome:
 
     `seconds`: duration of the run. `stopped`: the limit that ended the run early, else None. `recording`: in MLflow,
     which may be incomplete; None without MLflow. `decision`: what to take, in sentences, as its report says.
+    `unknown_cost`: why no baseline tells what privacy costs, as of `Findings`.
     """
 
     record: SweepRecord
@@ -63,6 +64,7 @@ class Outcome:
     stopped: str | None = None
     recording: Recording | None = None
     decision: tuple[str, ...] = ()
+    unknown_cost: str = ""
 
 
 @dataclass(frozen=True)
@@ -195,7 +197,8 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
             record, shown = coordinator.finish()
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
-    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, shown.decision)
+    told = (shown.decision, shown.unknown_cost)
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, *told)
 
 
 def _require_services(request: RunRequest, tracking_uri: str) -> None:
