@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import importlib
+import re
 import warnings
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Final, Literal
 
 import torch
 from pydantic import PositiveFloat, PositiveInt
@@ -70,14 +71,30 @@ Trainable = Literal["all", "head", "bias"]
 class Adapter:
     """An adapter of the package peft on a frozen trunk.
 
-    targets: ends of the names of layers. By default, layers that peft knows for the architecture.
-    r, alpha: rank and scale of ``lora`` and ``dora``. alpha None: twice the rank.
+    targets: ends of the names of layers. None: layers that peft knows for the architecture. r, alpha: rank and scale of
+    ``lora`` and ``dora``. None: a rank of 8, and twice the rank as scale.
+
+    Raises: InvalidInput for no targets, and for a rank or scale of ``ia3``, which has neither.
     """
 
     method: Literal["lora", "dora", "ia3"]
-    targets: tuple[str, ...] = ()
-    r: PositiveInt = 8
+    targets: tuple[str, ...] | None = None
+    r: PositiveInt | None = None
     alpha: PositiveFloat | None = None
+
+    def __post_init__(self) -> None:
+        if self.targets == ():
+            raise InvalidInput("targets names no layer; name some, or leave it out for those that peft knows")
+        unused = [name for name in ("r", "alpha") if getattr(self, name) is not None]
+        if self.method == "ia3" and unused:
+            raise InvalidInput(f"ia3 has no {unused[0]}; leave it out, or use method lora or dora")
+
+    @property
+    def rank(self) -> int:
+        return _RANK if self.r is None else self.r
+
+
+_RANK: Final = 8
 
 
 def trained_parts(
@@ -87,8 +104,8 @@ def trained_parts(
 
     heads: parameters that train beside an adapter or the biases, and alone for ``head``.
 
-    Raises: InvalidInput where both ``trainable`` and an adapter are given, where peft is absent, and for targets that
-    match no layer.
+    Raises: InvalidInput where both ``trainable`` and an adapter are given, where peft is absent, for targets that match
+    no layer, and for a rank above that of a layer.
     """
     if adapter is not None and trainable != "all":
         raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
@@ -105,24 +122,50 @@ def trained_parts(
 def _adapted(trunk: nn.Module, adapter: Adapter) -> nn.Module:
     """Return the trunk, frozen, with an adapter that trains."""
     peft = require_package("peft", "an adapter")
-    named: dict[str, Any] = {"target_modules": list(adapter.targets) or None}
-    scale = {"r": adapter.r, "lora_alpha": 2.0 * adapter.r if adapter.alpha is None else adapter.alpha}
+    named: dict[str, Any] = {"target_modules": None if adapter.targets is None else list(adapter.targets)}
+    scale = {"r": adapter.rank, "lora_alpha": 2.0 * adapter.rank if adapter.alpha is None else adapter.alpha}
     makers: Mapping[str, Callable[[], Any]] = {
         "lora": lambda: peft.LoraConfig(**named, **scale),
         "dora": lambda: peft.LoraConfig(**named, **scale, use_dora=True),
         "ia3": lambda: peft.IA3Config(**named, feedforward_modules=[]),
     }
+    if adapter.method != "ia3":
+        _require_rank(trunk, adapter, peft)
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of old names, and of transposed layers that peft sees by itself
             found: nn.Module = peft.get_peft_model(trunk, makers[adapter.method]())
     except ValueError as error:
-        given = f"adapter targets {', '.join(adapter.targets)} match no layer of the model"
+        given = f"adapter targets {', '.join(adapter.targets or ())} match no layer of the model"
         unknown = "peft knows no targets for this architecture; name adapter.targets"
         raise InvalidInput(
             f"{given if adapter.targets else unknown}; its layers end in: {', '.join(_layer_names(trunk))}"
         ) from error
     return found
+
+
+def _require_rank(trunk: nn.Module, adapter: Adapter, peft: Any) -> None:
+    """Raises: InvalidInput for a rank above that of a layer it adapts, before such an adapter takes its memory."""
+    known = peft.utils.TRANSFORMERS_MODELS_TO_LORA_TARGET_MODULES_MAPPING
+    kind = getattr(getattr(trunk, "config", None), "model_type", None)
+    ends = adapter.targets or known.get(kind, ())
+    for name, part in trunk.named_modules():
+        weight = getattr(part, "weight", None)
+        if not isinstance(weight, Tensor) or weight.dim() < 2 or not _ends_in(name, ends):
+            continue
+        sides = len(weight), weight[0].numel()
+        if adapter.rank > min(sides):
+            raise InvalidInput(
+                f"adapter.r is {adapter.rank}, but layer {name} is a matrix of {sides[0]} x {sides[1]}; set r to at "
+                f"most {min(sides)}"
+            )
+
+
+def _ends_in(name: str, ends: str | Collection[str]) -> bool:
+    """Return whether peft adapts the layer ``name``. ends: of names, or a pattern of whole names."""
+    if isinstance(ends, str):
+        return re.fullmatch(ends, name) is not None
+    return any(f".{name}".endswith(f".{end}") for end in ends)
 
 
 def _layer_names(trunk: nn.Module) -> list[str]:

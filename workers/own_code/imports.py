@@ -9,15 +9,15 @@ import contextlib
 import functools
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Final, ParamSpec, TypeVar
+from typing import Any, Final, ParamSpec, TypeVar, get_args, get_type_hints
 
-from pydantic import ValidationError, validate_call
+from pydantic import ConfigDict, ValidationError, validate_call
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
-from dpsweep.accounting.registry import build, unlike
+from dpsweep.accounting.registry import build, nearest, unlike
 from dpsweep.workers.own_code.own_modules import BYTECODE, SourceFile, load_module
 from dpsweep.workers.own_code.own_sources import module_file, sources_of
 
@@ -93,9 +93,9 @@ NO_CODE: Final = UserCode()
 
 def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
     """Return ``function`` with arguments checked against their annotations. Raises: InvalidInput naming the first
-    mismatch.
+    mismatch, also for a key that a dataclass among them does not have.
     """
-    checked = validate_call(function)
+    checked = validate_call(config=ConfigDict(extra="forbid"))(function)
 
     @functools.wraps(function)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
@@ -103,6 +103,12 @@ def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
             return checked(*args, **kwargs)
         except ValidationError as error:
             mistake = error.errors()[0]
+            if mistake["type"] == "unexpected_keyword_argument":
+                *place, unknown = map(str, mistake["loc"])
+                valid = _keys(get_type_hints(function)[place[0]])
+                raise InvalidInput(
+                    f"unknown key {unknown!r} of {'.'.join(place)}; {nearest(unknown, valid)}"
+                ) from error
             key, reason = ".".join(map(str, mistake["loc"])), mistake["msg"].removeprefix("Value error, ")
             if mistake["type"] in ("tuple_type", "list_type") or mistake.get("ctx", {}).get("class") == "Sequence":
                 reason = f"it takes a list, such as [{mistake['input']}]"
@@ -111,6 +117,13 @@ def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
             raise InvalidInput(f"{key} is {mistake['input']!r}: {reason}") from error
 
     return call
+
+
+def _keys(annotation: object) -> list[str]:
+    """Return the fields of the dataclasses in an annotation."""
+    if is_dataclass(annotation):
+        return [each.name for each in fields(annotation)]
+    return [key for part in get_args(annotation) for key in _keys(part)]
 
 
 def is_import_path(name: str) -> bool:

@@ -127,6 +127,17 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
     "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, .*query, .*value"),
     "no such layer of GPT-2": ("gpt2", {"adapter": LORA}, "match no layer .* c_attn, c_fc, c_proj, score"),
+    "an unknown key": (
+        "bert", {"adapter": {**LORA, "lora_alpha": 4}}, "unknown key 'lora_alpha' of adapter; did you mean 'alpha'",
+    ),
+    "factors with a rank": ("bert", {"adapter": {**LORA, "method": "ia3"}}, "ia3 has no r; leave it out"),
+    "no targets": ("bert", {"adapter": {**LORA, "targets": []}}, "targets names no layer; name some, or leave it out"),
+    "a rank above that of a layer": (
+        "bert", {"adapter": {**LORA, "r": 10**12}}, "layer .*query is a matrix of 8 x 8; set r to at most 8",
+    ),
+    "such a rank without targets": (
+        "gpt2", {"adapter": {"method": "dora", "r": 9}}, "layer .*c_attn is a matrix of 8 x 24; set r to at most 8",
+    ),
     "a rank of 0": ("bert", {"adapter": {**LORA, "r": 0}}, "adapter.r is 0: Input should be greater than 0"),
     "an unknown adapter": ("bert", {"adapter": {**LORA, "method": "x"}}, "adapter.method is 'x'"),
     "half precision that would be trained": ("bert", {"dtype": "bfloat16"}, "add an adapter, or trainable: head"),
