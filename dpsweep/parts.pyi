@@ -343,6 +343,8 @@ class _Model:
         dtype: Each[Literal["float32", "bfloat16"]] = "float32",
         padding: Each[int | None] = None,
         checkpointing: Each[bool] = False,
+        vocabulary: Each[int | None] = None,
+        causal: Each[bool | None] = None,
     ) -> Part:
         """Return a pretrained model for token ids [b, t], without dropout."""
     def language_model(

@@ -148,4 +148,10 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "the threshold is measured on what chose it",
         ),
     ),
+    *bugs_in(
+        "workers/models/text_models.py",
+        ("tests/workers/models/test_hugging_face.py",),
+        B("if name not in missing}", "}", "a frozen head is random"),
+        B("id(tensors[name]) not in read", "name not in read", "a head that is tied to what was read is refused"),
+    ),
 )

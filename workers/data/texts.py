@@ -50,6 +50,8 @@ if TYPE_CHECKING:
     from tokenizers import Tokenizer
 
 Objective = Literal["label", "masked_lm", "causal_lm"]
+_CAUSAL: Final[Mapping[Objective, bool | None]] = {"label": None, "masked_lm": False, "causal_lm": True}
+"""Whether a position of a model may depend on earlier ones alone."""
 _MASKED: Final = 0.8
 _REPLACED: Final = 0.9
 """Of the predicted tokens, 80% become the mask token, 10% a random one, 10% stay (Devlin et al. 2019)."""
@@ -175,7 +177,7 @@ def text(
         splits[1] if len(splits) > 1 else None,
         encoded.group_names,
         encoded.labels.names if objective == "label" else encoder.tokens,
-        preparation=Tokens(len(encoder.tokens), encoder.padding, True if objective == "causal_lm" else None),
+        preparation=Tokens(len(encoder.tokens), encoder.padding, _CAUSAL[objective]),
         notes=left_out([(each.counted, each.rows) for each in files], encoded),
         reasons=encoded.reasons,
         task=kind,

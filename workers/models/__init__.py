@@ -31,6 +31,7 @@ from dpsweep.workers.models.networks import (
     wrn16_4,
 )
 from dpsweep.workers.models.pretrained import load_weights
+from dpsweep.workers.models.text_models import has_other_tokenizer, most_tokens, require_reads
 from dpsweep.workers.models.transformer import language_model, transformer
 from dpsweep.workers.models.vision import vision
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
@@ -149,8 +150,11 @@ __all__ = [
     "WeightStandardizedConv2d",
     "build_for_shape",
     "build_model",
+    "has_other_tokenizer",
     "load_weights",
     "mean_state",
+    "most_tokens",
     "offered",
+    "require_reads",
     "text_trunk",
 ]

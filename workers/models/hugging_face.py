@@ -2,31 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import importlib
-from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, Final, Literal
 
 import torch
+from pydantic import PositiveInt
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.models.pretrained import Adapter, Trainable, require_package, trained_parts
-from dpsweep.workers.own_code.own_record import model_folder
+from dpsweep.workers.models.pretrained import Adapter, Trainable, trained_parts
+from dpsweep.workers.models.text_models import Head, load_text_model, require_reads
 
-Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
-
-
-_CLASSES: Final[Mapping[Head, str]] = {
-    "classification": "AutoModelForSequenceClassification",
-    "regression": "AutoModelForSequenceClassification",
-    "linear": "AutoModel",
-    "causal_lm": "AutoModelForCausalLM",
-    "masked_lm": "AutoModelForMaskedLM",
-}
-"""The class of transformers that makes the trunk and the head of its own architecture."""
 _LANGUAGE: Final[tuple[Head, ...]] = ("causal_lm", "masked_lm")
 """Heads that are pretrained themselves."""
 
@@ -41,6 +29,8 @@ def hugging_face(
     dtype: Literal["float32", "bfloat16"] = "float32",
     padding: int | None = None,
     checkpointing: bool = False,
+    vocabulary: PositiveInt | None = None,
+    causal: bool | None = None,
 ) -> nn.Module:
     """Return a pretrained model for token ids [b, t], without dropout.
 
@@ -48,27 +38,34 @@ def hugging_face(
     downloaded. The weights are taken as public: they must not depend on the training data. head: ``classification`` and
     ``regression`` are the architecture's, ``linear`` one layer on the mean of the last hidden states. ``causal_lm`` and
     ``masked_lm`` predict tokens, [b, t, num_classes]. trainable: ``head`` freezes the trunk, ``bias`` all but biases
-    and head. With an adapter, it and a new head train, or it alone where the head predicts tokens. dtype: of the frozen
-    trunk. Trained weights are float32. padding: the id of padding, which is masked. checkpointing: whether the
-    activations of a layer are computed again in the backward pass. That takes less memory and more time; the gradients
-    are the same.
+    and head. With an adapter, it and a new head train, or it alone where the head predicts tokens. A pooler that the
+    folder lacks trains with the head. dtype: of the frozen trunk. Trained weights are float32. padding: the id of
+    padding, which is masked. checkpointing: whether the activations of a layer are computed again in the backward pass.
+    That takes less memory and more time; the gradients are the same. vocabulary: number of tokens of the tokenizer.
+    causal: whether the data ask for the next token, or, if False, for hidden ones. The source `text` supplies padding,
+    vocabulary and causal.
 
     Raises: InvalidInput where transformers, peft or the model is not on this machine, and for targets that match no
-    layer. Also for a vocabulary below ``num_classes`` tokens, longer texts than the model reads, and bfloat16 weights
-    that would train.
+    layer. Also for tokens that the model does not know, longer texts than it reads, an encoder-decoder, a head for
+    another objective than that of the data, and bfloat16 weights that would train.
     """
     if len(feature_shape) != 1:
         raise InvalidInput(f"hugging_face reads token ids, not features of shape {list(feature_shape)}; use data: text")
-    if dtype != "float32" and adapter is None and trainable == "all":
-        raise InvalidInput("weights in bfloat16 would be trained; add an adapter, or trainable: head")
-    loaded = _load(path, head, num_classes).to(getattr(torch, dtype))
-    _require_places(loaded, path, feature_shape[0])
+    if dtype != "float32" and adapter is None and trainable != "head":
+        raise InvalidInput(
+            f"trainable: {trainable} would train weights in bfloat16; add an adapter, or set trainable: head or "
+            "dtype: float32"
+        )
+    _require_objective(head, causal)
+    loaded, new = load_text_model(path, head, num_classes)
+    require_reads(loaded, path, feature_shape[0], max(vocabulary or 0, num_classes if head in _LANGUAGE else 0))
+    loaded = loaded.to(getattr(torch, dtype))
     if padding is not None:
         getattr(loaded, "config").pad_token_id = padding  # noqa: B009  (by which decoders find the last token of a text)
     if checkpointing:
         _recompute_layers(loaded)
     is_kept = adapter is not None and head in _LANGUAGE
-    trunk = trained_parts(loaded, () if is_kept else _head_parameters(loaded), trainable, adapter)
+    trunk = trained_parts(loaded, () if is_kept else (*_head_parameters(loaded), *new), trainable, adapter)
     model = _Reader(trunk, head, num_classes, padding)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
     if not trained:
@@ -91,7 +88,9 @@ class _Reader(nn.Module):
         self.head = nn.Linear(width, num_classes) if head == "linear" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
-        """Return tokens: ids [b, t]; padding ids are not attended to, and left out of means."""
+        """Return the outputs. Padding is not attended to, and left out of means. Raises: InvalidInput for no tokens."""
+        if tokens.is_floating_point():
+            raise InvalidInput("it reads token ids, not numbers; use data: text, or another model")
         if self.head is not None:
             out: Tensor = self.head(mean_state(self.trunk, tokens, self.padding))
             return out
@@ -104,7 +103,8 @@ def text_trunk(path: str) -> nn.Module:
 
     path: as of `hugging_face`. Raises: InvalidInput where transformers is absent, or such a model on this machine.
     """
-    return _load(path, "linear", 0).float().eval().requires_grad_(False)
+    loaded, _ = load_text_model(path, "linear", 0)
+    return loaded.float().eval().requires_grad_(False)
 
 
 def mean_state(trunk: nn.Module, tokens: Tensor, padding: int | None) -> Tensor:
@@ -119,76 +119,14 @@ def _mask(tokens: Tensor, padding: int | None) -> Tensor:
     return torch.ones_like(tokens) if padding is None else (tokens != padding).long()
 
 
-def _load(path: str, head: Head, num_classes: int) -> nn.Module:
-    transformers = require_package("transformers", "hugging_face")
-    folder = model_folder(path)  # else transformers would ask the hub for adapters, whatever it is told
-    if folder is None:
+def _require_objective(head: Head, causal: bool | None) -> None:
+    """Raises: InvalidInput for a head of language that predicts other tokens than the labels of the data."""
+    asked = "causal_lm" if causal else "masked_lm"
+    if causal is not None and head in _LANGUAGE and head != asked:
         raise InvalidInput(
-            f"there is no model at {path!r} on this machine, neither a folder nor in the cache of huggingface_hub; "
-            "fetch one: hf download NAME --local-dir FOLDER, and give that folder"
+            f"head {head} does not predict the tokens of objective {asked} of the data; set head: {asked}, or "
+            f"objective: {head}"
         )
-    if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
-        raise InvalidInput(
-            f"the weights at {path!r} are pickled in pytorch_model.bin, which could run code; give a folder with "
-            "model.safetensors, as save_pretrained of transformers writes"
-        )
-    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False, "use_safetensors": True}
-    if head in ("classification", "regression"):
-        options["num_labels"] = num_classes
-    unreadable = require_package("safetensors", "hugging_face").SafetensorError
-    try:
-        with _quiet(transformers.utils.logging):
-            made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **options, output_loading_info=True)
-    except (OSError, ValueError, KeyError, unreadable) as error:
-        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
-        raise InvalidInput(
-            f"transformers makes no model for head {head} of {path!r} ({reason}); give a folder that its "
-            "save_pretrained wrote, or fetch one: hf download NAME --local-dir FOLDER"
-        ) from error
-    loaded: nn.Module = made[0]
-    getattr(loaded, "config").use_cache = False  # noqa: B009  (keys for later tokens; a layer computed again adds twice)
-    _require_weights(loaded, made[1]["missing_keys"], head, path)
-    if head == "linear" and getattr(loaded, "pooler", None) is not None:
-        setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)
-    vocabulary = int(getattr(loaded, "config").vocab_size)  # noqa: B009
-    if head in _LANGUAGE and vocabulary < num_classes:
-        raise InvalidInput(
-            f"the model at {path!r} knows {vocabulary} tokens, the tokenizer {num_classes}; use its own tokenizer.json"
-        )
-    return loaded
-
-
-def _require_places(loaded: nn.Module, path: str, length: int) -> None:
-    """Raises: InvalidInput for texts that are longer than the positions that the model was made for."""
-    places = getattr(getattr(loaded, "config"), "max_position_embeddings", None)  # noqa: B009
-    if places and 0 < places < length:
-        raise InvalidInput(
-            f"the model at {path!r} was made for texts of {places} tokens, not {length}; set max_length of the data"
-        )
-
-
-def _require_weights(loaded: nn.Module, missing: Iterable[str], head: Head, path: str) -> None:
-    """Raises: InvalidInput where the folder lacks weights that would then be random, other than a new head's."""
-    base = f"{getattr(loaded, 'base_model_prefix', '')}."
-    is_new = {"classification": _is_outside(base), "regression": _is_outside(base), "linear": _is_pooler}
-    lacking = sorted(name for name in missing if not is_new.get(head, _is_tied)(name))
-    if lacking:
-        raise InvalidInput(
-            f"the model at {path!r} lacks {len(lacking)} tensors that head {head} needs, as {lacking[0]}; they would "
-            "be random. Give a model that was trained for this, or another head"
-        )
-
-
-def _is_outside(base: str) -> Callable[[str], bool]:
-    return lambda name: not name.startswith(base) or _is_pooler(name)
-
-
-def _is_pooler(name: str) -> bool:
-    return "pooler." in name
-
-
-def _is_tied(name: str) -> bool:
-    return name.endswith(("decoder.bias", "decoder.weight", "lm_head.weight"))
 
 
 def _head_parameters(loaded: nn.Module) -> list[nn.Parameter]:
@@ -207,17 +145,3 @@ def _recompute_layers(model: nn.Module) -> None:
 def _recomputed(layer: nn.Module, *inputs: Any, **named: Any) -> Any:
     run = functools.partial(type(layer).forward, layer)
     return checkpoint(run, *inputs, use_reentrant=False, preserve_rng_state=False, **named)
-
-
-@contextlib.contextmanager
-def _quiet(logging: Any) -> Iterator[None]:
-    """Keep transformers from drawing bars and listing new weights, which every trial would print."""
-    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
-    logging.set_verbosity_error()
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.set_verbosity(level)
-        if has_bar:
-            logging.enable_progress_bar()

@@ -19,7 +19,7 @@ from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.workers.data import Dataset, Form, Scaling, Split, Tokens, once_on_node
 from dpsweep.workers.machine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from dpsweep.workers.machine.devices import without_tf32
-from dpsweep.workers.models import mean_state, text_trunk
+from dpsweep.workers.models import mean_state, require_reads, text_trunk
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.own_code.own_record import digest_of
 
@@ -145,7 +145,7 @@ class TextFeatures:
 
     @without_tf32()
     def transform(self, dataset: Dataset, state: dict[str, Tensor]) -> Dataset:
-        padding = self._padding(dataset)
+        padding = self._tokens(dataset).padding
         (width,) = self.output_shape(dataset.feature_shape)
         owner = f"{digest_of(self.path)} {padding}"
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
@@ -165,16 +165,19 @@ class TextFeatures:
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         """Return random features of the model's width. Its weights are loaded, to check that they are there."""
-        self._padding(dataset)
+        self._tokens(dataset)
         (width,) = self.output_shape(dataset.feature_shape)
         if self.cache is not None:
             require_folder(self.cache)
         return with_features(dataset, lambda features: torch.randn(len(features), width), "rehearsed")
 
-    def _padding(self, dataset: Dataset) -> int | None:
+    def _tokens(self, dataset: Dataset) -> Tokens:
+        """Return what is known of the tokens. Raises: InvalidInput for others than the model reads."""
         if not isinstance(dataset.preparation, Tokens):
             raise InvalidInput(f"text_features reads token ids, but {dataset.name!r} holds no texts; use data: text")
-        return dataset.preparation.padding
+        (length,) = dataset.feature_shape
+        require_reads(_trunk(self.path), self.path, length, dataset.preparation.vocabulary or 0)
+        return dataset.preparation
 
 
 @functools.lru_cache(1)

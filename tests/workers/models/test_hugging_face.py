@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 import socket
 from collections.abc import Mapping
@@ -32,7 +33,7 @@ SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "in
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
-    """A BERT without a head, one that fills in tokens, a GPT-2, a Llama, and folders that do not fit."""
+    """A BERT without a head, others with one, a GPT-2, a Llama, and folders that do not fit."""
     import transformers
 
     root = tmp_path_factory.mktemp("models")
@@ -45,6 +46,19 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
             "masked": transformers.BertForMaskedLM(bert),
             "gpt2": transformers.GPT2LMHeadModel(gpt2),
             "llama": transformers.LlamaModel(transformers.LlamaConfig(vocab_size=VOCABULARY, **SMALL)),
+            "tied": transformers.LlamaModel(
+                transformers.LlamaConfig(vocab_size=VOCABULARY, tie_word_embeddings=True, **SMALL)
+            ),
+            "no pooler": transformers.BertModel(bert, add_pooling_layer=False),
+            "five classes": transformers.BertForSequenceClassification(
+                transformers.BertConfig(**{**bert.to_dict(), "num_labels": 5})
+            ),
+            "roberta": transformers.RobertaModel(
+                transformers.RobertaConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH + 1, **SMALL)
+            ),
+            "t5": transformers.T5Model(
+                transformers.T5Config(vocab_size=VOCABULARY, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2)
+            ),
         }
         made["short"] = transformers.BertModel(
             transformers.BertConfig(**{**bert.to_dict(), "max_position_embeddings": 4})
@@ -54,6 +68,9 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         model.save_pretrained(root / name)
     for name in ("pickled", "damaged"):
         shutil.copytree(root / "bert", root / name)
+    shutil.copytree(root / "masked", root / "other sizes")
+    sizes = json.loads((root / "other sizes" / "config.json").read_text())
+    (root / "other sizes" / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 10}))
     (root / "pickled" / "model.safetensors").rename(root / "pickled" / "pytorch_model.bin")
     (root / "damaged" / "model.safetensors").write_bytes(b"no weights" * 10)
     return {each.name: str(each) for each in root.iterdir()}
@@ -78,13 +95,26 @@ TRAINED: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
     ),
     "factors": ({"head": "linear", "adapter": {"method": "ia3", "targets": ["query"]}}, ("ia3_", "head.")),
     "biases": ({"head": "linear", "trainable": "bias"}, ("bias", "head.")),
+    "a pooler that the folder lacks": (
+        {"name": "no pooler", "trainable": "head"}, ("trunk.classifier.", "trunk.bert.pooler."),
+    ),
+    "such a pooler beside an adapter": (
+        {"name": "no pooler", "adapter": LORA, "dtype": "bfloat16"}, ("lora_", "classifier.", "pooler."),
+    ),
+    "a head for another number of classes": (
+        {"name": "five classes", "trainable": "head"}, ("trunk.classifier.",),
+    ),
+    "an adapter of a base whose head is the embedding": (
+        {"name": "tied", "head": "causal_lm", "adapter": {"method": "lora", "targets": ["q_proj"]}}, ("lora_",),
+    ),
 }  # fmt: skip
 
 
 @pytest.mark.parametrize("case", TRAINED)
 def test_what_trains_is_what_was_asked_for_and_has_single_precision(folders: Mapping[str, str], case: str) -> None:
     params, expected = TRAINED[case]
-    model = model_of(folders["bert"], **params)
+    own = {key: value for key, value in params.items() if key != "name"}
+    model = model_of(folders[params.get("name", "bert")], **own)
     found = trained(model)
     assert found
     assert [name for name in found if not any(part in name for part in expected)] == []
@@ -123,6 +153,23 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a head of the embedding's weights": (
         "gpt2", {"head": "causal_lm", "trainable": "head"}, "trains nothing .* shares the weights of the embedding",
     ),
+    "a base whose head is no embedding": (
+        "llama", {"head": "causal_lm"}, "lacks 1 tensors that head causal_lm needs, as lm_head.weight",
+    ),
+    "another shape of a trunk": (
+        "other sizes", {"head": "masked_lm"}, "has bert.*dense.bias of 12 numbers, .* head masked_lm need 10; give",
+    ),
+    "positions behind that of padding": (
+        "roberta", {}, "was made for texts of 7 tokens, not 8; set max_length of the data to at most 7",
+    ),
+    "an encoder-decoder": ("t5", {}, r"is an encoder-decoder \(t5\), which is not taken; give an encoder"),
+    "a tokenizer with more tokens than a trunk": ("bert", {"vocabulary": 20}, "knows 16 tokens, the tokenizer 20"),
+    "hidden tokens for a decoder": (
+        "gpt2", {"head": "causal_lm", "causal": False}, "of objective masked_lm of the data; set head: masked_lm",
+    ),
+    "next tokens for an encoder": (
+        "masked", {"head": "masked_lm", "causal": True}, "of objective causal_lm of the data; set head: causal_lm",
+    ),
     "no head in the folder": ("bert", {"head": "masked_lm"}, "lacks .* that head masked_lm needs"),
     "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
     "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, .*query, .*value"),
@@ -140,7 +187,10 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     ),
     "a rank of 0": ("bert", {"adapter": {**LORA, "r": 0}}, "adapter.r is 0: Input should be greater than 0"),
     "an unknown adapter": ("bert", {"adapter": {**LORA, "method": "x"}}, "adapter.method is 'x'"),
-    "half precision that would be trained": ("bert", {"dtype": "bfloat16"}, "add an adapter, or trainable: head"),
+    "half precision that would be trained": ("bert", {"dtype": "bfloat16"}, "add an adapter, or set trainable: head"),
+    "biases in half precision": (
+        "bert", {"dtype": "bfloat16", "trainable": "bias"}, "trainable: bias would train weights in bfloat16; add",
+    ),
     "two ways to say what trains": ("bert", {"adapter": LORA, "trainable": "bias"}, "both say what is trained"),
 }  # fmt: skip
 
@@ -176,6 +226,24 @@ def test_an_adapter_without_targets_has_those_of_the_architecture(
     model = model_of(folders["gpt2"], head="linear", adapter={"method": "lora"})
     assert {name.split(".")[-4] for name in trained(model) if "lora_" in name} == {"c_attn"}
     assert list(recwarn) == []
+
+
+def test_a_new_head_and_pooler_follow_the_seed(folders: Mapping[str, str]) -> None:
+    def made(name: str, seed: int) -> list[list[float]]:
+        model = build_for_shape(Component("hugging_face", {"path": folders[name]}), (LENGTH,), 3, seed)
+        new = [each for part, each in model.named_parameters() if "classifier.w" in part or "pooler.dense.w" in part]
+        assert [tuple(each.shape) for each in new] == [(8, 8), (3, 8)]
+        return [each.flatten().tolist() for each in new]
+
+    for name in ("no pooler", "five classes"):
+        assert made(name, 0) == made(name, 0)
+        assert made(name, 0)[-1] != made(name, 1)[-1]
+    assert made("five classes", 0)[0] == made("five classes", 1)[0], "a pooler that was saved is kept"
+
+
+def test_numbers_are_no_tokens(folders: Mapping[str, str]) -> None:
+    with pytest.raises(InvalidInput, match="it reads token ids, not numbers; use data: text"):
+        model_of(folders["bert"])(torch.zeros(2, LENGTH))
 
 
 def test_features_must_be_tokens(folders: Mapping[str, str]) -> None:

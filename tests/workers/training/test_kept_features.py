@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import Dataset, load_dataset
+from dpsweep.workers.data import Dataset, Tokens, load_dataset
 from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.own_code.imports import NO_CODE
@@ -25,7 +25,7 @@ from tests.workers.trial_runs import train
 from tests.workers.trial_specs import TUMOURS, small_trial
 
 pytestmark = pytest.mark.skipif(find_spec("transformers") is None, reason="needs transformers")
-LENGTH, WIDTH = 8, 12
+LENGTH, WIDTH, POSITIONS = 8, 12, 10
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A BERT of one layer."""
     import transformers
 
-    sizes = {"hidden_size": WIDTH, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    sizes = {
+        "max_position_embeddings": POSITIONS,
+        "hidden_size": WIDTH,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 2,
+        "intermediate_size": 12,
+    }
     made = tmp_path_factory.mktemp("bert")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
@@ -122,5 +128,11 @@ def test_what_is_no_text_or_no_model_is_one_line(folder: Path, texts: DataSpec, 
         absent.rehearse(load_dataset(texts))
     with pytest.raises(InvalidInput, match="path of text_features is 3, but must be text"):
         make_preprocessing(Component("text_features", {"path": 3}))
-    rehearsed = frozen.rehearse(replace(load_dataset(texts), public=None))
+    long = {**texts.params, "max_length": POSITIONS + 1}
+    with pytest.raises(InvalidInput, match="was made for texts of 10 tokens, not 11; set max_length of the data to at"):
+        frozen.rehearse(load_dataset(DataSpec("text", long, test_fraction=0.2)))
+    dataset = load_dataset(texts)
+    with pytest.raises(InvalidInput, match="knows 16 tokens, the tokenizer 17; use its own tokenizer"):
+        frozen.rehearse(replace(dataset, preparation=Tokens(17, 0)))
+    rehearsed = frozen.rehearse(replace(dataset, public=None))
     assert rehearsed.feature_shape == (WIDTH,)

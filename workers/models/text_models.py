@@ -1,0 +1,202 @@
+"""Load models of the package transformers from folders of this machine, and refuse those that would not read texts."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Collection, Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import torch
+from torch import nn
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.models.pretrained import require_package
+from dpsweep.workers.own_code.own_record import model_folder
+
+Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
+
+_CLASSES: Final[Mapping[Head, str]] = {
+    "classification": "AutoModelForSequenceClassification",
+    "regression": "AutoModelForSequenceClassification",
+    "linear": "AutoModel",
+    "causal_lm": "AutoModelForCausalLM",
+    "masked_lm": "AutoModelForMaskedLM",
+}
+"""The class of transformers that makes the trunk and the head of its own architecture."""
+_NEW: Final[tuple[Head, ...]] = ("classification", "regression")
+"""Heads of the architecture that are made anew where the folder has none for as many outputs."""
+
+
+def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module, list[nn.Parameter]]:
+    """Return the model in a folder, or in the cache of huggingface_hub, and the parameters of its head that are random.
+
+    A pooler that the folder lacks counts as part of the head; for head linear it is taken off.
+
+    Raises: InvalidInput where there is no such model, or one that lacks more than a new head, or an encoder-decoder.
+    """
+    folder = _readable_folder(path)
+    transformers = require_package("transformers", "hugging_face")
+    options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    if head in _NEW:
+        options["num_labels"] = num_classes
+    with _as_one_line(path, head):
+        made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **_LOCAL, **options)
+    loaded: nn.Module = made[0]
+    config: Any = getattr(loaded, "config")  # noqa: B009  (a Module's attribute, unknown to mypy)
+    if config.is_encoder_decoder:
+        raise InvalidInput(
+            f"the model at {path!r} is an encoder-decoder ({config.model_type}), which is not taken; give an encoder, "
+            "such as BERT, or a decoder, such as GPT-2"
+        )
+    config.use_cache = False  # keys for later tokens; a layer computed again adds twice
+    new = _require_weights(loaded, made[1], head, path)
+    if head == "linear" and getattr(loaded, "pooler", None) is not None:
+        setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)
+    return loaded, [parameter for name, parameter in loaded.named_parameters() if name in new]
+
+
+def most_tokens(path: str) -> int | None:
+    """Return the most tokens of a text that the model at ``path`` reads, without its weights; None for no bound.
+
+    Raises: InvalidInput where transformers is absent, or such a model on this machine.
+    """
+    folder = _readable_folder(path)
+    transformers = require_package("transformers", "hugging_face")
+    with _as_one_line(path, "linear"), torch.device("meta"):
+        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+        return _places(transformers.AutoModel.from_config(config))
+
+
+def has_other_tokenizer(path: str, tokenizer: str) -> bool:
+    """Return whether the folder of a model has a tokenizer.json that makes other tokens than the file ``tokenizer``."""
+    folder = model_folder(path)
+    own = None if folder is None else folder / "tokenizer.json"
+    return own is not None and own.is_file() and _making(own) != _making(Path(tokenizer).expanduser())
+
+
+def _making(file: Path) -> object:
+    """Return what tokens are made by: all of the file but lengths, which the data set anew."""
+    content = file.read_bytes()
+    try:
+        read = json.loads(content)
+    except ValueError:
+        return content
+    return {key: value for key, value in read.items() if key not in ("truncation", "padding")}
+
+
+def require_reads(loaded: nn.Module, path: str, length: int, vocabulary: int) -> None:
+    """Raises: InvalidInput for texts of more tokens than the model has positions, or of tokens that it does not embed.
+
+    vocabulary: number of tokens; 0 where it is not known.
+    """
+    known = int(getattr(loaded, "config").vocab_size)  # noqa: B009
+    if known < vocabulary:
+        raise InvalidInput(
+            f"the model at {path!r} knows {known} tokens, the tokenizer {vocabulary}; use its own tokenizer.json"
+        )
+    places = _places(loaded)
+    if places is not None and places < length:
+        raise InvalidInput(
+            f"the model at {path!r} was made for texts of {places} tokens, not {length}; set max_length of the data to "
+            f"at most {places}"
+        )
+
+
+def _places(loaded: nn.Module) -> int | None:
+    """Return the number of positions. Models such as RoBERTa count them from the id after padding on."""
+    places = getattr(getattr(loaded, "config"), "max_position_embeddings", None)  # noqa: B009
+    if not places or places < 0:
+        return None
+    learned = [each for name, each in loaded.named_modules() if name.endswith("position_embeddings")]
+    unused = [getattr(each, "padding_idx", None) for each in learned]
+    return int(places) - max((index + 1 for index in unused if index is not None), default=0)
+
+
+_LOCAL: Final = {"local_files_only": True, "trust_remote_code": False}
+
+
+def _readable_folder(path: str) -> Path:
+    folder = model_folder(path)  # else transformers would ask the hub for adapters, whatever it is told
+    if folder is None:
+        raise InvalidInput(
+            f"there is no model at {path!r} on this machine, neither a folder nor in the cache of huggingface_hub; "
+            "fetch one: hf download NAME --local-dir FOLDER, and give that folder"
+        )
+    if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
+        raise InvalidInput(
+            f"the weights at {path!r} are pickled in pytorch_model.bin, which could run code; give a folder with "
+            "model.safetensors, as save_pretrained of transformers writes"
+        )
+    return folder
+
+
+@contextlib.contextmanager
+def _as_one_line(path: str, head: Head) -> Iterator[None]:
+    """Turn errors of transformers into InvalidInput, and keep it from printing."""
+    unreadable = require_package("safetensors", "hugging_face").SafetensorError
+    try:
+        with _quiet(require_package("transformers", "hugging_face").utils.logging):
+            yield
+    except (OSError, ValueError, KeyError, unreadable) as error:
+        reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        raise InvalidInput(
+            f"transformers makes no model for head {head} of {path!r} ({reason}); give a folder that its "
+            "save_pretrained wrote, or fetch one: hf download NAME --local-dir FOLDER"
+        ) from error
+
+
+def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, path: str) -> Collection[str]:
+    """Return the names of tensors that are random, as the head is new.
+
+    A tensor that the folder lacks is there after all if it is tied to one that was read. A new bias of zeros beside the
+    trunk changes nothing.
+
+    Raises: InvalidInput where the folder lacks others, or has them in another shape.
+    """
+    base = f"{getattr(loaded, 'base_model_prefix', '')}."
+    shapes = {name: (stored, needed) for name, stored, needed in info["mismatched_keys"]}
+    missing = {*info["missing_keys"], *shapes}
+    tensors = loaded.state_dict(keep_vars=True)
+    read = {id(each) for name, each in tensors.items() if name not in missing}
+    absent = {name for name in missing if name not in tensors or id(tensors[name]) not in read}
+    new = {name for name in absent if _is_new(name, head, base)}
+    lacking = sorted(
+        name
+        for name in absent - new
+        if name in shapes or name.startswith(base) or not name.endswith("bias") or tensors[name].any()
+    )
+    if lacking and lacking[0] in shapes:
+        stored, needed = (" x ".join(map(str, shape)) for shape in shapes[lacking[0]])
+        raise InvalidInput(
+            f"the model at {path!r} has {lacking[0]} of {stored} numbers, where its configuration and head {head} need "
+            f"{needed}; give the config.json that was saved with the weights"
+        )
+    if lacking:
+        raise InvalidInput(
+            f"the model at {path!r} lacks {len(lacking)} tensors that head {head} needs, as {lacking[0]}; they would "
+            "be random. Give a model that was trained for this, or another head"
+        )
+    return new
+
+
+def _is_new(name: str, head: Head, base: str) -> bool:
+    """Return whether a tensor belongs to a head that trains. A pooler is of no other use."""
+    if "pooler." in name:
+        return head == "linear" or head in _NEW
+    return head in _NEW and not name.startswith(base)
+
+
+@contextlib.contextmanager
+def _quiet(logging: Any) -> Iterator[None]:
+    """Keep transformers from drawing bars and listing new weights, which every trial would print."""
+    level, has_bar = logging.get_verbosity(), logging.is_progress_bar_enabled()
+    logging.set_verbosity_error()
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.set_verbosity(level)
+        if has_bar:
+            logging.enable_progress_bar()
