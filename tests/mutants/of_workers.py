@@ -149,6 +149,13 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "workers/trials/next_tokens.py",
+        ("tests/workers/trials/test_next_tokens.py",),
+        B("max(moved) > max(", "max(moved) > 1e9 * max(", "a model reads the token that it predicts"),
+        B(", length // 2 + 1)", ", length // 2)", "a look at the next token inside a block is not seen"),
+        B("_TIMES * unmoved", "0.0 * unmoved", "experts that share a batch are taken for a look ahead"),
+    ),
+    *bugs_in(
         "workers/models/text_models.py",
         ("tests/workers/models/test_hugging_face.py",),
         B("if name not in missing}", "}", "a frozen head is random"),

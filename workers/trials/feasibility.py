@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
-from dpsweep.workers.data import Dataset, as_targets
+from dpsweep.workers.data import Dataset, Tokens, as_targets
 from dpsweep.workers.gradients.checks import in_its_precision, precision_named, require_autocast
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.layers import OUTERMOST
@@ -30,6 +30,7 @@ from dpsweep.workers.tasks.losses import FURTHER_COLUMNS, Loss, build_loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
 from dpsweep.workers.training.preprocessing import make_preprocessing
 from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_gathered
+from dpsweep.workers.trials.next_tokens import require_causal
 
 EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""
@@ -92,15 +93,17 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
         loss = build_loss(combination.loss, code, dataset.task)
         model = build_model(combination.model, dataset, 0, code)
         autocast = torch.bfloat16 if combination.autocast else None
-        with _blamed_on("model", combination.model, x):
+        with _blamed_on("model", combination.model, x, model):
             require_autocast(model.cpu(), autocast)
             shard = combination.shard
             layers = [] if shard is None else layers_to_divide(model, shard)
             with contextlib.nullcontext() if shard is None else only_in_calls(model, layers, shard):
                 logits = _checked_logits(model, x, y, dataset, is_import_path(combination.loss.name))
+                if isinstance(dataset.preparation, Tokens) and dataset.preparation.causal:
+                    require_causal(model, dataset.preparation, x)
         with _blamed_on("loss", combination.loss, logits):
             loss(logits, y)
-        with _blamed_on("model", combination.model, x):
+        with _blamed_on("model", combination.model, x, model):
             engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
             if shard == "all":
@@ -152,8 +155,10 @@ def _costing(model: nn.Module, names: list[str], why: str) -> str:
 
 
 @contextlib.contextmanager
-def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[None]:
+def _blamed_on(what: str, component: Component, features: Tensor, model: nn.Module | None = None) -> Iterator[None]:
     """Turn any error into an `InvalidInput` that names the component and the features it was given.
+
+    model: the component, once it is built; one that embeds whole numbers is not told to.
 
     Messages of other libraries and of the user's code may quote rows, so they stay in the cause; only the type and the
     place of the error are shown.
@@ -163,13 +168,14 @@ def _blamed_on(what: str, component: Component, features: Tensor) -> Iterator[No
         yield
     except (Exception, SystemExit) as error:
         reason = public_text(error)
+        embeds = model is not None and any(isinstance(each, nn.Embedding) for each in model.modules())
         if isinstance(error, DpsweepError) and reason == str(error):
             if reason.startswith(subject):
                 raise
             raise InvalidInput(f"{subject}: {reason}") from error
         raise InvalidInput(
             f"{subject} cannot take features of shape {tuple(features.shape[1:])} and type {features.dtype} ({reason})"
-            f"{'' if features.is_floating_point() else _EMBEDDING_HINT}"
+            f"{'' if embeds or features.is_floating_point() else _EMBEDDING_HINT}"
         ) from error
 
 
