@@ -49,7 +49,8 @@ def init(
     # Errors name the columns that are there, which those of `plan` and `run` withhold: whoever drafts a sweep looks at
     # their own table on their own terminal, has to choose columns by these names, and nothing of it is stored. Where a
     # name is a number they are withheld here too: the table may have no names.
-    from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
+    from dpsweep.orchestration.sweeps.draft import draft_sweep
+    from dpsweep.orchestration.sweeps.text_column import TextColumn
 
     if text is None and (tokenizer is not None or pretrained is not None):
         raise InvalidInput("--tokenizer and --pretrained read a column of texts; name it with --text")

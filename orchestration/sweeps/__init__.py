@@ -1,6 +1,7 @@
 """Sweep files: their schema, the grid of trials that they ask for, and the plan of each trial.
 
-Other packages import only the modules in `__all__`; of these, `components`, `draft` and `plan` load torch.
+Other packages import only the modules in `__all__`; of these, `components`, `draft`, `plan` and
+`text_column` load torch.
 """
 
 __all__ = [
@@ -18,6 +19,7 @@ __all__ = [
     "sections",
     "sweep_reasons",
     "text",
+    "text_column",
     "tune",
     "tuning_stages",
     "user_code",

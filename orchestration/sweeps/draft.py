@@ -26,6 +26,7 @@ from dpsweep.orchestration.sweeps.draft_scale import (
     scale_of,
 )
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.text_column import TextColumn
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
 from dpsweep.workers.tasks import task_called
 
@@ -51,33 +52,6 @@ _MODELS: Final[Mapping[TableTask, str]] = {
     "regression": "for numbers a linear model, from zero",
     "multi_label": "from zero",
 }
-
-
-@dataclass(frozen=True)
-class TextColumn:
-    """A column of texts, the tokenizer file that turns them into tokens, and the folder of a pretrained model, if any.
-
-    Raises: InvalidInput where the folder of a pretrained model is absent, or has no tokenizer.json and none is given.
-    """
-
-    name: str
-    tokenizer: Path
-    pretrained: Path | None = None
-
-    @classmethod
-    def read_by(cls, name: str, tokenizer: Path | None, pretrained: Path | None) -> TextColumn | None:
-        """Return the column with the tokenizer of the pretrained model where no other is given; None without both."""
-        if tokenizer is None and pretrained is not None:
-            tokenizer = pretrained / "tokenizer.json"
-            if not pretrained.is_dir():
-                raise InvalidInput(
-                    f"there is no folder {pretrained}; fetch a model to one: hf download NAME --local-dir {pretrained}"
-                )
-            if not tokenizer.is_file():
-                raise InvalidInput(
-                    f"{pretrained} has no tokenizer.json; give the tokenizer that the model was trained with"
-                )
-        return None if tokenizer is None else cls(name, tokenizer, pretrained)
 
 
 @dataclass(frozen=True)
@@ -391,7 +365,9 @@ def _data_section(subject: _Subject) -> Iterator[str]:
 def _text_section(text: TextColumn) -> Iterator[str]:
     yield f"  text: {_text(text.name)}"
     yield f"  tokenizer: {_text(str(text.tokenizer.resolve()))}    # CONFIRM: made of other texts than these"
-    yield "  max_length: 128    # tokens; longer texts are cut"
+    if text.has_other_tokenizer:
+        yield "  # the folder of the model has a tokenizer.json of its own, which makes other tokens than this one"
+    yield f"  max_length: {text.max_length}    # tokens; longer texts are cut"
 
 
 def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_ranges: bool) -> Iterator[str]:

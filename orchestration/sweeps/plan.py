@@ -42,6 +42,7 @@ from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.machine.devices import torch_defaults
+from dpsweep.workers.models import has_other_tokenizer
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
 from dpsweep.workers.sampling.users import planned_population, require_per_user
 from dpsweep.workers.spec import DataSpec, NormSpec, Shard, TrialSpec
@@ -431,7 +432,8 @@ def _sweep_warnings(sweep: SweepSpec) -> tuple[str, ...]:
 def _trial_warnings(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
     """Return warnings about trials that can run. code: None if the user's own code was not run."""
     untried = _untried(trials) if code is None else ()
-    return (*_of_data(trials), *_of_test_users(trials), *_large_deltas(trials), *_beyond_budgets(trials), *untried)
+    of_data = (*_of_data(trials), *_of_test_users(trials), *_of_tokenizers(trials))
+    return (*of_data, *_large_deltas(trials), *_beyond_budgets(trials), *untried)
 
 
 def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
@@ -460,6 +462,22 @@ def _of_test_users(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
                 "among them, and intervals take rows of one user as independent; name the users of test examples, too"
             ] = None
     return tuple(notes)
+
+
+def _of_tokenizers(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return a note on each pretrained model that was trained with another tokenizer than that of the data."""
+    read = {
+        (part.name, part.params.get("path"), spec.data.params.get("tokenizer")): None
+        for spec in (trial.point.spec for trial in trials)
+        for part in (spec.model, spec.preprocessing)
+        if spec.data.name == "text" and part is not None and part.name in ("hugging_face", "text_features")
+    }
+    return tuple(
+        f"{name} {path}: its folder has a tokenizer.json that makes other tokens than {tokenizer}; unless both number "
+        "them alike, the model reads other words than it was trained on: set tokenizer to its own"
+        for name, path, tokenizer in read
+        if has_other_tokenizer(str(path), str(tokenizer))
+    )
 
 
 def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import shlex
 import stat
@@ -17,9 +18,10 @@ import yaml
 from dpsweep.accounting.errors import InvalidInput, full_text
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.pipeline import run_sweep
-from dpsweep.orchestration.sweeps.draft import TextColumn, draft_sweep
+from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.text_column import TextColumn
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import in_process
@@ -243,13 +245,41 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     assert (refused.returncode, "has no tokenizer.json" in refused.stderr) == (2, True)
     with pytest.raises(InvalidInput, match=r"there is no folder .*; fetch a model to one: hf download NAME"):
         TextColumn.read_by("body", None, tmp_path / "nowhere")
-    make_tokenizer(model / "tokenizer.json")
+    tokenizer = make_tokenizer(model / "tokenizer.json")
     assert dpsweep("init", path, *named).returncode == 0
     plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))
     assert plan.refusals == ()
     frozen = plan.trials[0].spec.preprocessing
     assert frozen is not None
     assert frozen.params["path"] == str(model)
+    config = transformers.RobertaConfig(vocab_size=16, max_position_embeddings=12, **small)
+    transformers.RobertaModel(config).save_pretrained(model)
+    text = TextColumn.read_by("body", tokenizer, model)
+    drafted = draft_sweep(path, ["mood"], None, text=text)
+    assert "  max_length: 10    # tokens" in drafted
+    assert "tokenizer.json of its own" not in drafted
+    assert plan_sweep(parse_sweep(drafted)).refusals == ()
+
+
+def test_another_tokenizer_than_the_models_is_told(tmp_path: Path) -> None:
+    transformers = pytest.importorskip("transformers")
+    path, model = make_texts(tmp_path / "texts.csv"), tmp_path / "model"
+    small = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+    transformers.BertModel(transformers.BertConfig(vocab_size=16, **small)).save_pretrained(model)
+    tokenizer = make_tokenizer(tmp_path / "tokenizer.json")
+    content = json.loads(tokenizer.read_text())
+    (model / "tokenizer.json").write_text(json.dumps({**content, "truncation": {"max_length": 4}}))
+
+    def told() -> bool:
+        drafted = draft_sweep(path, ["mood"], None, text=TextColumn("body", tokenizer, model))
+        notes = [note for note in plan_sweep(parse_sweep(drafted)).warnings if "makes other tokens than" in note]
+        assert notes == [note for note in notes if note.startswith(f"text_features {model}: its folder has")]
+        assert bool(notes) == ("tokenizer.json of its own, which makes other tokens" in drafted)
+        return bool(notes)
+
+    assert not told()
+    (model / "tokenizer.json").write_text(json.dumps({**content, "added_tokens": []}))
+    assert told()
 
 
 def test_a_row_in_place_of_the_names_is_not_quoted(tmp_path: Path) -> None:
