@@ -158,7 +158,11 @@ WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/models/text_models.py",
         ("tests/workers/models/test_hugging_face.py",),
-        B("if name not in missing}", "}", "a frozen head is random"),
-        B("id(tensors[name]) not in read", "name not in read", "a head that is tied to what was read is refused"),
+        B("in missing - new", "in new - missing", "a frozen head is random"),
+    ),
+    *bugs_in(
+        "workers/models/hugging_face.py",
+        ("tests/workers/models/test_hugging_face.py",),
+        B("(*_head_parameters(loaded), *new)", "_head_parameters(loaded)", "a new pooler is random and frozen"),
     ),
 )

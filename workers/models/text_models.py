@@ -150,21 +150,18 @@ def _as_one_line(path: str, head: Head) -> Iterator[None]:
 def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, path: str) -> Collection[str]:
     """Return the names of tensors that are random, as the head is new.
 
-    A tensor that the folder lacks is there after all if it is tied to one that was read. A new bias of zeros beside the
+    Transformers does not count a tensor as missing that is tied to one that was read. A new bias of zeros beside the
     trunk changes nothing.
 
     Raises: InvalidInput where the folder lacks others, or has them in another shape.
     """
     base = f"{getattr(loaded, 'base_model_prefix', '')}."
     shapes = {name: (stored, needed) for name, stored, needed in info["mismatched_keys"]}
-    missing = {*info["missing_keys"], *shapes}
-    tensors = loaded.state_dict(keep_vars=True)
-    read = {id(each) for name, each in tensors.items() if name not in missing}
-    absent = {name for name in missing if name not in tensors or id(tensors[name]) not in read}
-    new = {name for name in absent if _is_new(name, head, base)}
+    missing, tensors = {*info["missing_keys"], *shapes}, loaded.state_dict()
+    new = {name for name in missing if _is_new(name, head, base)}
     lacking = sorted(
         name
-        for name in absent - new
+        for name in missing - new
         if name in shapes or name.startswith(base) or not name.endswith("bias") or tensors[name].any()
     )
     if lacking and lacking[0] in shapes:

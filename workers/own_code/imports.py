@@ -103,9 +103,9 @@ def with_checked_types(function: Callable[P, R]) -> Callable[P, R]:
             return checked(*args, **kwargs)
         except ValidationError as error:
             mistake = error.errors()[0]
-            if mistake["type"] == "unexpected_keyword_argument":
-                *place, unknown = map(str, mistake["loc"])
-                valid = _keys(get_type_hints(function)[place[0]])
+            *place, unknown = map(str, mistake["loc"])
+            if place and mistake["type"] == "unexpected_keyword_argument":
+                valid = _keys(get_type_hints(function).get(place[0]))
                 raise InvalidInput(
                     f"unknown key {unknown!r} of {'.'.join(place)}; {nearest(unknown, valid)}"
                 ) from error

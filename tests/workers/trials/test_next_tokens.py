@@ -58,6 +58,22 @@ def test_a_look_at_the_next_token_inside_a_block_is_seen(within: int) -> None:
         check(Looking(within))
 
 
+class Rounded(nn.Module):
+    """Adds to each logit a little of all tokens of the batch, as the rounding of experts that share it does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(VOCABULARY, VOCABULARY)
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x: Tensor = self.embed(tokens)
+        return x + 1e-2 * x.mean()
+
+
+def test_rounding_that_rows_share_is_no_look_ahead() -> None:
+    check(Rounded())
+
+
 DECODERS = {
     "GPT-2": ("GPT2LMHeadModel", "GPT2Config", {}),
     "Llama": ("LlamaForCausalLM", "LlamaConfig", {"intermediate_size": 16}),
