@@ -44,6 +44,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "workers/data/cifar.py": "the user's data",
     "workers/data/table_files.py": "the user's data",
     "workers/data/texts.py": "the user's data",
+    "workers/models/text_models.py": "the user's pretrained model",
     "workers/data/mapped.py": "a cache with mode 0700",
 }
 """Modules that open files by their paths, none of which lies below a sweep's folder."""

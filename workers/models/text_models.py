@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -12,6 +11,7 @@ import torch
 from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.models.pretrained import require_package
 from dpsweep.workers.own_code.own_record import model_folder
 
@@ -80,7 +80,7 @@ def _making(file: Path) -> object:
     """Return what tokens are made by: all of the file but lengths, which the data set anew."""
     content = file.read_bytes()
     try:
-        read = json.loads(content)
+        read = parsed_json(content)
     except ValueError:
         return content
     return {key: value for key, value in read.items() if key not in ("truncation", "padding")}

@@ -27,6 +27,8 @@ def require_causal(model: nn.Module, preparation: Tokens, features: Tensor) -> N
     features: prepared ones, as the model takes them, [b, t].
     """
     length = features.shape[1]
+    if length < 2:
+        return  # there is no earlier position
     vocabulary = preparation.vocabulary or int(features.max()) + 1
     known = torch.arange(vocabulary, device=features.device)
     known = known[known != (-1 if preparation.padding is None else preparation.padding)]
