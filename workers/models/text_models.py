@@ -83,7 +83,8 @@ def _making(file: Path) -> object:
         read = parsed_json(content)
     except ValueError:
         return content
-    return {key: value for key, value in read.items() if key not in ("truncation", "padding")}
+    lengths = ("truncation", "padding")
+    return {key: value for key, value in read.items() if key not in lengths} if isinstance(read, dict) else content
 
 
 def require_reads(loaded: nn.Module, path: str, length: int, vocabulary: int) -> None:
