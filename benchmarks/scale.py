@@ -178,7 +178,7 @@ def _warm() -> None:
     """
     import pandas  # noqa: F401
 
-    from dpsweep.accounting.individual import pld  # noqa: F401
+    from dpsweep.accounting.individual import exact_composition  # noqa: F401
 
     time.sleep(2.0)
 

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.grid import GridPoint
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
-    from dpsweep.orchestration.tracking.models import Registered
+    from dpsweep.orchestration.tracking.logged_models import Registered
     from dpsweep.workers.own_code.imports import GivenData, UserCode
     from dpsweep.workers.spec import TrialSpec
 
@@ -296,7 +296,7 @@ class StoredSweep:
         InvalidInput for a name that MLflow refuses, and if MLflow has no weights of that model; TrackingUnavailable.
         """
         from dpsweep.orchestration.execution.same_code import own_files
-        from dpsweep.orchestration.tracking.models import register_best
+        from dpsweep.orchestration.tracking.logged_models import register_best
 
         for warning in own_files(self._files, self._record, self._code, [best.trial.key]).changes():
             warnings.warn(warning, stacklevel=2)

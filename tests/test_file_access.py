@@ -35,7 +35,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "orchestration/execution/ray_tune.py": "what Tune wrote about an error into the driver's own folder of Ray",
     "orchestration/execution/cluster.py": "descriptors of pipes",
     "orchestration/tracking/runs.py": "a temporary folder",
-    "orchestration/tracking/models.py": "a temporary folder",
+    "orchestration/tracking/logged_models.py": "a temporary folder",
     "orchestration/tracking/addresses.py": "the folder of a database that the user named",
     "workers/trials/probe.py": "/proc",
     "workers/machine/memory.py": "/proc",

@@ -1,7 +1,8 @@
 """Moments E_Q[(P/Q)^z] of the sampled Gaussian mechanism along a vertical line in the complex plane, with error bounds.
 
 Notation: x is standard normal, u = s^2 the effective precision, M = exp(s x - u/2), G = 1 - q + q M the likelihood
-ratio P/Q, p = q M / G in [0, 1]; A_z(u) = E[G^z]. See `dpsweep.accounting.individual.pld` for the use of the moments.
+ratio P/Q, p = q M / G in [0, 1]; A_z(u) = E[G^z]. See `dpsweep.accounting.individual.exact_composition` for the use of
+the moments.
 """
 
 from __future__ import annotations

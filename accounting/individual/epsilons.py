@@ -46,7 +46,7 @@ def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
 
 
 def _by_pld(recorded: RecordedContributions, delta: float) -> Bounds:
-    from dpsweep.accounting.individual.pld import pld_epsilons
+    from dpsweep.accounting.individual.exact_composition import pld_epsilons
 
     upper, lower = pld_epsilons(recorded, delta)
     return upper, None if recorded.has_blocks else lower

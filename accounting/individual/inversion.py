@@ -1,7 +1,7 @@
 """From the spectrum to epsilon, for many examples at once: group rows by contour, then solve delta(eps) = delta.
 
-See `dpsweep.accounting.individual.pld` for the formula. All choices for a row depend on that row alone, so its result
-has the same bits whatever other rows are accounted with it.
+See `dpsweep.accounting.individual.exact_composition` for the formula. All choices for a row depend on that row alone,
+so its result has the same bits whatever other rows are accounted with it.
 
 Where the spectrum falls slowly, it is damped by one more Gaussian mechanism of precision v: K gains v z (z-1) / 2. The
 damped delta_v is at least delta, because another mechanism only adds cost. Its excess is bounded as follows. Let N ~

@@ -1,9 +1,9 @@
 """The epsilon of a run with thousands of noise levels, computed as that of one example whose steps all differ.
 
 On a lattice every distinct round is discretised and transformed, in some milliseconds each.
-`dpsweep.accounting.individual.pld` spreads the steps over a few hundred nodes of effective precision instead, with a
-certified error, at a cost that hardly grows with their number. Its bounds hold for every list of sampled Gaussian
-mechanisms.
+`dpsweep.accounting.individual.exact_composition` spreads the steps over a few hundred nodes of effective precision
+instead, with a certified error, at a cost that hardly grows with their number. Its bounds hold for every list of
+sampled Gaussian mechanisms.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ def _stretch(sensitivity: float, count: int) -> Stretch:
 
 def _on_nodes(rounds: GroupRounds, steps: Steps, delta: float) -> PairBounds:
     """Return the bounds of the steps on more and more nodes, until they are close."""
-    from dpsweep.accounting.individual.pld import (
+    from dpsweep.accounting.individual.exact_composition import (
         bounds_of_costs,  # loads numba and compiled code, which takes half a second
     )
     from dpsweep.accounting.individual.rdp import renyi_costs

@@ -1,6 +1,6 @@
 """From sums over nodes to certified epsilons, one example at a time, compiled by numba.
 
-`dpsweep.accounting.individual.pld` and `inversion` describe what is computed and why it is certified;
+`dpsweep.accounting.individual.exact_composition` and `inversion` describe what is computed and why it is certified;
 `dpsweep.accounting.individual.kernels` describes how it is compiled.
 """
 

@@ -1,6 +1,6 @@
 """A quick bound on delta in one direction, for examples that cost clearly more in the other one.
 
-For every real a > 1, with K as in `dpsweep.accounting.individual.pld` and L the privacy loss,
+For every real a > 1, with K as in `dpsweep.accounting.individual.exact_composition` and L the privacy loss,
 
     delta(eps) = E_P[(1 - e^(eps - L))_+] <= exp(K(a) - (a-1) eps) sup over u of e^(-(a-1) u) (1 - e^(-u)),
 

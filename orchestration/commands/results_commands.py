@@ -127,7 +127,7 @@ def best(
     for warning in own_files(files, record, keys=[found.trial.key]).changes():
         typer.echo(for_terminal(f"warning: {warning}"), err=True)
     if register is not None:
-        from dpsweep.orchestration.tracking.models import register_best
+        from dpsweep.orchestration.tracking.logged_models import register_best
 
         made = register_best(found, record.manifest.sweep_id, files, register, alias, tracking_uri)
         registered = made.address

@@ -38,7 +38,7 @@ from dpsweep.orchestration.records.published import PublishedDataset, PublishedS
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.tracking.addresses import MOST_PAGES, experiment_name, is_server, probe, reported
-from dpsweep.orchestration.tracking.models import ModelLog
+from dpsweep.orchestration.tracking.logged_models import ModelLog
 from dpsweep.orchestration.tracking.plain_comparison import (
     KIND,
     NOTHING_COMPARED,

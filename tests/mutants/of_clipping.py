@@ -88,7 +88,7 @@ METHODS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/clipping/individual.py",
+        "workers/clipping/individual_bounds.py",
         CLIPPING,
         B(".clamp(max=state.bound)\n", "\n", "thresholds exceed the bound", True),
     ),

@@ -101,7 +101,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "accounting/individual/pld.py",
+        "accounting/individual/exact_composition.py",
         INDIVIDUAL,
         B(
             "min(upper[row], alone[place].upper)",

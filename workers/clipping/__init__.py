@@ -22,7 +22,7 @@ from dpsweep.workers.clipping.dpsgd_f import DPSGDFClipping
 from dpsweep.workers.clipping.filter import FilterClipping
 from dpsweep.workers.clipping.flat import FlatClipping
 from dpsweep.workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
-from dpsweep.workers.clipping.individual import IndividualClipping
+from dpsweep.workers.clipping.individual_bounds import IndividualClipping
 from dpsweep.workers.clipping.naive import NaiveReweighting
 from dpsweep.workers.clipping.none import NoClipping
 from dpsweep.workers.clipping.own import own_clipping, rehearse

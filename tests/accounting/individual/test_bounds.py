@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from scipy.special import logsumexp
 
-from dpsweep.accounting.individual import pld
+from dpsweep.accounting.individual import exact_composition
 from dpsweep.accounting.individual.contributions import StepWeights
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.individual.rdp import RenyiCosts
@@ -55,16 +55,18 @@ def composed(row: Array, pessimistic: bool, sample_rate: float, sigma: float) ->
 def test_rows_of_short_runs_of_large_data_lie_where_dp_accounting_puts_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """On every density of nodes: those of rows that stay loose, too."""
     tried: list[int] = []
-    bounds = pld.bounds_of_costs
+    bounds = exact_composition.bounds_of_costs
 
     def noted(costs: StepWeights, renyi: RenyiCosts, gap: float) -> object:
         tried.append(len(costs.sampled[0].precisions))
         return bounds(costs, renyi, gap)
 
-    monkeypatch.setattr(pld, "bounds_of_costs", noted)
+    monkeypatch.setattr(exact_composition, "bounds_of_costs", noted)
     rows = np.random.default_rng(0).choice(LEVELS, (40, 4))
     found = account(rows, trace=short_trace(0.003, 0.7))
-    assert [pld._DENSITIES[0] * nodes // tried[0] for nodes in tried] == list(pld._DENSITIES)
+    assert [exact_composition._DENSITIES[0] * nodes // tried[0] for nodes in tried] == list(
+        exact_composition._DENSITIES
+    )
     for row, upper, lower in zip(rows[:3], found.upper[:3], known(found.lower)[:3], strict=True):
         optimistic, pessimistic = (composed(row, side, 0.003, 0.7) for side in (False, True))
         assert lower <= pessimistic

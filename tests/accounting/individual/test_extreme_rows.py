@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.individual import individual_epsilons, pld
+from dpsweep.accounting.individual import exact_composition, individual_epsilons
 from dpsweep.accounting.individual.contributions import RecordedContributions
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
@@ -43,7 +43,7 @@ print(json.dumps([found.upper.tolist(), found.lower.tolist(), work.points, work.
 @pytest.mark.long
 def test_large_data_of_few_steps_are_tight_without_a_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Twelve snapshots of 240 steps; examples of a data set of ten million take no composition each."""
-    monkeypatch.setattr(pld, "_alone", None)
+    monkeypatch.setattr(exact_composition, "_alone", None)
     trace = Trace(10**7, (Segment(0, 240, PoissonSampling(0.01), 1.2),))
     rows = np.random.default_rng(0).beta(1.0, 1.5, (2000, 1)) * np.linspace(1.2, 0.6, 12)
     found = individual_epsilons(range(0, 240, 20), np.minimum(rows, 1.0), trace, 1e-8, "pld")
@@ -55,13 +55,13 @@ def test_after_two_epochs_examples_are_accounted_alone_where_there_are_few(
     examples: int, refined: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Either way the upper bound is above the exact epsilon of a run at this contribution, and the lower one below."""
-    alone, tried = pld._alone, list[int]()
+    alone, tried = exact_composition._alone, list[int]()
 
     def counted(contributions: RecordedContributions, delta: float) -> PairBounds:
         tried.append(1)
         return alone(contributions, delta)
 
-    monkeypatch.setattr(pld, "_alone", counted)
+    monkeypatch.setattr(exact_composition, "_alone", counted)
     trace, rows = Trace(examples, (Segment(0, 20, PoissonSampling(0.1), 1.0),)), np.array([[0.5], [0.7], [1.0]])
     found = individual_epsilons([0], rows, trace, 1e-6, "pld")
     assert bool(tried) == refined
@@ -134,7 +134,7 @@ def test_an_example_that_hardly_any_batch_draws_is_bracketed_within_a_hundredth(
 
 def test_examples_that_cost_next_to_nothing_take_no_lattice(monkeypatch: pytest.MonkeyPatch) -> None:
     """Their bounds are far apart relative to each other, but by less than 0.01. On lattices each took 0.2 s."""
-    monkeypatch.setattr(pld, "_alone", lambda *_: pytest.fail("an example was accounted on a lattice"))
+    monkeypatch.setattr(exact_composition, "_alone", lambda *_: pytest.fail("an example was accounted on a lattice"))
     trace = Trace(65_536, (Segment(0, 1000, PoissonSampling(0.01), 1.2),))
     rows = np.random.default_rng(0).uniform(1e-4, 2e-3, (300, 1))
     found = individual_epsilons([0], rows, trace, 1e-8, "pld")

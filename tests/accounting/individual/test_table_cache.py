@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from dpsweep.accounting.individual import individual_epsilons, pld
+from dpsweep.accounting.individual import exact_composition, individual_epsilons
 from dpsweep.accounting.individual.contour import Contour, MomentTable, moment_table
 from dpsweep.accounting.individual.contributions import Array, StepLaw
 from dpsweep.accounting.individual.table_cache import kept
@@ -49,7 +49,7 @@ def test_a_second_part_computes_no_table_again(monkeypatch: pytest.MonkeyPatch) 
         computed.append((contour, direction))
         return moment_table(law, precisions, contour, direction)
 
-    monkeypatch.setattr(pld, "moment_table", counted)
+    monkeypatch.setattr(exact_composition, "moment_table", counted)
     trace = Trace(60_000, (Segment(0, 2000, PoissonSampling(0.013), 0.9),))
     values = np.geomspace(1e-3, 1.0, 150)[:, None]
     first = individual_epsilons([0], values, trace, 1e-5, "pld")

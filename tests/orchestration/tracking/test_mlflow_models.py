@@ -16,8 +16,8 @@ from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.values import accuracy
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
+from dpsweep.orchestration.tracking.logged_models import register_best
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
-from dpsweep.orchestration.tracking.models import register_best
 from dpsweep.orchestration.tracking.plain_comparison import comparison, shared_view
 from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.data import load_dataset

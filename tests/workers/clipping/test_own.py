@@ -24,7 +24,7 @@ from dpsweep.workers.clipping import (
 )
 from dpsweep.workers.clipping.clipping_method import clip_factor
 from dpsweep.workers.clipping.flat import FlatClipping
-from dpsweep.workers.clipping.individual import IndividualClipping
+from dpsweep.workers.clipping.individual_bounds import IndividualClipping
 from dpsweep.workers.clipping.per_layer import PerLayerClipping
 from dpsweep.workers.clipping.quantile import QuantileClipping
 from dpsweep.workers.spec import Component
