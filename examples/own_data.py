@@ -12,7 +12,7 @@ def shops(customers: int = 400) -> Source:
     visits, minutes = random.poisson(3.0, customers), random.exponential(10.0, customers)
     bought = (visits + minutes / 10.0 + shop + random.normal(size=customers) > 4.5).astype(np.int64)
     # Scale by constants: a mean computed from the rows would not be covered by any privacy guarantee.
-    rows = np.stack([visits / 10.0, minutes / 60.0, shop], axis=1).astype(np.float32)
+    rows = np.stack([visits / 3.0 - 1.0, minutes / 10.0 - 1.0, shop], axis=1).astype(np.float32)
     return Source(
         name="shops",
         train=make_split(rows, labels=bought, groups=shop),
