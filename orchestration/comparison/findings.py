@@ -235,6 +235,11 @@ class Findings:
         known = self._known(name, among)
         return self.evidence.best_interval(best, name, known, lambda setting: self.value(setting, name), beside)
 
+    def choice(self, name: str) -> int:
+        """Return how many settings `interval_of_best` allows for; 0 where it has nothing to choose from."""
+        known = [each for each in self._known(name, None) if self.interval(each, name) is not None]
+        return len(known) if len(known) > 1 else 0
+
     def interval_of_chosen(
         self, chosen: Setting, name: str, among: Iterable[Setting] | None = None
     ) -> ConfidenceInterval | None:
@@ -263,12 +268,14 @@ class Findings:
 
     def detectable(self, name: str) -> float | None:
         """Return the difference of two methods in a metric that these seeds and test examples find in four of five
-        sweeps. Of one method, that of two of its values.
+        sweeps. Of one method, that of its best value and another.
 
         By the median half width of the measured differences; None with one seed, one setting or without intervals.
         """
-        compared = self.methods if len(self.methods) > 1 else self.useful
-        found = [self.difference(*pair, name).interval for pair in itertools.combinations(compared, 2)]
+        pairs = list(itertools.combinations(self.methods, 2))
+        if len(self.methods) == 1:
+            pairs = [(self.methods[0], other) for other in self.rivals(self.methods[0])]
+        found = [self.difference(*pair, name).interval for pair in pairs]
         halves = [(each.high - each.low) / 2.0 for each in found if each is not None and not each.is_of_one_seed]
         if not halves:
             return None

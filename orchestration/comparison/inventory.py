@@ -13,8 +13,10 @@ from dpsweep.accounting.errors import DataCorruption, DpsweepError
 from dpsweep.accounting.records.files import exists, list_folders
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.records.manifest import Manifest, read_manifest
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 STALE: Final = "stale"
 _DEEPEST: Final = 64
@@ -61,6 +63,9 @@ def sweeps_below(folder: str, depth: int = 0) -> Iterator[SweepSummary]:
         if exists(files.manifest):
             yield _summary(files)
             return
+        if (begun := read_manifest(SweepFiles(files.selection))) is not None:
+            yield _of_selection(files, begun)
+            return
         inner = list_folders(folder)
     except DpsweepError as error:
         yield SweepSummary(folder, problem=str(error))
@@ -84,6 +89,12 @@ def _spelt(name: str) -> str:
 def _summary(files: SweepFiles) -> SweepSummary:
     snapshot = read_snapshot(files.status)
     return _of_results(files) if snapshot is None else _of_snapshot(files, snapshot)
+
+
+def _of_selection(files: SweepFiles, begun: Manifest) -> SweepSummary:
+    """Return the summary of a private selection without its trials, whose number tells how many were drawn."""
+    created = datetime.datetime.fromisoformat(begun.created).timestamp()
+    return SweepSummary(files.root, parse_sweep(begun.text).name, "private selection", {}, created)
 
 
 def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:

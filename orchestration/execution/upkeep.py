@@ -119,9 +119,16 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     without a sweep and while another process runs it, DataCorruption if the record of releases cannot be read,
     StorageError.
     """
-    if not exists(files.manifest):
+    is_begun = exists(SweepFiles(files.selection).manifest)  # a private selection, which has shown nothing yet
+    if not exists(files.manifest) and not is_begun:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     require_no_links(files)
+    if not exists(files.manifest):
+        with exclusive(SweepFiles(files.selection).local_folder, files.root):
+            pass  # no run holds it; the lock lies in the folder that goes
+        delete_folder(files.selection)
+        delete_if_empty(files.private)
+        return ()
     with exclusive(files.local_folder, files.root), claimed(files.claim):
         record = stored_record(files)
         counted = _record_releases(files, record)

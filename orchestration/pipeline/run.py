@@ -34,7 +34,7 @@ from dpsweep.orchestration.execution.storage_checks import require_space
 from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, run_stage
 from dpsweep.orchestration.records.layout import SweepFiles, require_safe
 from dpsweep.orchestration.records.limits import NO_LIMITS
-from dpsweep.orchestration.records.manifest import new_manifest, read_manifest, write_manifest
+from dpsweep.orchestration.records.manifest import Manifest, new_manifest, read_manifest, write_manifest
 from dpsweep.orchestration.records.ownership import exclusive
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, settings_of
 from dpsweep.orchestration.sweeps.growth import begun, grown
@@ -270,26 +270,31 @@ def _drawn_stage(request: RunRequest) -> str:
     candidates = SweepFiles(files.selection)
     assert tune is not None, "only a sweep with tune has candidates"
     assert tune.selection is not None, "only a private selection draws candidates"
-    before = read_manifest(candidates)
-    if before is not None:
-        stored = parse_sweep(before.text)
-        drawn = stored.adapted.drawn if stored.adapted else {}
-        if parse_sweep(selection_stage(sweep, request.text, drawn)).plain() != stored.plain():
-            raise InvalidInput(
-                f"{files.root} holds an unfinished private selection of another version of the sweep; restore its "
-                "file, or choose another folder with --output"
-            )
-        return before.text
+    if (before := read_manifest(candidates)) is not None:
+        return _of_this_version(before, request)
     plan = accept(plan_at(request.address, sweep, request.code, NO_PAST, files.log), files)
     require_space(files, plan)
     make_private_folder(files.private)
+    make_private_folder(candidates.root)
     with closed_to_strangers(), exclusive(candidates.local_folder, candidates.root):
         if (of_another := read_manifest(candidates)) is not None:
-            return of_another.text
+            return _of_this_version(of_another, request)
         drawn = draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
         stage = selection_stage(sweep, request.text, drawn)
         write_manifest(candidates, new_manifest(parse_sweep(stage).plain(), stage))
     return stage
+
+
+def _of_this_version(stored: Manifest, request: RunRequest) -> str:
+    """Return the text of stored candidates. Raises: InvalidInput if they belong to another version of the sweep."""
+    candidates = parse_sweep(stored.text)
+    drawn = candidates.adapted.drawn if candidates.adapted else {}
+    if parse_sweep(selection_stage(request.sweep, request.text, drawn)).plain() != candidates.plain():
+        raise InvalidInput(
+            f"{request.files.root} holds an unfinished private selection of another version of the sweep; restore its "
+            "file, or choose another folder with --output"
+        )
+    return stored.text
 
 
 def _of_fairness(name: str) -> Callable[[Evaluation], float]:

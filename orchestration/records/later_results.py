@@ -142,20 +142,24 @@ def write_audit(files: SweepFiles, record: AuditRecord) -> tuple[AuditRecord, st
 
 
 def read_audits(files: SweepFiles, key: str) -> tuple[PublishedAudit, ...]:
-    """Return the stored audits of a trial, in the order of their names.
+    """Return the stored audits of a trial, by kind and in the order in which they were made.
 
     Raises: DataCorruption for a damaged file, InvalidInput for one that is encrypted with another key.
     """
     folder = files.audits(key)
-    uris = [f"{folder}/{name}" for name in sorted(list_files(folder)) if name.endswith(_SUFFIX)]
-    return tuple(_audit(uri) for uri in uris)
+    found = [_audit(f"{folder}/{name}") for name in list_files(folder) if name.endswith(_SUFFIX)]
+    found.sort(key=lambda each: (each.kind, each.transcript, each.canaries, each.number))
+    return tuple(map(_published, found))
 
 
-def _audit(uri: str) -> PublishedAudit:
+def _audit(uri: str) -> AuditRecord:
     try:
-        found = _RECORDS.validate_json(read_private_sealed(uri, _NEXT_STEP) or b"")
+        return _RECORDS.validate_json(read_private_sealed(uri, _NEXT_STEP) or b"")
     except ValidationError as error:
         raise DataCorruption(f"{uri} holds no audit; {_NEXT_STEP}") from error
+
+
+def _published(found: AuditRecord) -> PublishedAudit:
     return PublishedAudit(
         confidence=found.confidence,
         epsilon=found.lower_bound,

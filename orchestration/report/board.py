@@ -85,7 +85,7 @@ class Board:
         self._show(found)
         for each in found:
             known = self._known.get(each.folder)
-            if known is not None and known.ended != (ended := _ended(each)):
+            if known is not None and each.trials and known.ended != (ended := _ended(each)):
                 _read(each.folder, known, ended)
                 self._show(found)
 

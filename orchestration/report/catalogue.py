@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 from dpsweep.accounting.mechanism.units import protects_users
-from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
-from dpsweep.orchestration.comparison.findings import findings
+from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import SHARES
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from dpsweep.orchestration.comparison.settings import finished_settings, group_names
@@ -63,8 +62,12 @@ def why_examples_are_missing(data: PublishedSweep) -> str:
     return release_mode(data.disclosure).missing
 
 
-def _without_baseline(data: PublishedSweep) -> str:
-    if findings(data, NO_EVIDENCE).unknown_cost:
+def _without_examples(data: PublishedSweep, found: Findings) -> str:
+    return why_examples_are_missing(data)
+
+
+def _without_baseline(data: PublishedSweep, found: Findings) -> str:
+    if found.unknown_cost:
         return "The baseline is of no use as a reference, so changes against it would say nothing."
     if are_selected(data.trials):
         return "Each trial of a private selection has a seed of its own, so that none is paired with a baseline."
@@ -74,7 +77,7 @@ def _without_baseline(data: PublishedSweep) -> str:
     )
 
 
-def _no_message(data: PublishedSweep) -> str:
+def _no_message(data: PublishedSweep, found: Findings) -> str:
     return ""
 
 
@@ -91,7 +94,7 @@ class Figure:
     title: str
     section: Section
     draw: Callable[[Scene], Mapping[str, Plot | None]]
-    missing: Callable[[PublishedSweep], str] = _no_message
+    missing: Callable[[PublishedSweep, Findings], str] = _no_message
     in_mlflow: bool = False
     """Whether the figure is also attached to the sweep's MLflow run."""
 
@@ -120,7 +123,7 @@ FIGURES: Final = (
         "What its training examples paid: mean εᵢ",
         "groups",
         _one(draw.mean_group_epsilon),
-        missing=why_examples_are_missing,
+        missing=_without_examples,
         in_mlflow=True,
     ),
     Figure("group-loss", "Loss on test data", "groups", _one(draw.group_loss)),

@@ -286,19 +286,20 @@ def audits_table(trials: Sequence[PublishedTrial]) -> str:
     """Return the claim and the audited lower bounds of each trial, over all canaries and by group; "" without an
     audit.
     """
-    own = [(trial, trial.audit) for trial in trials if trial.audit is not None]
-    audited = [*own, *((trial, audit) for trial in trials for audit in trial.audits)]
-    names = dict.fromkeys(name for _, audit in audited for name in audit.groups)
+    audited = [(trial, trial.audit, "") for trial in trials if trial.audit is not None]
+    for trial in trials:
+        count = len(trial.audits)
+        audited += [(trial, each, f", in copy {place} of {count}") for place, each in enumerate(trial.audits, 1)]
+    names = dict.fromkeys(name for _, audit, _ in audited for name in audit.groups)
     rows: list[list[Cell]] = []
-    for trial, audit in audited:
+    for trial, audit, copy in audited:
         claimed = trial.privacy.epsilon if trial.privacy else None
         best = _audited(audit.epsilon, claimed if audit.of_canary is None else audit.of_canary)
         bounds = [best, *(_audited(audit.groups.get(name), claimed) for name in names)]
         guessed = f"{audit.correct} of {audit.guesses}" if audit.guesses else f"ranks of {audit.canaries}"
         facts = [at_most(claimed), at_most(audit.of_canary), f"{100 * audit.confidence:g}%", guessed]
         tests = [f"{name} {at_least(bound)}" for name, bound in audit.tests.items()]
-        where = f"{_TRANSCRIPTS[audit.transcript]}{', in a copy' if audit.name else ''}"
-        whom = f"{_CANARIES[audit.kind]}, {where}<br><small>{', '.join(tests)}</small>"
+        whom = f"{_CANARIES[audit.kind]}, {_TRANSCRIPTS[audit.transcript]}{copy}<br><small>{', '.join(tests)}</small>"
         rows.append([(escape(trial.key), ""), (whom, ""), *((text, "n") for text in (*facts, *bounds))])
     numbers = ("Claimed ε", "ε of a gradient", "Confidence", "Right guesses", "ε at least")
     heads = [("Trial", ""), ("Canaries", ""), *((text, "n") for text in numbers)]

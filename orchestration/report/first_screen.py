@@ -99,7 +99,8 @@ def decision(found: Findings, delta: float) -> list[str]:
     cost, reached = best.over_seeds(epsilon), best.over_seeds(found.main.value)
     shown, word = found.main.format, spoken(group_metric(found.main.name))
     interval = found.interval_of_best(best, found.main.name)
-    choice = f" after choosing among {len(found.useful)}" if len(found.useful) > 1 else ""
+    among = found.choice(found.main.name)
+    choice = f" after choosing among {among}" if among else ""
     within = f" [{between(interval, shown)}{choice}]" if interval else ""
     claim = "" if not best.reasons else ", an estimate and no guarantee"
     levels = [each.over_seeds(epsilon) for each in found.useful]

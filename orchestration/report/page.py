@@ -82,7 +82,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     settings = found.settings
     style = style_of(settings)
     drawn = drawn_figures(data, found.useless)
-    panels = _panels(data, drawn)
+    panels = _panels(data, found, drawn)
     answers = tiles(data, found, style)
     sections = (
         _opening(data, found, answers),
@@ -144,14 +144,14 @@ def _embedded(name: str, value: Any) -> str:
     return f'<script id="{name}" type="application/json">{text}</script>'
 
 
-def _panels(data: PublishedSweep, drawn: Sequence[DrawnFigure]) -> dict[Section, str]:
+def _panels(data: PublishedSweep, found: Findings, drawn: Sequence[DrawnFigure]) -> dict[Section, str]:
     """Return the HTML of each section's figures, with the reasons why others are missing."""
     panels: dict[Section, str] = {}
     for kind in FIGURES:
         own = [each for each in drawn if each.kind is kind]
         html = "".join(panel(each.name, each.title, each.figure.height) for each in own)
         panels[kind.section] = panels.get(kind.section, "") + (
-            html or missing_panel(titled(kind, data.task), kind.missing(data))
+            html or missing_panel(titled(kind, data.task), kind.missing(data, found))
         )
     return panels
 

@@ -10,12 +10,12 @@ from __future__ import annotations
 import hashlib
 import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Annotated, Any, Final, Literal, Self
 
 import numpy as np
-from pydantic import BeforeValidator, Field, model_validator
+from pydantic import BeforeValidator, Field, PlainSerializer, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
@@ -180,6 +180,24 @@ class DrawnRun(SweepSection):
     seed: Seed
 
 
+def _read_runs(value: object) -> object:
+    """Read ``2:17 0:4``, candidates and seeds of runs, which may be more than a sweep file may have values."""
+    if not isinstance(value, str):
+        return value
+    runs = [each.partition(":") for each in value.split()]
+    try:
+        return tuple(DrawnRun(candidate=int(candidate), seed=int(seed)) for candidate, _, seed in runs)
+    except ValueError as error:
+        raise InvalidInput("it holds no runs; dpsweep writes this section, leave it as it is") from error
+
+
+def _written_runs(runs: Sequence[DrawnRun]) -> str:
+    return " ".join(f"{run.candidate}:{run.seed}" for run in runs)
+
+
+DrawnRuns = Annotated[Several[DrawnRun], BeforeValidator(_read_runs), PlainSerializer(_written_runs)]
+
+
 class Adapted(SweepSection):
     """Tuned values of a sweep with ``tune``: all candidates while tuning, then the best one of each setting.
 
@@ -190,7 +208,7 @@ class Adapted(SweepSection):
 
     candidates: Several[dict[str, Any]] = ()
     winners: dict[str, Winner] = Field(default_factory=dict)
-    drawn: dict[str, Several[DrawnRun]] = Field(default_factory=dict)
+    drawn: dict[str, DrawnRuns] = Field(default_factory=dict)
     proposed: dict[str, Several[Annotated[int, Field(ge=0)]]] = Field(default_factory=dict)
 
     @model_validator(mode="after")

@@ -152,7 +152,11 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/trials/next_tokens.py",
         ("tests/workers/trials/test_next_tokens.py",),
         B("max(moved) > max(", "max(moved) > 1e9 * max(", "a model reads the token that it predicts"),
-        B(", length // 2 + 1)", ", length // 2)", "a look at the next token inside a block is not seen"),
+        B(
+            "{1, length // 4, length // 2, length // 2 + 1, 3 * length // 4, length - 1}",
+            "{length // 2}",
+            "a look at the next token inside a block is not seen",
+        ),
         B("_TIMES * unmoved", "0.0 * unmoved", "experts that share a batch are taken for a look ahead"),
     ),
     *bugs_in(

@@ -11,19 +11,23 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from typer.testing import CliRunner
 
 from dpsweep.accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.records.traces import read_trace
+from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.status_command import status
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
-from dpsweep.orchestration.execution.upkeep import damaged_files, prune_norms
+from dpsweep.orchestration.execution.upkeep import damaged_files, delete_sweep, prune_norms
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run, run_sweep
 from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.records.limits import Limits
+from dpsweep.orchestration.records.manifest import read_manifest
+from dpsweep.orchestration.report.board import Board
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of
@@ -305,3 +309,35 @@ def test_a_draw_is_kept_whatever_stops_the_run_and_space_is_asked_for_before_it(
         run_sweep(asked)
     assert str(told.value) == "no node is left", "with a full disk, the number of candidates is not told"
     assert stored_record(candidates).sweep.adapted == drawn
+
+
+def test_a_draw_of_any_number_is_stored_and_no_list_tells_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked = request(tmp_path)
+    monkeypatch.setattr("dpsweep.orchestration.sweeps.tuning_stages.RandomTrials.number_at", lambda *_: 12_000)
+
+    def lost(*_: object, **__: object) -> None:
+        raise InvalidInput("no node is left")
+
+    monkeypatch.setattr("dpsweep.orchestration.pipeline.stage._planned", lost)
+    with pytest.raises(InvalidInput, match="no node is left"):
+        run_sweep(asked)
+    candidates = SweepFiles(asked.files.selection)
+    drawn = parse_sweep(read_text_of(candidates)).adapted
+    assert drawn is not None
+    assert {len(runs) for runs in drawn.drawn.values()} == {12_000}
+    assert len(drawn.drawn) * 12_000 > 40_000, "more than a sweep file may have values"
+    shown = CliRunner().invoke(app, ["list", str(tmp_path), "--json"])
+    assert shown.exit_code == 0, shown.output
+    (found,) = json.loads(shown.stdout)["sweeps"]
+    assert (found["folder"], found["state"], found["trials"]) == (asked.files.root, "private selection", {})
+    board = Board([str(tmp_path)])
+    board.refresh()
+    assert "12000" not in json.dumps(board.state())
+    assert delete_sweep(asked.files) == ()
+    assert not Path(candidates.root).exists()
+
+
+def read_text_of(files: SweepFiles) -> str:
+    manifest = read_manifest(files)
+    assert manifest is not None
+    return manifest.text

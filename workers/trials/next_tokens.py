@@ -1,4 +1,4 @@
-"""Shows on random tokens that a model which predicts the next token does not see it."""
+"""Look, on random tokens, for a dependence of a model that predicts the next token on later ones."""
 
 from __future__ import annotations
 
@@ -27,18 +27,22 @@ def require_causal(model: nn.Module, preparation: Tokens, features: Tensor) -> N
     features: prepared ones, as the model takes them, [b, t].
     """
     length = features.shape[1]
-    if length < 2:
-        return  # there is no earlier position
     vocabulary = preparation.vocabulary or int(features.max()) + 1
     known = torch.arange(vocabulary, device=features.device)
     known = known[known != (-1 if preparation.padding is None else preparation.padding)]
-    cuts = (length, length // 2, length // 2 + 1)  # one of two neighbours lies inside a block that is read at once
+    if length < 2 or len(known) < 2:
+        return  # there is no earlier position, or no other token
+    inside = {1, length // 4, length // 2, length // 2 + 1, 3 * length // 4, length - 1} - {0, length}
+    cuts = (length, *sorted(inside))  # of two neighbours, one lies inside a block that is read at once
     drawn = torch.randint(len(known), (len(cuts), length), device=features.device)
     other = (drawn + 1 + torch.randint(max(1, len(known) - 1), drawn.shape, device=features.device)) % len(known)
     is_later = torch.arange(length, device=features.device) >= torch.tensor(cuts, device=features.device)[:, None]
     with torch.no_grad(), modes_kept(model), in_its_precision(model, features.device):
         model.eval()
-        before, after = (model(known[each]).float() for each in (drawn, torch.where(is_later, other, drawn)))
+        tokens = [known[each] for each in (drawn, torch.where(is_later, other, drawn))]
+        for each in tokens:
+            each[:, 0] = features[0, 0]  # a model may ask for the token with which texts begin
+        before, after = (model(each).float() for each in tokens)
     changes = (after - before).abs().amax(-1)
     unmoved, *moved = (changes[row, :cut].max().item() for row, cut in enumerate(cuts))
     if max(moved) > max(_TIMES * unmoved, _ROUNDING * before.abs().max().item()):

@@ -51,7 +51,7 @@ def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(file
     assert contents(files.trials) == trials
     assert not Path(files.audited_copy).exists()
     assert Path(files.results).read_text() == public
-    assert "in a copy" in words(files.private_report)
+    assert "in copy 1 of 1" in words(files.private_report)
     assert "What an audit proves" not in words(files.report)
     first = stored.read_bytes()
     (again,) = json.loads(audited(files, "--json").stdout)["audits"]

@@ -106,6 +106,9 @@ def test_so_few_people_that_a_perfect_model_could_not_be_told_from_constant_are_
     said = " ".join(headline(data, found))
     assert said.count(f"Nothing trained here can be judged: {why}.") == 1
     assert f"The cost of privacy is unknown: {why}." in said
+    page = render(data, found.evidence)
+    assert "The baseline is of no use as a reference" in page
+    assert "No finished private trial has a non-private baseline" not in page
     assert "longer" not in said
     with pytest.raises(InvalidInput, match=f"no setting can be recommended: {why}"):
         best(found)
