@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
 from dpsweep.orchestration.comparison.told_reasons import told
-from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial, task_of
+from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.sweeps.grid import BASELINE, GridPoint
@@ -206,35 +206,36 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
         raise InvalidInput("a comparison needs two sweeps or more; give the folder of each once")
     _require_different(records)
     found: dict[_Identity, dict[str, list[PublishedTrial]]] = {}
-    costs = {folder: findings(record.data(), evidence[folder]).unknown_cost for folder, record in records.items()}
+    published = {folder: record.data() for folder, record in records.items()}
+    costs = {folder: findings(each, evidence[folder]).unknown_cost for folder, each in published.items()}
     for folder, record in records.items():
         for point in record.points:
             trial = record.trial(point)
             if trial.state is TrialState.FINISHED:
                 (shown,) = without_changes([trial]) if costs[folder] else [trial]
                 found.setdefault(_identity(point, record), {}).setdefault(folder, []).append(shown)
-    data = list(_differences(records, "data", _data))
+    data = list(_differences(records, "data", lambda folder: _data(records[folder], published[folder])))
     private, baselines = ({key: of for key, of in found.items() if _is_private(key) == kind} for kind in (True, False))
     worst_groups = {folder: record.worst_group for folder, record in records.items()}
     between = between_sweeps([_by_sweep(private), _by_sweep(baselines)])
     return Comparison(
         sweeps={folder: record.sweep.name for folder, record in records.items()},
         differences=(
-            *_estimates(records),
+            *_estimates(published),
             *data,
-            *_differences(records, "δ", _delta),
-            *_differences(records, "adjacency", _adjacency),
-            *_differences(records, "unit", _unit),
+            *_differences(records, "δ", lambda folder: f"{records[folder].sweep.privacy.delta:g}"),
+            *_differences(records, "adjacency", lambda folder: _adjacency(published[folder])),
+            *_differences(records, "unit", lambda folder: records[folder].sweep.privacy.unit),
             *(f"{folder}: {why}" for folder, why in costs.items() if why),
-            *_stopped(records),
-            *(f"{folder} has no finished trial" for folder, record in records.items() if _is_empty(record)),
+            *_stopped(published),
+            *(f"{folder} has no finished trial" for folder, each in published.items() if _is_empty(each)),
         ),
         between=between,
         settings=(
             *_matched(baselines, NON_PRIVATE, between, worst_groups),
             *_matched(private, "", between, worst_groups),
         ),
-        trials=() if data else tuple(trial for record in records.values() for trial in record.data().trials),
+        trials=() if data else tuple(trial for each in published.values() for trial in each.trials),
         is_sensitive=any(release_mode(record.disclosure).is_sensitive for record in records.values()),
     )
 
@@ -300,42 +301,42 @@ def _named(first: str, parameters: Mapping[str, Label]) -> str:
     return ", ".join([first, *itertools.starmap(phrase, parameters.items())])
 
 
-def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[SweepRecord], str]) -> Iterator[str]:
+def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[str], str]) -> Iterator[str]:
     """Yield a sentence if the sweeps differ in ``what``, on which every number depends.
 
-    of: its value for a sweep; "" for one that has none, as its private trials have failed.
+    of: its value by folder; "" for a sweep that has none, as its private trials have failed.
     """
-    found = {folder: value for folder, record in records.items() if (value := of(record))}
+    found = {folder: value for folder in records if (value := of(folder))}
     if len(set(found.values())) > 1:
         each = "; ".join(f"{records[folder].sweep.name} in {folder}: {value}" for folder, value in found.items())
         yield f"not the same {what}, so numbers of one sweep do not compare with those of another: {each}"
 
 
-def _estimates(records: Mapping[str, SweepRecord]) -> Iterator[str]:
+def _estimates(published: Mapping[str, PublishedSweep]) -> Iterator[str]:
     """Yield a sentence for each reason why epsilons are no guarantees, with the sweeps unless it holds for all."""
-    by_sweep = {folder: told(each.data().trials) for folder, each in records.items()}
+    by_sweep = {folder: told(each.trials) for folder, each in published.items()}
     for sentence in dict.fromkeys(itertools.chain.from_iterable(by_sweep.values())):
         folders = [folder for folder, sentences in by_sweep.items() if sentence in sentences]
-        yield sentence if len(folders) == len(records) else f"{', '.join(folders)}: {sentence}"
+        yield sentence if len(folders) == len(published) else f"{', '.join(folders)}: {sentence}"
 
 
-def _is_empty(record: SweepRecord) -> bool:
-    return not any(trial.state is TrialState.FINISHED for trial in record.data().trials)
+def _is_empty(data: PublishedSweep) -> bool:
+    return not any(trial.state is TrialState.FINISHED for trial in data.trials)
 
 
-def _stopped(records: Mapping[str, SweepRecord]) -> Iterator[str]:
-    for folder, record in records.items():
-        keys = [trial.key for trial in record.data().trials if trial.state is TrialState.STOPPED]
+def _stopped(published: Mapping[str, PublishedSweep]) -> Iterator[str]:
+    for folder, data in published.items():
+        keys = [trial.key for trial in data.trials if trial.state is TrialState.STOPPED]
         if keys:
             yield f"left out, because a scheduler stopped them early: {', '.join(keys)} in {folder}"
 
 
-def _data(record: SweepRecord) -> str:
+def _data(record: SweepRecord, data: PublishedSweep) -> str:
     """Specifications of all data sets, and their training set sizes as found by finished trials."""
     specs = dict.fromkeys(map(_spelt, record.sweep.data))
     sizes = sorted({
         f"{trial.dataset.name} of {trial.dataset.profile['train_size']}"
-        for trial in record.data().trials if trial.dataset is not None
+        for trial in data.trials if trial.dataset is not None
     })  # fmt: skip
     return ", ".join([*sorted(specs), *(f"{size} training examples" for size in sizes)])
 
@@ -345,17 +346,9 @@ def _spelt(data: DataSpec) -> str:
     return f"{given.pop('name')} ({', '.join(itertools.starmap(phrase, given.items()))})"
 
 
-def _delta(record: SweepRecord) -> str:
-    return f"{record.sweep.privacy.delta:g}"
-
-
-def _adjacency(record: SweepRecord) -> str:
-    found = {trial.privacy.adjacency for trial in record.data().trials if trial.privacy and trial.privacy.is_private}
+def _adjacency(data: PublishedSweep) -> str:
+    found = {trial.privacy.adjacency for trial in data.trials if trial.privacy and trial.privacy.is_private}
     return ", ".join(sorted(found))
-
-
-def _unit(record: SweepRecord) -> str:
-    return record.sweep.privacy.unit
 
 
 def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
