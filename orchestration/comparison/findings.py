@@ -500,5 +500,4 @@ def _untuned(found: Findings) -> list[str]:
 
 def _is_tuned(setting: Setting) -> bool:
     """Return whether values of the setting were chosen among candidates, which a private selection does not show."""
-    trials = setting.trials
-    return any(trial.tuning or any(attempt.trace.selection for attempt in trial.attempts) for trial in trials)
+    return any(trial.tuning or trial.is_selected for trial in setting.trials)

@@ -402,6 +402,11 @@ class PublishedTrial:
         return self.ended - self.started if self.started is not None and self.ended is not None else None
 
     @property
+    def is_selected(self) -> bool:
+        """Return whether the trial is the best of candidates by a private selection."""
+        return any(attempt.trace.selection is not None for attempt in self.attempts)
+
+    @property
     def is_baseline(self) -> bool:
         """Return whether the trial is known to be non-private."""
         return self.privacy is not None and not self.privacy.is_private

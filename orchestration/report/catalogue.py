@@ -43,11 +43,6 @@ def are_per_user(trials: Sequence[PublishedTrial]) -> bool:
     return any(trial.privacy is not None and protects_users(trial.privacy.unit) for trial in trials)
 
 
-def are_selected(trials: Sequence[PublishedTrial]) -> bool:
-    """Return whether trials are the best of candidates by a private selection."""
-    return any(attempt.trace.selection for trial in trials for attempt in trial.attempts)
-
-
 def why_examples_are_missing(data: PublishedSweep) -> str:
     """Return the reason why the report shows no individual epsilons."""
     if are_per_user(data.trials):
@@ -57,7 +52,7 @@ def why_examples_are_missing(data: PublishedSweep) -> str:
             "Not computed. The sweep says “norms: off”, so the norms that the epsilons of single training examples "
             "rest on were not taken; the worst case holds for each of them."
         )
-    if are_selected(data.trials):
+    if any(trial.is_selected for trial in data.trials):
         return "Not computed. No epsilon of single examples is proven after a private selection; the worst case holds."
     return release_mode(data.disclosure).missing
 
@@ -69,7 +64,7 @@ def _without_examples(data: PublishedSweep, found: Findings) -> str:
 def _without_baseline(data: PublishedSweep, found: Findings) -> str:
     if found.unknown_cost:
         return "The baseline is of no use as a reference, so changes against it would say nothing."
-    if are_selected(data.trials):
+    if any(trial.is_selected for trial in data.trials):
         return "Each trial of a private selection has a seed of its own, so that none is paired with a baseline."
     return (
         "No finished private trial has a non-private baseline with the same data, model and seed. "
