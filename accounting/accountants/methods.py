@@ -32,7 +32,7 @@ from dpsweep.accounting.numerics.renyi import (
     sampled_gaussian_rdp,
 )
 
-_ROUND_UP = 1.0 + 1e-9
+ROUND_UP = 1.0 + 1e-9
 """Inflation of closed forms, far above their floating-point error."""
 
 
@@ -120,7 +120,7 @@ def epsilon_gdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
     pure = pure_epsilons(trace, group_size)
     if not pure:
         return Bounds(*exact)
-    squares += [(2.0 * float(ndtri_exp(log_expit(-epsilon)))) ** 2 * _ROUND_UP for epsilon in pure]
+    squares += [(2.0 * float(ndtri_exp(log_expit(-epsilon)))) ** 2 * ROUND_UP for epsilon in pure]
     return Bounds(gaussian_epsilon(math.sqrt(math.fsum(squares)), delta)[0], exact[1])
 
 

@@ -15,7 +15,7 @@ import scipy
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
-from dpsweep.accounting.accountants.methods import Bounds, rho_to_epsilon, total_rdp
+from dpsweep.accounting.accountants.methods import ROUND_UP, Bounds, rho_to_epsilon, total_rdp
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from dpsweep.accounting.mechanism.reductions import as_accounted, rarest_apart
 from dpsweep.accounting.mechanism.rounds import (
@@ -36,8 +36,6 @@ from dpsweep.accounting.numerics.renyi import (
 )
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
-_ROUND_UP = 1.0 + 1e-9
-"""Inflation of closed forms, far above their floating-point error."""
 _ROUND_DOWN = 1.0 - 1e-12
 _HALVINGS = 60  # steps of bisection
 
@@ -104,7 +102,7 @@ def epsilon_strong(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
         return strong_composition(epsilons, counts, delta - spent)
 
     best = scipy.optimize.minimize_scalar(epsilon_at, bounds=(math.log(1e-6), math.log(1.0 - 1e-6)), method="bounded")
-    return Bounds(float(best.fun) * _ROUND_UP + pure)
+    return Bounds(float(best.fun) * ROUND_UP + pure)
 
 
 def strong_composition(epsilons: Sequence[float], counts: Sequence[int], delta: float) -> float:
@@ -140,7 +138,7 @@ def _amplified_delta(case: SampledGaussian, epsilon: float) -> float:
     """Delta of the sampled Gaussian mechanism at ``epsilon``, by the same theorem."""
     _, q, sigma = case
     grown = math.log1p(math.expm1(epsilon) / q) if epsilon < 30.0 else epsilon - math.log(q)
-    return q * gaussian_delta(1.0 / sigma, grown * _ROUND_DOWN)[0] * _ROUND_UP
+    return q * gaussian_delta(1.0 / sigma, grown * _ROUND_DOWN)[0] * ROUND_UP
 
 
 def _amplified(sample_rate: float, noise_multiplier: float, delta: float) -> float:

@@ -93,8 +93,11 @@ def _summary(files: SweepFiles) -> SweepSummary:
 
 def _of_selection(files: SweepFiles, begun: Manifest) -> SweepSummary:
     """Return the summary of a private selection without its trials, whose number tells how many were drawn."""
-    created = datetime.datetime.fromisoformat(begun.created).timestamp()
-    return SweepSummary(files.root, parse_sweep(begun.text).name, "private selection", {}, created)
+    return SweepSummary(files.root, parse_sweep(begun.text).name, "private selection", {}, _created(begun))
+
+
+def _created(manifest: Manifest) -> float:
+    return datetime.datetime.fromisoformat(manifest.created).timestamp()
 
 
 def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:
@@ -107,8 +110,7 @@ def _of_results(files: SweepFiles) -> SweepSummary:
     record = stored_record(files)
     counts = Counter(record.status(point.key).state for point in record.points)
     ended = [status.ended for status in record.statuses.values() if status.ended is not None]
-    created = datetime.datetime.fromisoformat(record.manifest.created).timestamp()
-    changed = max([created, *ended])
+    changed = max([_created(record.manifest), *ended])
     if not 0.0 <= changed < _NO_TIME:
         raise DataCorruption(
             f"{files.root} holds a result that ended at no time ({changed:g}); restore it from a backup"

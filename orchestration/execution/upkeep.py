@@ -119,16 +119,11 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     without a sweep and while another process runs it, DataCorruption if the record of releases cannot be read,
     StorageError.
     """
-    is_begun = exists(SweepFiles(files.selection).manifest)  # a private selection, which has shown nothing yet
-    if not exists(files.manifest) and not is_begun:
+    if not exists(files.manifest) and exists(SweepFiles(files.selection).manifest):
+        return _delete_selection(files)
+    if not exists(files.manifest):
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     require_no_links(files)
-    if not exists(files.manifest):
-        with exclusive(SweepFiles(files.selection).local_folder, files.root):
-            pass  # no run holds it; the lock lies in the folder that goes
-        delete_folder(files.selection)
-        delete_if_empty(files.private)
-        return ()
     with exclusive(files.local_folder, files.root), claimed(files.claim):
         record = stored_record(files)
         counted = _record_releases(files, record)
@@ -150,6 +145,16 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
         delete_if_empty(files.root)
         abort_uploads(files.root)
     return counted
+
+
+def _delete_selection(files: SweepFiles) -> tuple[str, ...]:
+    """Delete a private selection that no sweep has followed: it has shown nothing, so that no release stays."""
+    require_no_links(files)
+    with exclusive(SweepFiles(files.selection).local_folder, files.root):
+        pass  # no run holds it; the lock lies in the folder that goes
+    delete_folder(files.selection)
+    delete_if_empty(files.private)
+    return ()
 
 
 def forget_keys(folder: str) -> tuple[str, ...]:

@@ -79,9 +79,8 @@ def _shown(setting: Setting, name: str) -> str:
 def _with_interval(found: Findings, setting: Setting, name: str) -> str:
     """Return a metric of a setting that results have chosen, with its interval."""
     of = metric(name)
-    mean, shown = setting.over_seeds(of.value), of.format.one
+    mean, text = setting.over_seeds(of.value), _shown(setting, name)
     interval = found.interval_of_chosen(setting, name)
-    text = shown(mean.mean if mean else None)
     if interval is None:
         return text
     over = " over test examples alone" if interval.is_of_one_seed else ""

@@ -89,7 +89,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "zcdp-sampled takes the highest order of the last round, not the lowest of all",
             privacy=True,
         ),
-        B("* _ROUND_UP + pure)", "* _ROUND_UP)", "strong composition forgets pure releases", True),
+        B("* ROUND_UP + pure)", "* ROUND_UP)", "strong composition forgets pure releases", True),
         B("unsampled_delta = delta / sample_rate", "unsampled_delta = delta", "amplification keeps delta"),
         B(
             "math.log(sample_rate) + epsilon))",
