@@ -23,8 +23,8 @@ import numpy as np
 
 import dpsweep
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import TrialResult
 from dpsweep.workers.data.bundled import digits
 from dpsweep.workers.data.cifar import CLASSES, cifar10
 from dpsweep.workers.evaluation.attack_results import read_attacks

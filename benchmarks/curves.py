@@ -11,7 +11,7 @@ import dpsweep
 from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.store.results import TrialResult
 from dpsweep.workers.training.history import EpochRecord
 
 Curve = Callable[[dpsweep.Trial, EpochRecord], float | None]

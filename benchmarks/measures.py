@@ -18,7 +18,7 @@ from dpsweep.accounting import account, individual_epsilons
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.statistics import pearson
-from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics
+from dpsweep.orchestration.store.results import TrialResult, read_exact_statistics
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.trials.membership import attack
 

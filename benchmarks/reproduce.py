@@ -40,8 +40,8 @@ import dpsweep
 from benchmarks.curves import curves_of
 from benchmarks.measures import measured
 from benchmarks.reproduced import Number, StoredDifference, StoredSetting, StoredSweep, over_runs, write_stored
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import TrialResult
 
 SWEEPS = ROOT / "sweeps" / "papers"
 CPU_SECONDS = "cpu_seconds.txt"

@@ -12,15 +12,15 @@ import numpy.typing as npt
 
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.store.published import (
     NON_PRIVATE,
     PublishedGroup,
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
 )
-from dpsweep.orchestration.records.published import PublishedTrial as Trial
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial as Trial
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
 from dpsweep.workers.evaluation.rates import ConfusionCounts, confusion_counts
 from dpsweep.workers.evaluation.scores import fairness

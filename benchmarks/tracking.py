@@ -106,7 +106,7 @@ def _trained(folder: Path, trials: int) -> Path:
 def _measured(folder: Path, sweep: Path, uri: str, pid: int | None, with_ray: bool) -> dict[str, dict[str, float]]:
     from dpsweep.orchestration.comparison.stored import stored_record
     from dpsweep.orchestration.pipeline import record_again
-    from dpsweep.orchestration.records.layout import SweepFiles
+    from dpsweep.orchestration.store.layout import SweepFiles
 
     os.environ["MLFLOW_EXPERIMENT_NAME"] = uri  # servers share a database, and what is recorded is not recorded again
     trials = [each for each in stored_record(SweepFiles(str(sweep))).data().trials if each.state.has_ended]

@@ -10,8 +10,8 @@ from pathlib import Path
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
-from dpsweep.orchestration.records.later_results import audit_schema
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.later_results import audit_schema
+from dpsweep.orchestration.store.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name
 

@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.comparison.across_sweeps import Comparison
     from dpsweep.orchestration.comparison.best import Best
     from dpsweep.orchestration.comparison.record import SweepRecord
-    from dpsweep.orchestration.records.layout import SweepFiles
-    from dpsweep.orchestration.records.results import StoredResult
-    from dpsweep.orchestration.records.states import TrialState
+    from dpsweep.orchestration.store.layout import SweepFiles
+    from dpsweep.orchestration.store.results import StoredResult
+    from dpsweep.orchestration.store.states import TrialState
     from dpsweep.orchestration.sweeps.grid import GridPoint
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -82,7 +82,7 @@ class Trial:
     def trace(self) -> Trace:
         """The mechanisms that were run, as input to accountants. Raises: InvalidInput if the trial has no result."""
         from dpsweep.accounting.records.traces import read_trace
-        from dpsweep.orchestration.records.results import StoppedTrial
+        from dpsweep.orchestration.store.results import StoppedTrial
 
         result = self.result
         if result is None:
@@ -173,8 +173,8 @@ class Trial:
         return load_trained(self._files, self.spec, self._code).logits(examples)
 
     def _require_weights(self) -> None:
-        from dpsweep.orchestration.records.integrity import require_unaltered_model
-        from dpsweep.orchestration.records.results import TrialResult
+        from dpsweep.orchestration.store.integrity import require_unaltered_model
+        from dpsweep.orchestration.store.results import TrialResult
 
         result = self.result
         if not isinstance(result, TrialResult):
@@ -220,7 +220,7 @@ class StoredSweep:
     @property
     def failed(self) -> tuple[Trial, ...]:
         """The trials that failed."""
-        from dpsweep.orchestration.records.states import TrialState
+        from dpsweep.orchestration.store.states import TrialState
 
         return tuple(trial for trial in self.trials.values() if trial.state is TrialState.FAILED)
 
@@ -358,7 +358,7 @@ def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     their traces do not bear out.
     """
     from dpsweep.orchestration.comparison.claims import checked_record
-    from dpsweep.orchestration.records.layout import SweepFiles, absolute
+    from dpsweep.orchestration.store.layout import SweepFiles, absolute
     from dpsweep.orchestration.sweeps.python_objects import allowed_objects
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 
@@ -411,12 +411,12 @@ def run(
     folder, others = None if output is None else str(output), tuple(map(str, sources))
     from dpsweep.orchestration.execution.given_data import shared_data
     from dpsweep.orchestration.execution.shared_connection import ray_ahead
-    from dpsweep.orchestration.records.layout import output_files
+    from dpsweep.orchestration.store.layout import output_files
 
     files = output_files(folder, spec.name)
     with shared_data(code, files, address) as there, ray_ahead(spec, folder, address, there) as connect:
         from dpsweep.orchestration.pipeline import ConsoleDisplay, NoDisplay, RunRequest, run_sweep
-        from dpsweep.orchestration.records.limits import Limits
+        from dpsweep.orchestration.store.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         chosen = (tuple(retry), others)

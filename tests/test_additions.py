@@ -115,7 +115,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.tracking.tracker import NoTracker
 
 

@@ -20,7 +20,7 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "accounting/records/local_files.py": "the layer itself",
     "accounting/machine_code.py": "the source of dpsweep",
     "orchestration/comparison/claims.py": "the source of dpsweep",
-    "orchestration/records/remembered.py": "the source of dpsweep",
+    "orchestration/store/remembered.py": "the source of dpsweep",
     "orchestration/tracking/access.py": "the token of the cluster",
     "workers/own_code/own_modules.py": "the user's modules",
     "workers/own_code/own_sources.py": "the user's modules",

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import strategies as st
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import read_result
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import read_result
 from tests.hostile import of_objects as objects
 from tests.hostile import of_traces as traces
 from tests.hostile.__main__ import main

@@ -30,7 +30,7 @@ from benchmarks.reproduced import (
     write_stored,
 )
 from benchmarks.scorecard import RESULTS, printed_value
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.workers.data_folders import make_utkface
 
 ROOT = Path(__file__).parents[1]

@@ -13,8 +13,8 @@ from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, TrackingUri
 from dpsweep.orchestration.comparison.formats import at_least, at_most, for_terminal, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
-from dpsweep.orchestration.records.later_results import AuditRecord
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.later_results import AuditRecord
+from dpsweep.orchestration.store.layout import SweepFiles, absolute
 from dpsweep.workers.spec import AuditSpec
 from dpsweep.workers.training.history import Progress
 

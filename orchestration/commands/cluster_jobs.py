@@ -88,7 +88,7 @@ def submit(
     """
     prepare_environment(address)
     from dpsweep.orchestration.execution.submission import Asked, packaged
-    from dpsweep.orchestration.records.limits import Limits, Turn, this_user
+    from dpsweep.orchestration.store.limits import Limits, Turn, this_user
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
@@ -147,8 +147,8 @@ def stop(job: JobName, address: Address) -> None:
 
 def tell_what_is_missing(job: SubmittedSweep) -> None:
     """Wait for the end of the stopped job's driver, and say what it has not recorded in MLflow."""
-    from dpsweep.orchestration.records.layout import SweepFiles
-    from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+    from dpsweep.orchestration.store.layout import SweepFiles
+    from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
 
     def seen() -> SweepSnapshot | None:
         for _ in range(_READS):  # this machine need not see the output, and a busy store may answer late
@@ -213,7 +213,7 @@ def tell_failed(message: str) -> None:
     """Tell whom this job's sweep names that it failed; started by `dpsweep.orchestration.execution.supervisor`."""
     from dpsweep.orchestration.execution.status_file import tell_failed as tell
     from dpsweep.orchestration.execution.submission import read_job
-    from dpsweep.orchestration.records.layout import output_files
+    from dpsweep.orchestration.store.layout import output_files
     from dpsweep.orchestration.sweeps.schema import parse_sweep
 
     prepare_environment("auto")
@@ -252,7 +252,7 @@ def _follow(jobs: SubmittedSweeps, job: SubmittedSweep) -> NoReturn:
 
 def _planned(spec: SweepSpec, code: UserCode) -> int:
     """Plan the sweep and return its number of trials. Raises: InvalidInput with one line per reason for a refusal."""
-    from dpsweep.orchestration.records.layout import SweepFiles, absolute, default_output
+    from dpsweep.orchestration.store.layout import SweepFiles, absolute, default_output
     from dpsweep.orchestration.sweeps.plan import plan_sweep
     from dpsweep.orchestration.sweeps.planned import accept
 
@@ -319,8 +319,8 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
     from dpsweep.orchestration.comparison.stored import stored_record
     from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
     from dpsweep.orchestration.execution.upkeep import named_trials
-    from dpsweep.orchestration.records.layout import SweepFiles
-    from dpsweep.orchestration.records.manifest import read_manifest
+    from dpsweep.orchestration.store.layout import SweepFiles
+    from dpsweep.orchestration.store.manifest import read_manifest
     from dpsweep.orchestration.sweeps.growth import opened
 
     files = SweepFiles(output)

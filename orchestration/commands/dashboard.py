@@ -16,7 +16,7 @@ import typer
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.comparison.formats import for_terminal
-from dpsweep.orchestration.records.layout import absolute
+from dpsweep.orchestration.store.layout import absolute
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette

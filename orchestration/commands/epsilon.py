@@ -72,7 +72,7 @@ from dpsweep.orchestration.comparison.individuals import (
     compare_groups,
     linear_heading,
 )
-from dpsweep.orchestration.records.layout import absolute
+from dpsweep.orchestration.store.layout import absolute
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go

@@ -45,7 +45,7 @@ from dpsweep.orchestration.commands.options import (
 from dpsweep.orchestration.commands.running import ended_by_signals, run_to_the_end, show_outcome
 from dpsweep.orchestration.comparison.formats import for_terminal, name_for_terminal
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import SweepFiles, absolute
 
 app = typer.Typer(
     name="dpsweep",
@@ -115,7 +115,7 @@ def run(
     prepare_environment(address)
     with ray_ahead(spec, output, address, code) as connect:
         from dpsweep.orchestration.pipeline import RunRequest
-        from dpsweep.orchestration.records.limits import Limits
+        from dpsweep.orchestration.store.limits import Limits
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         chosen = (limits, tuple(retry or ()), tuple(source or ()))
@@ -142,8 +142,8 @@ def report(
     from dpsweep.accounting.records.files import read_bytes
     from dpsweep.orchestration.commands.options import write_file
     from dpsweep.orchestration.pipeline import render_again
-    from dpsweep.orchestration.records.release_modes import release_mode
     from dpsweep.orchestration.report.writing import growing_report, summary_pdf
+    from dpsweep.orchestration.store.release_modes import release_mode
 
     for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
         print(f"{trials} trials in the report", file=sys.stderr, flush=True)

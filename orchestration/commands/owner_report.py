@@ -30,11 +30,11 @@ from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
 from dpsweep.orchestration.comparison.formats import for_terminal
-from dpsweep.orchestration.records.layout import absolute, sweep_of
+from dpsweep.orchestration.store.layout import absolute, sweep_of
 
 if TYPE_CHECKING:
-    from dpsweep.orchestration.records.published import PublishedAudit
     from dpsweep.orchestration.report.owner import OwnAttack
+    from dpsweep.orchestration.store.published import PublishedAudit
 
 
 def owner(
@@ -70,7 +70,7 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
     an unknown example; DataCorruption for damaged files.
     """
     from dpsweep.orchestration.comparison.claims import founded_result
-    from dpsweep.orchestration.records.results import TrialResult
+    from dpsweep.orchestration.store.results import TrialResult
     from dpsweep.workers.training.history import reasons_of_trial
 
     result = founded_result(files)
@@ -139,8 +139,8 @@ def _by_scores(files: TrialFiles, example_id: int) -> tuple[OwnAttack, ...]:
 
 
 def _by_loss(files: TrialFiles, example_id: int) -> OwnAttack | None:
-    from dpsweep.orchestration.records.results import TrialResult, read_result
     from dpsweep.orchestration.report.owner import OwnAttack
+    from dpsweep.orchestration.store.results import TrialResult, read_result
     from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 
     tested, result, own = read_outcomes(files.outcomes), read_result(files.result), read_epsilons(files.epsilons)
@@ -158,7 +158,7 @@ def _by_loss(files: TrialFiles, example_id: int) -> OwnAttack | None:
 def audits_of(files: TrialFiles) -> tuple[PublishedAudit, ...]:
     """Return the audits of a trial whose canaries are no examples: of itself, and by `dpsweep audit`."""
     from dpsweep.orchestration.comparison.publishing import published_audit
-    from dpsweep.orchestration.records.later_results import read_audits
+    from dpsweep.orchestration.store.later_results import read_audits
     from dpsweep.workers.evaluation.attack_results import read_attacks
 
     own, place = published_audit(read_attacks(files.attacks).audit), sweep_of(files)

@@ -56,8 +56,8 @@ def plan(
     A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code. With --probe,
     a few real steps are taken in a temporary folder, and nothing but times and memory is kept of them.
     """
-    from dpsweep.orchestration.records.failures import record_refusals
-    from dpsweep.orchestration.records.layout import SweepFiles, absolute, default_output
+    from dpsweep.orchestration.store.failures import record_refusals
+    from dpsweep.orchestration.store.layout import SweepFiles, absolute, default_output
     from dpsweep.orchestration.sweeps.plan import plan_sweep
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text

@@ -36,9 +36,9 @@ from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import label_phrases
 from dpsweep.orchestration.comparison.told_reasons import told
-from dpsweep.orchestration.records.published import NON_PRIVATE, Label, PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.prose import together
+from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.tracking.opening import ways_to_look
 
 if TYPE_CHECKING:  # these modules load torch, Ray and MLflow

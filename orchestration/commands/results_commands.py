@@ -16,7 +16,7 @@ from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, show, stdout, write_file
 from dpsweep.orchestration.commands.running import print_json
 from dpsweep.orchestration.comparison.formats import for_terminal, print_line
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.comparison.across_sweeps import Comparison
@@ -39,7 +39,7 @@ def export(
     from dpsweep.orchestration.comparison.claims import checked_record
     from dpsweep.orchestration.comparison.stored import stored_settings
     from dpsweep.orchestration.comparison.trials_table import FORMATS, trial_table, useful_columns
-    from dpsweep.orchestration.records.release_modes import release_mode
+    from dpsweep.orchestration.store.release_modes import release_mode
 
     write = lookup(FORMATS, to.suffix, "format of --to")
     files = SweepFiles(absolute(folder))
@@ -114,7 +114,7 @@ def best(
     from dpsweep.orchestration.comparison.findings import findings
     from dpsweep.orchestration.comparison.stored import stored_evidence
     from dpsweep.orchestration.execution.same_code import own_files
-    from dpsweep.orchestration.records.integrity import require_unaltered_model
+    from dpsweep.orchestration.store.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))

@@ -35,10 +35,10 @@ from dpsweep.orchestration.comparison.formats import (
     percent,
     seconds,
 )
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import Recording
-from dpsweep.orchestration.records.status_snapshot import (
+from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status_snapshot import (
     PERIOD,
     STALE_AFTER,
     ClusterSnapshot,

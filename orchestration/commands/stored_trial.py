@@ -87,7 +87,7 @@ def stored_reasons(files: TrialFiles) -> tuple[Reason, ...]:
 
     Empty if neither is there. Raises: DataCorruption if they are damaged.
     """
-    from dpsweep.orchestration.records.results import read_result  # late: only stored trials need them
+    from dpsweep.orchestration.store.results import read_result  # late: only stored trials need them
     from dpsweep.workers.spec import TrialSpec
     from dpsweep.workers.training.history import reasons_of_trial
 

@@ -28,14 +28,14 @@ from dpsweep.orchestration.comparison.formats import at_most, for_terminal, name
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
-from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 
 if TYPE_CHECKING:
     from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
     from dpsweep.orchestration.execution.reaccounting import Answer
-    from dpsweep.orchestration.records.published import GroupEpsilon
+    from dpsweep.orchestration.store.published import GroupEpsilon
 
 
 def composed_of_examples(

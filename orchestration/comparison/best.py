@@ -32,7 +32,7 @@ from dpsweep.orchestration.comparison.spoken import (
     says_nothing,
 )
 from dpsweep.orchestration.comparison.values import epsilon
-from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.store.published import PublishedTrial
 
 
 def more_private(found: Findings, best: Setting, name: str, undecided: Collection[Difference]) -> Setting | None:

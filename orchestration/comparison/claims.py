@@ -27,11 +27,11 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import PublishedAccount
-from dpsweep.orchestration.records.remembered import remembered
-from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, read_result
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedAccount
+from dpsweep.orchestration.store.remembered import remembered
+from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, read_result
 from dpsweep.workers.training.history import reasons_of_trial
 
 _ROUNDING = 1e-6

@@ -11,7 +11,7 @@ from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.tested import Measure
 from dpsweep.orchestration.comparison.values import Value
-from dpsweep.orchestration.records.published import PublishedGroup, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.comparison.intervals import ConfidenceInterval

@@ -22,8 +22,8 @@ import numpy.typing as npt
 
 from dpsweep.orchestration.comparison.formats import listed
 from dpsweep.orchestration.comparison.intervals import Array, Moments, bounds, deviations, singles
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes
 
 Mask = npt.NDArray[np.bool_]

@@ -32,7 +32,7 @@ from dpsweep.orchestration.comparison.sanity import (
 )
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names
 from dpsweep.orchestration.comparison.values import epsilon
-from dpsweep.orchestration.records.published import NON_PRIVATE, PublishedSweep, PublishedTrial, has_groups
+from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedSweep, PublishedTrial, has_groups
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown (one seed)", "unknown"]
 COMPARED: Final = ("epsilon", "sigma", "data", "model", "sampling", "epochs", "user_sampling", "max_records_per_user")

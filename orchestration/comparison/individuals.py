@@ -19,8 +19,8 @@ from dpsweep.accounting.mechanism.estimates import Claim, Kind, PrivacyEstimate,
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import grows_at_least_linearly, linear_growth, vadhan_epsilon
-from dpsweep.orchestration.records.published import Density, EpsilonHistogram, GroupEpsilon, IndividualStatistics
-from dpsweep.orchestration.records.release_modes import EXACT, RELEASED
+from dpsweep.orchestration.store.published import Density, EpsilonHistogram, GroupEpsilon, IndividualStatistics
+from dpsweep.orchestration.store.release_modes import EXACT, RELEASED
 
 Array = NDArray[np.float64]
 _BINS: Final = 40

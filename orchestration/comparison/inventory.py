@@ -12,10 +12,10 @@ from typing import Any, Final
 from dpsweep.accounting.errors import DataCorruption, DpsweepError
 from dpsweep.accounting.records.files import exists, list_folders
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import Manifest, read_manifest
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.manifest import Manifest, read_manifest
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 STALE: Final = "stale"

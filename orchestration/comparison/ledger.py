@@ -17,8 +17,8 @@ from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.published import PublishedTrial
 
 
 @dataclass(frozen=True)

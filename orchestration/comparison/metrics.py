@@ -57,8 +57,8 @@ from dpsweep.orchestration.comparison.values import (
     utilization,
     wall_seconds,
 )
-from dpsweep.orchestration.records.published import PublishedTrial, has_groups, task_of
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, has_groups, task_of
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.tasks import task_called
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
-from dpsweep.orchestration.records.published import RUNS, Label, PublishedDataset, PublishedTrial
+from dpsweep.orchestration.store.published import RUNS, Label, PublishedDataset, PublishedTrial
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.spec import DataSpec, TrialSpec
 from dpsweep.workers.training.history import TrainingResult

@@ -17,7 +17,7 @@ from scipy import special
 
 from dpsweep.orchestration.comparison.findings import POWER
 from dpsweep.orchestration.comparison.intervals import TAIL, unnoticed
-from dpsweep.orchestration.records.published import RUNS
+from dpsweep.orchestration.store.published import RUNS
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec

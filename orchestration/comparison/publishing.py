@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping
 
 from dpsweep.accounting.mechanism.reasons import in_words
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.store.published import (
     PublishedAttack,
     PublishedAudit,
     PublishedCourse,
@@ -17,9 +17,9 @@ from dpsweep.orchestration.records.published import (
     PublishedQuality,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, TrialResult
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, TrialResult
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.evaluation.scores import Evaluation, cost_of_privacy

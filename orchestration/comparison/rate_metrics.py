@@ -44,7 +44,7 @@ from dpsweep.orchestration.comparison.values import (
     user_accuracy,
     user_accuracy_gap,
 )
-from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.evaluation.rates import Array
 from dpsweep.workers.tasks import MAIN_SCORES

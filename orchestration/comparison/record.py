@@ -20,20 +20,20 @@ from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.comparison.told_reasons import claimed, claimed_account
 from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuning_note
 from dpsweep.orchestration.comparison.values import has_learnt
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import Manifest
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.manifest import Manifest
+from dpsweep.orchestration.store.published import (
     PublishedAccount,
     PublishedAudit,
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.release_modes import EXACT, Disclosure, release_mode
-from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.store.release_modes import EXACT, Disclosure, release_mode
+from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of

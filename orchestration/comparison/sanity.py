@@ -16,7 +16,7 @@ from dpsweep.orchestration.comparison.formats import first_few
 from dpsweep.orchestration.comparison.intervals import LEVEL
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.values import constant_score, has_learnt
-from dpsweep.orchestration.records.published import PublishedQuality, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedQuality, PublishedTrial
 
 _HARDLY: Final = {"classification": 0.2, "regression": 0.05}
 """By task: a baseline that gains at most this share of what a perfect model gains over a constant prediction has learnt

@@ -13,7 +13,7 @@ from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
 from dpsweep.orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
 from dpsweep.orchestration.comparison.values import on_training, score_called, score_gap
-from dpsweep.orchestration.records.published import PublishedGroup
+from dpsweep.orchestration.store.published import PublishedGroup
 from dpsweep.workers.tasks import TASKS, Score, Task, Unit
 
 _FORMATS: Final[Mapping[Unit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}

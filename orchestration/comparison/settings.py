@@ -29,7 +29,7 @@ from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
 from dpsweep.orchestration.comparison.told_reasons import reasons_of_trials
 from dpsweep.orchestration.comparison.values import Value, epsilon, main
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.store.published import (
     NON_PRIVATE,
     RUNS,
     GroupEpsilon,
@@ -38,7 +38,7 @@ from dpsweep.orchestration.records.published import (
     PublishedGroup,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.states import TrialState
 
 _HIDDEN_SPREAD: Final = 1e-3
 """Level of `_spreads_more` for settings that others may have hidden."""

@@ -15,14 +15,14 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.findings import of_trials
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
-from dpsweep.orchestration.records.attempts import Attempt, read_attempts
-from dpsweep.orchestration.records.later_results import read_accounts, read_audits
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import Manifest, read_manifest
-from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit, PublishedSweep
-from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result_of
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import TrialStatus, status_of
+from dpsweep.orchestration.store.attempts import Attempt, read_attempts
+from dpsweep.orchestration.store.later_results import read_accounts, read_audits
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.manifest import Manifest, read_manifest
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedSweep
+from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, read_result_of
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.growth import past_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep

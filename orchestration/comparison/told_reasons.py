@@ -7,10 +7,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, overload
 
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
-from dpsweep.orchestration.records.published import PublishedAccount, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedTrial
 
 if TYPE_CHECKING:  # this module loads torch
-    from dpsweep.orchestration.records.results import StoppedTrial, StoredResult, TrialResult
+    from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, TrialResult
 
 
 @overload

@@ -10,8 +10,8 @@ from typing import Final
 import numpy as np
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
-from dpsweep.orchestration.records.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.evaluation.rates import ConfusionCounts, Rate
 from dpsweep.workers.evaluation.scores import Evaluation

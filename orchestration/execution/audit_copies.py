@@ -17,12 +17,12 @@ from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoc
 from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.shared_connection import own_connection
-from dpsweep.orchestration.records.integrity import require_unaltered
-from dpsweep.orchestration.records.later_results import AuditRecord, record_of, write_audit
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import FIRST_COME
-from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.store.integrity import require_unaltered
+from dpsweep.orchestration.store.later_results import AuditRecord, record_of, write_audit
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.limits import FIRST_COME
+from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.results import TrialResult
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.workers.clipping import make_clipping

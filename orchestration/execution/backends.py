@@ -10,7 +10,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.backend import Opening
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import Past
 from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import SweepSpec

@@ -31,10 +31,10 @@ from dpsweep.orchestration.comparison.individuals import density, exact_statisti
 from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
-from dpsweep.orchestration.records.integrity import note_digests
-from dpsweep.orchestration.records.published import EstimateQuality, IndividualStatistics, PublishedEpoch
-from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.results import (
+from dpsweep.orchestration.store.integrity import note_digests
+from dpsweep.orchestration.store.published import EstimateQuality, IndividualStatistics, PublishedEpoch
+from dpsweep.orchestration.store.release_modes import release_mode
+from dpsweep.orchestration.store.results import (
     StoppedTrial,
     TrialResult,
     read_statistics,

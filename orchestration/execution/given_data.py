@@ -11,7 +11,7 @@ from dpsweep.accounting.records.files import delete, delete_folder, is_local, li
 from dpsweep.accounting.records.local_files import make_folders
 from dpsweep.accounting.records.sealed import write_private
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.records.layout import SweepFiles, require_safe
+from dpsweep.orchestration.store.layout import SweepFiles, require_safe
 from dpsweep.workers.own_code.imports import GivenData, UserCode
 
 

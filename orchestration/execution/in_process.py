@@ -22,9 +22,9 @@ from dpsweep.orchestration.execution.backend import (
 from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.storage_checks import train_patiently
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import Turn
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.limits import Turn
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import AuditResult

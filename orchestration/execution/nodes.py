@@ -24,7 +24,7 @@ from dpsweep.accounting.errors import InvalidInput, UnfitNode
 from dpsweep.accounting.jobs.parallel import fitting
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.execution.backend import Warn
-from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot
+from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, NodeSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import LABEL, LEAST_QUANTITY, ResourceSettings

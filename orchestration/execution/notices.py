@@ -15,8 +15,8 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 
 Event = Literal["finished", "failed", "stuck"]
 TIMEOUT: Final = 15.0

@@ -40,11 +40,11 @@ from dpsweep.orchestration.execution.nodes import check_gpus, cluster_now
 from dpsweep.orchestration.execution.ray_tune import train
 from dpsweep.orchestration.execution.storage_checks import OnSharedStorage, Probe
 from dpsweep.orchestration.execution.turns import Turns
-from dpsweep.orchestration.records.failures import shown
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import FIRST_COME, Turn
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, SweepSnapshot
+from dpsweep.orchestration.store.failures import shown
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.limits import FIRST_COME, Turn
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import LEAST_QUANTITY, AccountingSettings, ResourceSettings

@@ -26,7 +26,7 @@ import torch
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.orchestration.execution.costs import costs_as_planned
-from dpsweep.orchestration.records.failures import shown
+from dpsweep.orchestration.store.failures import shown
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import ResourceSettings, reserved

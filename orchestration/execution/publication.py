@@ -18,8 +18,8 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import stored_evidence
 from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import PublishedSweep
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedSweep
 from dpsweep.orchestration.tracking.plain_comparison import Compared, comparison
 from dpsweep.orchestration.tracking.tracker import RunStatus, Tracker
 

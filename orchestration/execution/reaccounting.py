@@ -31,13 +31,13 @@ from dpsweep.orchestration.execution.backend import Warn
 from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.execution.upkeep import trained
-from dpsweep.orchestration.records.integrity import require_unaltered
-from dpsweep.orchestration.records.later_results import write_account
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import FIRST_COME
-from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.published import IndividualStatistics
-from dpsweep.orchestration.records.results import StoredResult
+from dpsweep.orchestration.store.integrity import require_unaltered
+from dpsweep.orchestration.store.later_results import write_account
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.limits import FIRST_COME
+from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.published import IndividualStatistics
+from dpsweep.orchestration.store.results import StoredResult
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.workers.own_code.imports import NO_CODE

@@ -17,12 +17,12 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
-from dpsweep.orchestration.records.attempts import adopt_attempts
-from dpsweep.orchestration.records.integrity import damages, met_other_data
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
-from dpsweep.orchestration.records.manifest import Manifest
-from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.results import TrialResult
+from dpsweep.orchestration.store.attempts import adopt_attempts
+from dpsweep.orchestration.store.integrity import damages, met_other_data
+from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.manifest import Manifest
+from dpsweep.orchestration.store.release_modes import release_mode
+from dpsweep.orchestration.store.results import TrialResult
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode

@@ -9,8 +9,8 @@ from typing import Final
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.records.attempts import AttemptLog
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.attempts import AttemptLog
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, UserModule
 from dpsweep.workers.own_code.own_record import changed_code, has_changed, names_weights, own_locations

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
-from dpsweep.orchestration.records.layout import output_files
+from dpsweep.orchestration.store.layout import output_files
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import UserCode
 

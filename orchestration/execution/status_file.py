@@ -15,11 +15,11 @@ from typing import Final
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, StorageError
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.execution.notices import Notices
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.release_modes import Disclosure, release_mode
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
-from dpsweep.orchestration.records.status_snapshot import (
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.release_modes import Disclosure, release_mode
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.store.status_snapshot import (
     PERIOD,
     ClusterSnapshot,
     SweepSnapshot,

@@ -16,7 +16,7 @@ from typing import Generic, Self
 from dpsweep.accounting.errors import InvalidInput, StorageError, UnfitNode
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.records.files import exists, is_local, open_filesystem, read_bytes, write_bytes_atomically
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.training.history import Progress

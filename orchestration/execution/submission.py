@@ -38,7 +38,7 @@ from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.execution.cluster import own_package, refused_token
-from dpsweep.orchestration.records.limits import FIRST_COME, NO_LIMITS, Limits, Turn
+from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, Limits, Turn
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked
 from dpsweep.orchestration.tracking.requests import Timed, within
 from dpsweep.workers.own_code.imports import UserCode

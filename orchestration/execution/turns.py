@@ -21,7 +21,7 @@ from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
 from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources
-from dpsweep.orchestration.records.limits import Turn
+from dpsweep.orchestration.store.limits import Turn
 from dpsweep.orchestration.sweeps.sections import LABEL, ResourceSettings
 
 _BOARD: Final = b"dpsweep-turns"

@@ -29,14 +29,14 @@ from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record, stored_record
 from dpsweep.orchestration.execution.storage_checks import abort_uploads
-from dpsweep.orchestration.records import integrity
-from dpsweep.orchestration.records.attempts import AttemptLog
-from dpsweep.orchestration.records.integrity import damages
-from dpsweep.orchestration.records.layout import SweepFiles, absolute, require_no_links
-from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.results import StoredResult, TrialResult
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status_snapshot import read_snapshot
+from dpsweep.orchestration.store import integrity
+from dpsweep.orchestration.store.attempts import AttemptLog
+from dpsweep.orchestration.store.integrity import damages
+from dpsweep.orchestration.store.layout import SweepFiles, absolute, require_no_links
+from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.results import StoredResult, TrialResult
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.workers.machine.checkpoint import forget_checkpoint
 
 _READERS = 8

@@ -23,8 +23,8 @@ from dpsweep.orchestration.comparison.formats import (
     print_line,
     seconds,
 )
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 
 _SHOWN_AT_ONCE = 12
 _LINE_INTERVAL = 10.0

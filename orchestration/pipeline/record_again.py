@@ -27,13 +27,13 @@ from dpsweep.orchestration.execution.publication import (
 )
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline.stage import Outcome, recording_in
-from dpsweep.orchestration.records.layout import SweepFiles, absolute
-from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
-from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.report.writing import write_reports
+from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.release_modes import release_mode
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.status_snapshot import PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store

@@ -32,10 +32,10 @@ from dpsweep.orchestration.execution.same_code import begun_with_other_code, ref
 from dpsweep.orchestration.execution.shared_connection import shared
 from dpsweep.orchestration.execution.storage_checks import require_space
 from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, run_stage
-from dpsweep.orchestration.records.layout import SweepFiles, require_safe
-from dpsweep.orchestration.records.limits import NO_LIMITS
-from dpsweep.orchestration.records.manifest import Manifest, new_manifest, read_manifest, write_manifest
-from dpsweep.orchestration.records.ownership import exclusive
+from dpsweep.orchestration.store.layout import SweepFiles, require_safe
+from dpsweep.orchestration.store.limits import NO_LIMITS
+from dpsweep.orchestration.store.manifest import Manifest, new_manifest, read_manifest, write_manifest
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, settings_of
 from dpsweep.orchestration.sweeps.growth import begun, grown
 from dpsweep.orchestration.sweeps.planned import accept

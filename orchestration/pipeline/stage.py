@@ -29,13 +29,13 @@ from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.execution.status_file import StatusFile, earlier_driver
 from dpsweep.orchestration.execution.storage_checks import require_answer, require_client, require_space
 from dpsweep.orchestration.execution.upkeep import named_trials, start_anew
-from dpsweep.orchestration.records.layout import SweepFiles, output_files
-from dpsweep.orchestration.records.limits import FIRST_COME, NO_LIMITS, NOTHING_SPENT, Limits, Spent, Turn
-from dpsweep.orchestration.records.manifest import Manifest, read_manifest, write_manifest
-from dpsweep.orchestration.records.ownership import claimed, exclusive
-from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.status import Recording, SweepStatus, TrialStatus
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.store.layout import SweepFiles, output_files
+from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, NOTHING_SPENT, Limits, Spent, Turn
+from dpsweep.orchestration.store.manifest import Manifest, read_manifest, write_manifest
+from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.release_modes import release_mode
+from dpsweep.orchestration.store.status import Recording, SweepStatus, TrialStatus
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.growth import opened, past_of
 from dpsweep.orchestration.sweeps.planned import Plan, accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep

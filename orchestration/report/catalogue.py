@@ -14,13 +14,13 @@ from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import SHARES
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from dpsweep.orchestration.comparison.settings import finished_settings, group_names
-from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
-from dpsweep.orchestration.records.release_modes import release_mode
 from dpsweep.orchestration.report import figures as draw
 from dpsweep.orchestration.report import private_figures, trade_offs, training_curves
 from dpsweep.orchestration.report.figures import Scene
 from dpsweep.orchestration.report.plot import Plot, style_of
 from dpsweep.orchestration.report.training_curves import searched_curves, tuning_curves
+from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.workers.tasks import task_called
 
 Section = Literal["results", "tuning", "groups", "who pays", "single examples", "over time"]

@@ -30,14 +30,14 @@ from dpsweep.orchestration.comparison.settings import (
     group_value,
 )
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.report.html import Cell, named, section, table
+from dpsweep.orchestration.report.plot import Style
+from dpsweep.orchestration.store.published import (
     EstimateQuality,
     PublishedAccount,
     PublishedGroup,
     PublishedTrial,
 )
-from dpsweep.orchestration.report.html import Cell, named, section, table
-from dpsweep.orchestration.report.plot import Style
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 
 

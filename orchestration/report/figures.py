@@ -18,8 +18,8 @@ from dpsweep.orchestration.comparison.settings import (
     group_value,
 )
 from dpsweep.orchestration.comparison.values import epsilon
-from dpsweep.orchestration.records.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from dpsweep.orchestration.report.plot import BAND, FONT, INK, MUTED, RULE, Plot, Style
+from dpsweep.orchestration.store.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from dpsweep.workers.tasks import task_called
 
 Value = Callable[[PublishedTrial], float | None]

@@ -33,10 +33,10 @@ from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
-from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep
 from dpsweep.orchestration.report.decisions import nothing_to_take
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep
 from dpsweep.workers.dataset_description import NO_GROUPS
 
 _MOST_ROWS: Final = 7

@@ -15,7 +15,7 @@ from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.orchestration.comparison.formats import at_most_share
-from dpsweep.orchestration.records.published import PublishedAudit
+from dpsweep.orchestration.store.published import PublishedAudit
 
 _WITHOUT: Mapping[Adjacency, str] = {
     "add_remove": "left out of the training data",

@@ -25,9 +25,6 @@ from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_m
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names, group_value
 from dpsweep.orchestration.comparison.values import Value
-from dpsweep.orchestration.records.published import PublishedSweep
-from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.catalogue import (
     FIGURES,
     DrawnFigure,
@@ -62,6 +59,9 @@ from dpsweep.orchestration.report.tables import (
     settings_table,
     trials_table,
 )
+from dpsweep.orchestration.store.published import PublishedSweep
+from dpsweep.orchestration.store.release_modes import release_mode
+from dpsweep.orchestration.store.states import TrialState
 
 _EPSILON_I: Final = re.compile(r'="[^"]*"|εᵢ')
 """The letters of an individual epsilon, or an attribute, in which they stay letters."""

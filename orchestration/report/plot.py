@@ -17,8 +17,8 @@ from string import Template
 from typing import Any, Final, TypeVar
 
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.records.published import NON_PRIVATE
 from dpsweep.orchestration.report.packing import packed_plotly, script_safe
+from dpsweep.orchestration.store.published import NON_PRIVATE
 
 _PAGE: Final = Template("""<!DOCTYPE html>
 <html><head><meta charset="utf-8"></head><body><div id="plot"></div>

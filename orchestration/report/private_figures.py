@@ -10,9 +10,9 @@ from dpsweep.accounting.attacks import epsilon_of_area
 from dpsweep.orchestration.comparison.formats import correlation
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.settings import Setting, first_seed, group_value
-from dpsweep.orchestration.records.published import Density, PublishedPrivacy, PublishedTrial
 from dpsweep.orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
 from dpsweep.orchestration.report.plot import INK, Plot
+from dpsweep.orchestration.store.published import Density, PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import auc_interval
 
 

@@ -29,12 +29,12 @@ from dpsweep.orchestration.comparison.values import (
     median_epsilon,
     worst_over_median,
 )
-from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial, task_of
-from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.catalogue import OF_USERS, are_per_user, norms_are_off
 from dpsweep.orchestration.report.decisions import decisions
 from dpsweep.orchestration.report.first_screen import decision
+from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, task_of
+from dpsweep.orchestration.store.release_modes import release_mode
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.tasks import task_called
 
 SENSITIVE = (

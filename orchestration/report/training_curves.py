@@ -21,7 +21,6 @@ from dpsweep.orchestration.comparison.individuals import VADHAN, GroupComparison
 from dpsweep.orchestration.comparison.rate_metrics import spoken
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.statistics import spread
-from dpsweep.orchestration.records.published import PublishedTrial, PublishedTuning
 from dpsweep.orchestration.report.figures import (
     Axis,
     Scene,
@@ -37,6 +36,7 @@ from dpsweep.orchestration.report.figures import (
 )
 from dpsweep.orchestration.report.plot import PALETTE, Plot
 from dpsweep.orchestration.report.trade_offs import total_axis, worst_axis
+from dpsweep.orchestration.store.published import PublishedTrial, PublishedTuning
 
 _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")
 """Accountants that are compared over epochs; those of the package dp-accounting are too slow for a page."""

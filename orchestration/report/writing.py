@@ -17,11 +17,11 @@ from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, of_trials
 from dpsweep.orchestration.comparison.record import SweepRecord, exact, rows
 from dpsweep.orchestration.comparison.stored import owned_record, stored_evidence
-from dpsweep.orchestration.records.integrity import write_private_report, write_public_reports
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.release_modes import release_mode
-from dpsweep.orchestration.records.status_snapshot import PERIOD, read_snapshot
 from dpsweep.orchestration.report.page import render, renewed
+from dpsweep.orchestration.store.integrity import write_private_report, write_public_reports
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.release_modes import release_mode
+from dpsweep.orchestration.store.status_snapshot import PERIOD, read_snapshot
 
 
 def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings]:

@@ -9,7 +9,7 @@ from dataclasses import is_dataclass
 from typing import Any, Final, get_type_hints
 
 from dpsweep.accounting.mechanism.schedules import NOISES
-from dpsweep.orchestration.records.release_modes import RELEASE_MODES
+from dpsweep.orchestration.store.release_modes import RELEASE_MODES
 from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import SOURCES
 from dpsweep.workers.models import MODELS

@@ -18,7 +18,7 @@ from typing import Any, Final
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.units import of_records
-from dpsweep.orchestration.records.published import NON_PRIVATE, Label
+from dpsweep.orchestration.store.published import NON_PRIVATE, Label
 from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import OWN_NOISE, RowsPerUserSettings

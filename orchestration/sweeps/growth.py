@@ -10,8 +10,8 @@ from dataclasses import replace
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.encryption import require_key
-from dpsweep.orchestration.records.manifest import Manifest, new_manifest
-from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.store.manifest import Manifest, new_manifest
+from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.sweeps.grid import Past, drafts
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 

@@ -26,8 +26,8 @@ from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, Random
 from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_or_chain
-from dpsweep.orchestration.records.failures import shown
-from dpsweep.orchestration.records.release_modes import RELEASED
+from dpsweep.orchestration.store.failures import shown
+from dpsweep.orchestration.store.release_modes import RELEASED
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed

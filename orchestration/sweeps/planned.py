@@ -17,8 +17,8 @@ from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.trace import Release, Trace
-from dpsweep.orchestration.records.failures import record_refusals
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.failures import record_refusals
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.dataset_description import DatasetDescription

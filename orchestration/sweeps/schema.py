@@ -13,7 +13,7 @@ from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest, unlike
-from dpsweep.orchestration.records.release_modes import RELEASED, Disclosure, release_mode, release_spec
+from dpsweep.orchestration.store.release_modes import RELEASED, Disclosure, release_mode, release_spec
 from dpsweep.orchestration.sweeps.axes import has_lists, kinds_of, spread
 from dpsweep.orchestration.sweeps.sections import (
     ONE_LEVEL,

@@ -7,8 +7,8 @@ from pathlib import Path
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.formats import MASK, masked
-from dpsweep.orchestration.records.layout import SweepFiles, require_safe_tracking
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.tracking.given_stores import is_given
 
 

@@ -11,10 +11,10 @@ import os
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.formats import MASK, masked
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.remembered import is_noted, note
-from dpsweep.orchestration.records.status import Recording
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.remembered import is_noted, note
+from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING

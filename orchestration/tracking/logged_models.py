@@ -29,9 +29,9 @@ from dpsweep.orchestration.comparison.formats import at_most, masked, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.values import delta, epsilon
-from dpsweep.orchestration.records.layout import SweepFiles, require_safe_tracking
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.status_snapshot import read_snapshot
+from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import MOST_PAGES, probe, reported, require_location
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, timed
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store

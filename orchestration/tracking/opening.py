@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.layout import SweepFiles, require_safe_tracking
+from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING, NoTracker, Tracker, TrackingUnavailable
 
 

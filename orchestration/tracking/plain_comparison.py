@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.metrics import final_metrics, metric
 from dpsweep.orchestration.comparison.parameters import varying
 from dpsweep.orchestration.comparison.settings import Setting, first_seed
 from dpsweep.orchestration.comparison.statistics import Spread, spread
-from dpsweep.orchestration.records.published import PublishedTrial
+from dpsweep.orchestration.store.published import PublishedTrial
 
 SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"
 COMPARED: Final = "view/"

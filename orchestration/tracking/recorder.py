@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Final
 
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.tracking.requests import each, within
 from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 

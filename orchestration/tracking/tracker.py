@@ -16,8 +16,8 @@ from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.tracking.plain_comparison import Compared
 
 EXPERIMENT = "dpsweep"

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.sample_grids import small
 
 SWEEP: Final = small(

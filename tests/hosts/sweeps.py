@@ -17,7 +17,7 @@ from tests.orchestration.sample_grids import small
 WATCH = """
 import json, sys, time
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.orchestration.records.status_snapshot import read_snapshot
+from dpsweep.orchestration.store.status_snapshot import read_snapshot
 while True:
     try:
         found = read_snapshot(sys.argv[1] + "/status.json")
@@ -34,7 +34,7 @@ DIGESTS = """
 import hashlib, json, os, sys
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.servers import objects_in
 start = sys.argv[1] + "/trials/"
 found = objects_in("bucket", dict(os.environ))

@@ -15,8 +15,8 @@ _FILLING: Final = 40
 """Trials of the first team: still many when the second one's driver has started."""
 _PLACES = """
 import json, os, sys
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import read_result
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import read_result
 from dpsweep.accounting.records.files import list_files
 found = []
 root = sys.argv[1]

@@ -9,8 +9,8 @@ from tests.mutants.mutant import Mutant, bugs_in
 
 COMPLETING: Final = ("tests/orchestration/execution/test_completing.py",)
 COMPLETION: Final = ("tests/orchestration/execution/test_completion.py",)
-INTEGRITY: Final = ("tests/orchestration/records/test_integrity.py",)
-OWNERSHIP: Final = ("tests/orchestration/records/test_ownership.py",)
+INTEGRITY: Final = ("tests/orchestration/store/test_integrity.py",)
+OWNERSHIP: Final = ("tests/orchestration/store/test_ownership.py",)
 PLAN: Final = ("tests/orchestration/sweeps/test_plan.py",)
 
 ORCHESTRATION: Final[tuple[Mutant, ...]] = (
@@ -207,7 +207,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/records/ownership.py",
+        "orchestration/store/ownership.py",
         OWNERSHIP,
         B("if _is_ours(uri, mine):  #", "if True:  #", "the claim is not read again"),
         B("if now != found:", "if False:", "a live claim is taken over"),
@@ -229,7 +229,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/records/integrity.py",
+        "orchestration/store/integrity.py",
         INTEGRITY,
         B(
             "return {name: noted for name, noted in digests.items() if not name.startswith(_PRIVATE)}",
@@ -250,7 +250,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/records/results.py",
+        "orchestration/store/results.py",
         COMPLETING,
         B(
             "write_private_sealed(uri, _STATISTICS.dump_json(statistics))",
@@ -260,8 +260,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/records/failures.py",
-        ("tests/orchestration/records/test_release_modes.py", "tests/orchestration/sweeps/test_plan.py"),
+        "orchestration/store/failures.py",
+        ("tests/orchestration/store/test_release_modes.py", "tests/orchestration/sweeps/test_plan.py"),
         B(
             "return release_mode(disclosure).error_text(error)",
             "return str(error)",

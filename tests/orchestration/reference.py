@@ -9,7 +9,7 @@ import torch
 
 from dpsweep.accounting.records.epsilon_files import Epsilons, read_epsilons
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode

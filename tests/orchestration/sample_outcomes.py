@@ -8,14 +8,14 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.store.published import (
     Label,
     PublishedGroup,
     PublishedPrivacy,
     PublishedQuality,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from dpsweep.workers.evaluation.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
 from dpsweep.workers.evaluation.scores import fairness

@@ -9,7 +9,7 @@ import statistics
 from dataclasses import replace
 
 from dpsweep.accounting import AttackRisk, PoissonSampling, attack_risk, parse_schedule, planned_trace, privacy_curve
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.store.published import (
     Density,
     EpsilonHistogram,
     EstimateQuality,
@@ -26,8 +26,8 @@ from dpsweep.orchestration.records.published import (
     PublishedSweep,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.release_modes import Disclosure
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.release_modes import Disclosure
+from dpsweep.orchestration.store.states import TrialState
 
 EPOCHS = 30
 DIGITS = tuple(f"digit {digit}" for digit in range(10))

@@ -10,8 +10,8 @@ import pytest
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.metrics import final_metrics, known_of_groups
 from dpsweep.orchestration.pipeline import render_again
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import TrialResult, read_exact_statistics, read_result
 from dpsweep.orchestration.tracking.tracker import group_table
 from dpsweep.workers.evaluation.attack_results import (
     AttackResults,

@@ -15,8 +15,8 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.status_snapshot import read_snapshot
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from tests.orchestration.execution.test_submission import Head
 from tests.orchestration.execution.test_submission import head as head
 from tests.orchestration.processes import dpsweep, environment

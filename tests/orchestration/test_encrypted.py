@@ -24,7 +24,7 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.ray_tune import train_trial
 from dpsweep.orchestration.execution.submission import packaged
 from dpsweep.orchestration.pipeline import run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.own_code.imports import NO_CODE

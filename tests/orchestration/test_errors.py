@@ -13,7 +13,7 @@ import pytest
 from PIL import Image
 
 from dpsweep.orchestration.commands.main import main
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.execution.test_session import shared, temporary
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small

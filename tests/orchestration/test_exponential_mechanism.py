@@ -17,7 +17,7 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, run, run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import load_dataset

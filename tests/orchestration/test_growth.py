@@ -20,10 +20,10 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
-from dpsweep.orchestration.records.attempts import read_attempts
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import read_manifest
-from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.store.attempts import read_attempts
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.manifest import read_manifest
+from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import Past
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep

@@ -24,10 +24,10 @@ from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import Outcome, render_again, run_sweep
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import TrialStatus
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.tracker import TrackedSweep

@@ -11,7 +11,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dpsweep.accounting.records.files import exists
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import (
     PATIENCE,

@@ -19,13 +19,13 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.status_command import headline, picture
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep
-from dpsweep.orchestration.records.attempts import read_attempts
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import NO_LIMITS, Limits, Spent
-from dpsweep.orchestration.records.results import TrialResult
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
-from dpsweep.orchestration.records.status_snapshot import read_snapshot
+from dpsweep.orchestration.store.attempts import read_attempts
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.limits import NO_LIMITS, Limits, Spent
+from dpsweep.orchestration.store.results import TrialResult
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted

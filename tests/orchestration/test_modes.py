@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.orchestration.pipeline import run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip

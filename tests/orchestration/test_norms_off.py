@@ -12,7 +12,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.library import open_sweep
 from dpsweep.orchestration.pipeline import run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in

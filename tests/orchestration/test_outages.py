@@ -15,7 +15,7 @@ import pytest
 
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import delete_folder, exists, list_files
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import PATIENCE, Running, dpsweep, script, start, wait_until

@@ -17,9 +17,9 @@ from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.execution.in_process import nothing_left
 from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in

@@ -29,11 +29,11 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.told_reasons import claimed
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedTrial
-from dpsweep.orchestration.records.results import read_result, write_result
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
+from dpsweep.orchestration.store.results import read_result, write_result
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of

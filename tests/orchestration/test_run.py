@@ -20,9 +20,9 @@ from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics, read_result, read_statistics
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import TrialResult, read_exact_statistics, read_result, read_statistics
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.reference import run_undisturbed

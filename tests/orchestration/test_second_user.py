@@ -16,8 +16,8 @@ from dpsweep.accounting.errors import DataCorruption, StorageError
 from dpsweep.accounting.records.sealed import read_private
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.pipeline import run_sweep
-from dpsweep.orchestration.records.later_results import write_account
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.later_results import write_account
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.sample_grids import in_process, small
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")

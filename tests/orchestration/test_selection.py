@@ -24,10 +24,10 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
 from dpsweep.orchestration.execution.upkeep import damaged_files, delete_sweep, prune_norms
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run, run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import Limits
-from dpsweep.orchestration.records.manifest import read_manifest
 from dpsweep.orchestration.report.board import Board
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.limits import Limits
+from dpsweep.orchestration.store.manifest import read_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of

@@ -20,8 +20,8 @@ from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.metrics import METRICS, known, main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.records.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
 from dpsweep.workers.evaluation.outcomes import ScoredOutcomes
 from dpsweep.workers.tasks import TASKS

@@ -21,8 +21,8 @@ from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.pipeline.run import best_candidates
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.states import TrialState
 from tests.orchestration.reference import assert_same_trial
 from tests.orchestration.sample_grids import in_process, small
 

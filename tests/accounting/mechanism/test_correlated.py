@@ -35,7 +35,7 @@ from dpsweep.accounting.accountants.paper_only import algorithm_2
 from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, InverseRootNoise, LambdaNoise, NoiseStrategy
 from dpsweep.accounting.mechanism.samplings import CyclicPoissonSampling, FixedOrderSampling, Sampling
 from dpsweep.accounting.pld import group_law
-from dpsweep.orchestration.records.attempts import StoredTrace
+from dpsweep.orchestration.store.attempts import StoredTrace
 
 DELTA = 1e-5
 IN_TURN = CyclicPoissonSampling(4, 0.2)

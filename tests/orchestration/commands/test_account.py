@@ -29,10 +29,10 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.user_files import StoredUsers
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison import claims
-from dpsweep.orchestration.records import remembered
-from dpsweep.orchestration.records.attempts import Attempt, AttemptLog
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import read_result
+from dpsweep.orchestration.store import remembered
+from dpsweep.orchestration.store.attempts import Attempt, AttemptLog
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import read_result
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 from tests.orchestration.execution.test_upkeep import trained as trained
 

@@ -16,8 +16,8 @@ from dpsweep.orchestration.commands.audit import _lines
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.pipeline import render_again
-from dpsweep.orchestration.records.later_results import AuditRecord, audit_schema
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.later_results import AuditRecord, audit_schema
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained, trained_sweep
 from tests.orchestration.public_values import words
 

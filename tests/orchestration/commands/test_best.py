@@ -16,7 +16,7 @@ from dpsweep.orchestration.comparison.best import Best, best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Difference, findings
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval, Covers
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.workers.evaluation.outcomes import write_outcomes
 from tests.orchestration.execution.test_upkeep import files as files
 from tests.orchestration.execution.test_upkeep import trained as trained

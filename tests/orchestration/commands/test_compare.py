@@ -18,8 +18,8 @@ from dpsweep.orchestration.comparison.entries import MetricTable
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import flattened
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.records.layout import SweepFiles
 from dpsweep.orchestration.report.page import render
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.sample_grids import key_in
 from tests.orchestration.sample_results import EXACT, stored_sample
 

@@ -12,8 +12,8 @@ from rich.text import Text
 
 from dpsweep.orchestration.comparison.formats import Fitting
 from dpsweep.orchestration.pipeline.progress import _picture
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 
 KEY = "individual-exponential-epsilon8-seed1000000-ec7523857b"
 

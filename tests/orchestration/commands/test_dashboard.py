@@ -23,10 +23,10 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.dashboard import _COOKIE, application, dashboard
 from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.tuning_notes import importance
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.report.board import Board
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
 from tests.orchestration.processes import COMMAND
 from tests.orchestration.report.emulated import PHONE, tab_of
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS

@@ -13,10 +13,10 @@ from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.stored import stored_record
-from dpsweep.orchestration.records.attempts import Attempt, AttemptLog, read_attempts
-from dpsweep.orchestration.records.later_results import AuditRecord, write_audit
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attempts
+from dpsweep.orchestration.store.later_results import AuditRecord, write_audit
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.ownership import claimed, exclusive
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import DELTA, stored_sample
 

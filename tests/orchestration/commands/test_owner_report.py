@@ -22,8 +22,8 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.owner_report import read_owner_report
 from dpsweep.orchestration.comparison.formats import at_most_share
 from dpsweep.orchestration.execution.completion import Times, complete_trial
-from dpsweep.orchestration.records.later_results import AuditRecord, write_audit
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.later_results import AuditRecord, write_audit
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.evaluation.attack_results import read_membership

@@ -14,7 +14,7 @@ import pytest
 from mlflow import MlflowClient
 
 from dpsweep.accounting.records.files import exists
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.processes import COMMAND, PATIENCE, Running, environment, start, wait_until
 from tests.orchestration.sample_grids import keys_of, small
 

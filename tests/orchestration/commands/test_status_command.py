@@ -24,9 +24,9 @@ from dpsweep.orchestration.commands.main import app, main
 from dpsweep.orchestration.commands.options import show
 from dpsweep.orchestration.commands.status_command import picture, warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import NOTHING_RECORDED, Recording
-from dpsweep.orchestration.records.status_snapshot import (
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.status_snapshot import (
     ClusterSnapshot,
     NodeSnapshot,
     SweepSnapshot,

@@ -19,12 +19,12 @@ from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import read_manifest
-from dpsweep.orchestration.records.ownership import exclusive
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import Recording
-from dpsweep.orchestration.records.status_snapshot import (
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.manifest import read_manifest
+from dpsweep.orchestration.store.ownership import exclusive
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status_snapshot import (
     STALE_AFTER,
     SweepSnapshot,
     TrialSnapshot,

@@ -23,8 +23,8 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison import claims
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import write_result
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import write_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
@@ -170,7 +170,7 @@ def invoked(*arguments: object) -> object:
 
 
 UNCHECKED = {
-    "records/results.py": "defines how results are read",
+    "store/results.py": "defines how results are read",
     "comparison/stored.py": "reads a sweep for the gate",
     "comparison/claims.py": "is the gate",
     "comparison/inventory.py": "counts trials",

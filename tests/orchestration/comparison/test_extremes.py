@@ -13,10 +13,10 @@ from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.findings import findings, warnings
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.pipeline import Outcome
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.results import TrialResult
-from dpsweep.orchestration.records.status import status_of
 from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.results import TrialResult
+from dpsweep.orchestration.store.status import status_of
 from tests.orchestration.sample_outcomes import outcomes, trial
 from tests.orchestration.sample_results import sample_record
 

@@ -22,8 +22,8 @@ from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_G
 from dpsweep.orchestration.comparison.sanity import has_diverged
 from dpsweep.orchestration.comparison.settings import finished_settings, group_value
 from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
-from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial, PublishedTuning
 from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, PublishedTuning
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.sample_outcomes import GROUPS, LABELS, LUCK, of_predictions, outcomes, sweep_of, trial
 

@@ -24,8 +24,8 @@ from dpsweep.orchestration.comparison.individuals import (
 )
 from dpsweep.orchestration.comparison.metrics import known
 from dpsweep.orchestration.comparison.statistics import pearson
-from dpsweep.orchestration.records.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
-from dpsweep.orchestration.records.results import read_exact_statistics, write_exact_statistics
+from dpsweep.orchestration.store.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
+from dpsweep.orchestration.store.results import read_exact_statistics, write_exact_statistics
 from tests.orchestration.sample_sweeps import sample_trial
 
 

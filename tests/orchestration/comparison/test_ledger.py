@@ -19,11 +19,11 @@ from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSa
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.orchestration.comparison.ledger import composed, composed_epsilon
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
-from dpsweep.orchestration.records.attempts import Attempt, AttemptLog, read_attempts
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.prose import together
+from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attempts
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.tracking.tracker import composition_entries
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
@@ -113,9 +113,9 @@ def test_every_process_computes_the_same_bits() -> None:
     code = (
         "from dpsweep.accounting import PoissonSampling, Segment, Trace\n"
         "from dpsweep.orchestration.comparison.ledger import composed\n"
-        "from dpsweep.orchestration.records.attempts import Attempt\n"
-        "from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedTrial\n"
-        "from dpsweep.orchestration.records.states import TrialState\n"
+        "from dpsweep.orchestration.store.attempts import Attempt\n"
+        "from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial\n"
+        "from dpsweep.orchestration.store.states import TrialState\n"
         "levels = (0.9, 1.1, 1.3, 1.7)\n"
         "runs = {level: Trace(1000, (Segment(0, 200, PoissonSampling(0.05), level),)) for level in levels}\n"
         "attempts = {str(level): Attempt(str(level), 1, 1e-5, run, None, ended=True) for level, run in runs.items()}\n"

@@ -11,7 +11,7 @@ from dpsweep.orchestration.comparison.metrics import families, final_metrics, kn
 from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.comparison.values import worst_over_median
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.store.published import (
     EpsilonHistogram,
     IndividualStatistics,
     PublishedCourse,
@@ -21,7 +21,7 @@ from dpsweep.orchestration.records.published import (
     PublishedQuality,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 
 TRIAL = PublishedTrial(

@@ -13,11 +13,11 @@ from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.record import SweepRecord, exact, parse_failures, rows
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import status_of
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import SENSITIVE, headline
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import status_of
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import EXACT, result_of, sample_record, stopped_of
 

@@ -14,9 +14,9 @@ from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings
 from dpsweep.orchestration.comparison.settings import best_trade_offs
-from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
 from dpsweep.workers.evaluation.outcomes import Outcomes, ScoredOutcomes
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
 

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from dpsweep.accounting.records.epsilon_files import read_epsilons
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.autoscaled import autoscaled_cluster
 from tests.orchestration.execution.recorded_tasks import nodes_and_tasks

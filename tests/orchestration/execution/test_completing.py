@@ -20,8 +20,8 @@ from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.completion import Times, complete_stopped, complete_trial, epsilon_so_far
-from dpsweep.orchestration.records.published import IndividualStatistics
-from dpsweep.orchestration.records.results import TrialResult, read_exact_statistics
+from dpsweep.orchestration.store.published import IndividualStatistics
+from dpsweep.orchestration.store.results import TrialResult, read_exact_statistics
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep

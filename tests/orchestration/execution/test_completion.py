@@ -14,8 +14,8 @@ from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.execution.completion import Times, bounding_trace, complete_trial
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import TrialResult, read_result
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import TrialResult, read_result
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep

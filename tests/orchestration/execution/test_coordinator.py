@@ -27,12 +27,12 @@ from dpsweep.orchestration.execution.completion import Close
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
 from dpsweep.orchestration.execution.publication import empty_pages, published, publisher
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
-from dpsweep.orchestration.records.published import PublishedSweep, PublishedTrial
-from dpsweep.orchestration.records.results import StoppedTrial, TrialResult, read_result
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.manifest import new_manifest, write_manifest
+from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, read_result
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import SweepStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep

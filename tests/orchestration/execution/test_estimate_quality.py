@@ -10,7 +10,7 @@ import pytest
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.completion import quality_of_estimates
-from dpsweep.orchestration.records.published import EstimateQuality
+from dpsweep.orchestration.store.published import EstimateQuality
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.trials.trial import run_trial

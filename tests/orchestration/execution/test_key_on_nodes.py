@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.records.encryption import KEY_VARIABLE
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import dpsweep, script

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.records.files import exists
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import PATIENCE, dpsweep, kill, script, start, wait_until

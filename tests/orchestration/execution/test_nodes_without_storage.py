@@ -29,7 +29,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.on_ray import on_cluster
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
 from dpsweep.workers.own_code.imports import NO_CODE
@@ -78,7 +78,7 @@ import ray
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.on_ray import on_cluster
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
 from tests.orchestration.processes import descendants

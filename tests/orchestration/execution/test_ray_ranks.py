@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted

@@ -15,8 +15,8 @@ import pytest
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.records.files import exists
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import StoppedTrial, read_result
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import StoppedTrial, read_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep

@@ -13,10 +13,10 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.execution.status_file import StatusFile
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import SweepStatus, TrialStatus
-from dpsweep.orchestration.records.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING

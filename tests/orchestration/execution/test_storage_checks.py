@@ -38,7 +38,7 @@ from dpsweep.orchestration.execution.storage_checks import (
     train_patiently,
 )
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep

@@ -25,9 +25,9 @@ from dpsweep.orchestration.execution import submission
 from dpsweep.orchestration.execution.environment import reread_environment
 from dpsweep.orchestration.execution.on_ray import SWEEP_GAUGES
 from dpsweep.orchestration.execution.submission import Package, SubmittedSweeps
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.limits import Turn
-from dpsweep.orchestration.records.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.limits import Turn
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.processes import dpsweep, kill, script, wait_until

@@ -10,7 +10,7 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.execution.nodes import off_gpu_nodes
 from dpsweep.orchestration.execution.turns import Entry, waits_before
-from dpsweep.orchestration.records.limits import Turn
+from dpsweep.orchestration.store.limits import Turn
 from tests.orchestration.processes import script
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
@@ -20,7 +20,7 @@ import time
 import ray
 from dpsweep.orchestration.execution import turns
 from dpsweep.orchestration.execution.turns import Turns
-from dpsweep.orchestration.records.limits import Turn
+from dpsweep.orchestration.store.limits import Turn
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 
 turns._LOOK = 0.0

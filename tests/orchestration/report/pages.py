@@ -7,10 +7,10 @@ from html.parser import HTMLParser
 
 import plotly.graph_objects as go
 
-from dpsweep.orchestration.records.published import PublishedSweep
-from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.report.catalogue import drawn_figures
 from dpsweep.orchestration.report.page import render
+from dpsweep.orchestration.store.published import PublishedSweep
+from dpsweep.orchestration.store.release_modes import Disclosure
 from tests.orchestration.sample_sweeps import sample_sweep
 
 

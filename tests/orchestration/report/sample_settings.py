@@ -6,7 +6,8 @@ import math
 from html.parser import HTMLParser
 
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.report.plot import style_of
+from dpsweep.orchestration.store.published import (
     EstimateQuality,
     IndividualStatistics,
     PublishedAttack,
@@ -16,8 +17,7 @@ from dpsweep.orchestration.records.published import (
     PublishedQuality,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.plot import style_of
+from dpsweep.orchestration.store.states import TrialState
 
 Row = dict[str, str]
 

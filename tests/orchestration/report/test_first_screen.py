@@ -21,8 +21,6 @@ from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.published import PublishedPrivacy, PublishedSweep, PublishedTrial
 from dpsweep.orchestration.report.catalogue import drawn_figures
 from dpsweep.orchestration.report.first_screen import Tile, _neighbours, decision, tiles
 from dpsweep.orchestration.report.html import sentence
@@ -31,6 +29,8 @@ from dpsweep.orchestration.report.plot import style_of
 from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.report.tables import trials_table
 from dpsweep.orchestration.report.writing import one_page, summary_pdf
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep, PublishedTrial
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers

@@ -8,8 +8,8 @@ import pytest
 
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.jobs.release import OwnerReport
-from dpsweep.orchestration.records.published import PublishedAudit
 from dpsweep.orchestration.report.owner import owner_page, owner_sentences
+from dpsweep.orchestration.store.published import PublishedAudit
 
 
 @pytest.mark.parametrize(

@@ -19,18 +19,18 @@ from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from dpsweep.orchestration.comparison.statistics import pareto_front
 from dpsweep.orchestration.comparison.values import accuracy, unequal_cost, worst_over_median
-from dpsweep.orchestration.records.published import (
+from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
+from dpsweep.orchestration.report.page import render
+from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.store.published import (
     EpsilonHistogram,
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
 )
-from dpsweep.orchestration.records.release_modes import RELEASE_MODES
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
-from dpsweep.orchestration.report.page import render
-from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.store.release_modes import RELEASE_MODES
+from dpsweep.orchestration.store.states import TrialState
 from tests.orchestration.report.pages import Page, figures, rendered
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 

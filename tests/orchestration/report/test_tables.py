@@ -10,10 +10,6 @@ import numpy as np
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.records.published import (
-    PublishedPrivacy,
-)
-from dpsweep.orchestration.records.states import TrialState
 from dpsweep.orchestration.report.plot import style_of
 from dpsweep.orchestration.report.tables import (
     classes_table,
@@ -21,6 +17,10 @@ from dpsweep.orchestration.report.tables import (
     settings_table,
     trials_table,
 )
+from dpsweep.orchestration.store.published import (
+    PublishedPrivacy,
+)
+from dpsweep.orchestration.store.states import TrialState
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.sample_sweeps import sample_sweep

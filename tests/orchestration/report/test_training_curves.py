@@ -19,9 +19,9 @@ from dpsweep.accounting.mechanism.samplings import Sampling
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import vadhan_epsilon
 from dpsweep.orchestration.comparison.formats import number
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.published import Label, PublishedSweep, PublishedTrial, PublishedTuning
 from dpsweep.orchestration.report.page import render
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.published import Label, PublishedSweep, PublishedTrial, PublishedTuning
 from tests.orchestration.report.pages import Page, figures
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 

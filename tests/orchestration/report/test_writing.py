@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.status_snapshot import read_snapshot
 from dpsweep.orchestration.report.writing import growing_report
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from tests.orchestration.processes import PATIENCE, dpsweep, start, wait_until
 from tests.orchestration.sample_grids import small
 

@@ -14,7 +14,7 @@ from torch.utils.data import TensorDataset
 import dpsweep
 from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.execution.given_data import delete_left_copies, shared_data
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.workers.own_code.imports import GivenData, UserCode
 
 RANDOM = np.random.default_rng(0)

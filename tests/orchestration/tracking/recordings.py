@@ -10,9 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from dpsweep.orchestration.records.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
-from dpsweep.orchestration.records.release_modes import Disclosure
 from dpsweep.orchestration.report.catalogue import figures_for_mlflow
+from dpsweep.orchestration.store.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.release_modes import Disclosure
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.tracker import TrackedSweep

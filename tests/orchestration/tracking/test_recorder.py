@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.records.published import PublishedTrial
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import Recording
+from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.status import Recording
+from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.access import opened as opened_access
 from dpsweep.orchestration.tracking.access import sealed

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from dpsweep.orchestration.records.layout import DATABASE
+from dpsweep.orchestration.store.layout import DATABASE
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 from tests.orchestration.tracking.recordings import client_of, runs_of

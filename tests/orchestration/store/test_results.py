@@ -10,7 +10,7 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.orchestration.records.results import StoredResult, read_result, read_result_of, write_result
+from dpsweep.orchestration.store.results import StoredResult, read_result, read_result_of, write_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small

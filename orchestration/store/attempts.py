@@ -20,7 +20,7 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.files import list_files
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 
 
 def _trace(stored: Trace | Mapping[str, Any]) -> Trace:

@@ -29,9 +29,9 @@ from dpsweep.accounting.records.sealed import (
 from dpsweep.accounting.records.shards import NormShards, has_norms
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import verify_users
-from dpsweep.orchestration.records.later_results import ACCOUNT_AGAIN
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.results import StoredResult
+from dpsweep.orchestration.store.later_results import ACCOUNT_AGAIN
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.results import StoredResult
 from dpsweep.workers.machine.stored_tensors import noted_when_written
 
 

@@ -12,7 +12,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.accounting.records.sealed import write_sealed
 from dpsweep.orchestration.execution.upkeep import damaged_reports, delete_sweep, forget_keys, prune_norms
-from dpsweep.orchestration.records.layout import SweepFiles, require_no_links, require_safe, require_safe_tracking
+from dpsweep.orchestration.store.layout import SweepFiles, require_no_links, require_safe, require_safe_tracking
 from tests.orchestration.sample_results import stored_sample
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")

@@ -13,9 +13,9 @@ from dpsweep.accounting.individual import FILTERED
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.sealed import read_private_sealed, read_sealed, write_private_sealed, write_sealed
-from dpsweep.orchestration.records.attempts import StoredTrace
-from dpsweep.orchestration.records.published import IndividualStatistics, PublishedEpoch
-from dpsweep.orchestration.records.release_modes import release_mode
+from dpsweep.orchestration.store.attempts import StoredTrace
+from dpsweep.orchestration.store.published import IndividualStatistics, PublishedEpoch
+from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.workers.evaluation.attack_results import AttackResults
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.memory import DeviceUse

@@ -14,8 +14,8 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.files import write_bytes_atomically
 from dpsweep.accounting.records.local_files import UnsafeFile
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.ownership import claimed, exclusive
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.ownership import claimed, exclusive
 
 PERIOD = 0.2
 
@@ -76,7 +76,7 @@ def test_of_two_that_start_at_once_one_is_refused(uri: str, tmp_path: Path, monk
         if next(renewals, None) is not None:
             file.write_text(json.dumps({"token": "b", "host": "elsewhere", "pid": 2, "renewed": time.time()}))
 
-    monkeypatch.setattr("dpsweep.orchestration.records.ownership.time.sleep", other_writes)
+    monkeypatch.setattr("dpsweep.orchestration.store.ownership.time.sleep", other_writes)
     with pytest.raises(InvalidInput, match="process 2 on elsewhere"), claimed(uri, PERIOD):
         pass
     assert stored(tmp_path)["token"] == "b", "the claim of the other stays"

@@ -21,9 +21,9 @@ from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
-from dpsweep.orchestration.records.attempts import Attempt
-from dpsweep.orchestration.records.release_modes import Disclosure
-from dpsweep.orchestration.records.states import TrialState
+from dpsweep.orchestration.store.attempts import Attempt
+from dpsweep.orchestration.store.release_modes import Disclosure
+from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 from dpsweep.workers.machine.memory import DeviceUse

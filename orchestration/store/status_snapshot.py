@@ -21,9 +21,9 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.orchestration.records.limits import NOTHING_SPENT, Spent
-from dpsweep.orchestration.records.states import TrialState
-from dpsweep.orchestration.records.status import Recording
+from dpsweep.orchestration.store.limits import NOTHING_SPENT, Spent
+from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.status import Recording
 from dpsweep.workers.machine.memory import DeviceUse
 
 PERIOD = 5.0

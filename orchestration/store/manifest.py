@@ -19,7 +19,7 @@ from pydantic import TypeAdapter
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.orchestration.records.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
 

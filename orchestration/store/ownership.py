@@ -24,7 +24,7 @@ from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.local_files import delete_with_only, locked, make_folders
-from dpsweep.orchestration.records.layout import LOCK
+from dpsweep.orchestration.store.layout import LOCK
 
 PERIOD = 20.0
 """Seconds between two renewals of a claim; a claim expires after three periods without renewal."""

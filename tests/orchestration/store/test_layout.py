@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.records.layout import SweepFiles, absolute, output_files
+from dpsweep.orchestration.store.layout import SweepFiles, absolute, output_files
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:

@@ -11,8 +11,8 @@ from dpsweep.accounting.records.files import delete
 from dpsweep.accounting.records.local_files import make_folders
 from dpsweep.accounting.records.sealed import write_private
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.release_modes import Disclosure, release_mode
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.release_modes import Disclosure, release_mode
 
 
 def shown(error: BaseException, disclosure: Disclosure) -> str:

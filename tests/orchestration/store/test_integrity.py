@@ -19,10 +19,10 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
-from dpsweep.orchestration.records.integrity import met_other_data, write_public_reports
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.manifest import new_manifest, write_manifest
-from dpsweep.orchestration.records.results import TrialResult, read_result
+from dpsweep.orchestration.store.integrity import met_other_data, write_public_reports
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.manifest import new_manifest, write_manifest
+from dpsweep.orchestration.store.results import TrialResult, read_result
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
@@ -180,7 +180,7 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
 
     with monkeypatch.context() as patch:
         patch.setattr("dpsweep.accounting.records.sealed.read_bytes", refusing(read_bytes))
-        patch.setattr("dpsweep.orchestration.records.integrity.digest_of", refusing(digest_of))
+        patch.setattr("dpsweep.orchestration.store.integrity.digest_of", refusing(digest_of))
         render_again(str(tmp_path))
     assert verified(tmp_path).exit_code == 0
     Path(files.results).write_text("[]")

@@ -13,8 +13,8 @@ from dpsweep.accounting.records.files import exists, list_files, list_folders
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.records.layout import SweepFiles
-from dpsweep.orchestration.records.published import PublishedAccount, PublishedAudit
+from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit
 from dpsweep.workers.evaluation.attack_results import AuditResult
 
 ACCOUNT_AGAIN = "delete its folder, and account the trial again"
