@@ -499,10 +499,12 @@ class _Clipping:
     def none(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part:
         """Weight 1 for every gradient. The sensitivity is infinite, so a trial with noise is refused."""
     def flat(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part:
-        """Each gradient g becomes g * min(1, C / ||g||). Sensitivity C."""
-    def per_layer(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part: ...
-    def automatic(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0, stability: Each[float] = 0.01) -> Part:
-        """Each gradient g becomes C g / (||g|| + stability): AUTO-S; with stability 0, AUTO-V. Sensitivity C."""
+        """Each gradient g becomes g * min(1, C / ||g||): the DP-SGD of Abadi et al. (2016). Sensitivity C."""
+    def per_layer(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part:
+        """The gradient of each of L layers is clipped at C / sqrt(L) (McMahan et al., 2018)."""
+    def automatic(
+        self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0, stability: Each[float] = 0.01
+    ) -> Part: ...
     def quantile(
         self,
         *,
@@ -520,7 +522,7 @@ class _Clipping:
         count_memory: Each[float] = 0.0,
         max_ratio: Each[float] = 10.0,
     ) -> Part:
-        """Gradients of group k are clipped at C_k = C0 (1 + (m_k / b_k) / (m / b)). Sensitivity max_k C_k."""
+        """Gradients of group k are clipped at C_k = C0 (1 + (m_k / b_k) / (m / b)) (Xu et al., 2021)."""
     def naive(
         self,
         *,
@@ -529,8 +531,7 @@ class _Clipping:
         count_memory: Each[float] = 0.0,
         max_weight: Each[float] = 10.0,
     ) -> Part: ...
-    def individual(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part:
-        """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C). Sensitivity C."""
+    def individual(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part: ...
     def filter(
         self,
         *,

@@ -178,7 +178,7 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
             {
                 "workers/clipping/__init__.py": {
                     '    "quantile": QuantileClipping,\n': '    "halved": HalvedClipping,\n',
-                    "from dpsweep.workers.clipping.individual_bounds import": (
+                    "from dpsweep.workers.clipping.own import": (
                         "from dpsweep.workers.clipping.halved import HalvedClipping\n"
                     ),
                 }

@@ -57,7 +57,7 @@ METHODS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/clipping/quantile.py",
+        "workers/clipping/by_norm.py",
         CLIPPING,
         B(
             '"norms within the bound", 0.5,',
@@ -67,7 +67,7 @@ METHODS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/clipping/dpsgd_f.py",
+        "workers/clipping/by_group.py",
         CLIPPING,
         B("float(bounds.max())", "float(bounds.mean())", "the sensitivity is the mean bound", True),
         B(
@@ -78,7 +78,7 @@ METHODS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/clipping/naive.py",
+        "workers/clipping/by_group.py",
         CLIPPING,
         B(
             "bound * float(theta.max())",
@@ -88,17 +88,17 @@ METHODS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/clipping/individual_bounds.py",
+        "workers/clipping/by_example.py",
         CLIPPING,
-        B(".clamp(max=state.bound)\n", "\n", "thresholds exceed the bound", True),
+        B(".clamp(max=bound)\n", "\n", "thresholds exceed the bound", True),
     ),
     *bugs_in(
-        "workers/clipping/per_layer.py",
+        "workers/clipping/by_norm.py",
         CLIPPING,
         B("state.bound / math.sqrt(layers)", "state.bound", "each layer is clipped at the whole bound", True),
     ),
     *bugs_in(
-        "workers/clipping/global_.py",
+        "workers/clipping/by_norm.py",
         CLIPPING,
         B(
             "RISING if threshold >= bound else ANY_SHAPE",
@@ -114,10 +114,10 @@ METHODS: Final[tuple[Mutant, ...]] = (
         B("bound / threshold, clip_factor", "1.0, clip_factor", "gradients within the threshold are not scaled", True),
     ),
     *bugs_in(
-        "workers/clipping/automatic.py",
+        "workers/clipping/by_norm.py",
         CLIPPING,
         B(
-            "examples.norms >= _SMALLEST, factor",
+            "examples.norms >= _SMALLEST_NORM, factor",
             "examples.norms >= 0.0, factor",
             "norms that underflow are scaled to an unknown length",
             True,

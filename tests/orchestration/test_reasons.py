@@ -170,7 +170,7 @@ def of_plan(folder: Path, data: Mapping[str, Any] | None = None, **changes: obje
     rows = "".join(f"{place / 100},{'ab'[place % 2]},{'xy'[place % 3 > 0]}\n" for place in range(100))
     (folder / "table.csv").write_text(f"size,kind,side\n{rows}")
     (folder / "mine.py").write_text(
-        "from dpsweep.workers.clipping.flat import FlatClipping\ndef clip():\n    return FlatClipping(1.0)\n"
+        "from dpsweep.workers.clipping.by_norm import FlatClipping\ndef clip():\n    return FlatClipping(1.0)\n"
     )
     declared = {**TABLE, "path": str(folder / "table.csv"), **(data or {})}
     kept = {name: value for name, value in declared.items() if value is not None}

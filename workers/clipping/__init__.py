@@ -5,7 +5,17 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Final
 
-from dpsweep.workers.clipping.automatic import AutomaticClipping
+from dpsweep.workers.clipping.by_example import FilterClipping, IndividualClipping
+from dpsweep.workers.clipping.by_group import DPSGDFClipping, NaiveReweighting
+from dpsweep.workers.clipping.by_norm import (
+    AutomaticClipping,
+    FlatClipping,
+    GlobalAdaptiveClipping,
+    GlobalClipping,
+    NoClipping,
+    PerLayerClipping,
+    QuantileClipping,
+)
 from dpsweep.workers.clipping.clipping_method import (
     NORM_ERROR,
     BatchQuery,
@@ -18,16 +28,7 @@ from dpsweep.workers.clipping.clipping_method import (
     PublicFacts,
     released_bound,
 )
-from dpsweep.workers.clipping.dpsgd_f import DPSGDFClipping
-from dpsweep.workers.clipping.filter import FilterClipping
-from dpsweep.workers.clipping.flat import FlatClipping
-from dpsweep.workers.clipping.global_ import GlobalAdaptiveClipping, GlobalClipping
-from dpsweep.workers.clipping.individual_bounds import IndividualClipping
-from dpsweep.workers.clipping.naive import NaiveReweighting
-from dpsweep.workers.clipping.none import NoClipping
 from dpsweep.workers.clipping.own import own_clipping, rehearse
-from dpsweep.workers.clipping.per_layer import PerLayerClipping
-from dpsweep.workers.clipping.quantile import QuantileClipping
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, build_named, is_import_path
 from dpsweep.workers.spec import Component
 
@@ -62,7 +63,6 @@ CLIPPING: Final[Mapping[str, Callable[..., ClippingMethod]]] = {
     "global": GlobalClipping,
     "global_adaptive": GlobalAdaptiveClipping,
 }
-_WHAT: Final = "clipping method"
 
 
 def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMethod:
@@ -72,8 +72,8 @@ def make_clipping(component: Component, code: UserCode = NO_CODE) -> ClippingMet
     Raises: InvalidInput for unknown names, keys and impossible values, and when the user's function does not return a
     `ClippingMethod`.
     """
-    name, params = component.name, component.params
-    method = build_named(CLIPPING, name, params, _WHAT, code)
+    name = component.name
+    method = build_named(CLIPPING, name, component.params, "clipping method", code)
     return method if name in CLIPPING else own_clipping(name, method)
 
 

@@ -356,16 +356,6 @@ class ClippingMethod(ABC):
         return state
 
 
-def clipped_at_own(bound: float, own_bounds: Tensor) -> ClipRule:
-    """Return the rule that clips each example at its own bound [n], none above ``bound``; 0 leaves nothing of it."""
-
-    def weigh(examples: Examples) -> Tensor:
-        own = own_bounds.to(examples.norms.device).index_select(0, examples.rows)
-        return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
-
-    return ClipRule(bound, weigh, {"all": bound}, RISING)
-
-
 def clip_factor(norms: Tensor, bound: float | Tensor) -> Tensor:
     """Return min(1, bound / norm) elementwise, the factor of flat clipping: 1 for norm 0, 0 for an infinite norm."""
     return torch.clamp(bound / norms, max=1.0)

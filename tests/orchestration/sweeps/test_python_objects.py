@@ -97,7 +97,7 @@ def test_functions_and_classes_are_named() -> None:
 def test_registered_methods_and_importable_functions_keep_their_names(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from dpsweep.workers.clipping.flat import FlatClipping
+    from dpsweep.workers.clipping.by_norm import FlatClipping
 
     (tmp_path / "objects_models.py").write_text("def net(feature_shape, num_classes):\n    pass\n")
     monkeypatch.syspath_prepend(tmp_path)

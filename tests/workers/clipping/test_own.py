@@ -22,11 +22,9 @@ from dpsweep.workers.clipping import (
     make_clipping,
     rehearse,
 )
+from dpsweep.workers.clipping.by_example import IndividualClipping
+from dpsweep.workers.clipping.by_norm import FlatClipping, PerLayerClipping, QuantileClipping
 from dpsweep.workers.clipping.clipping_method import clip_factor
-from dpsweep.workers.clipping.flat import FlatClipping
-from dpsweep.workers.clipping.individual_bounds import IndividualClipping
-from dpsweep.workers.clipping.per_layer import PerLayerClipping
-from dpsweep.workers.clipping.quantile import QuantileClipping
 from dpsweep.workers.spec import Component
 from tests.workers.trial_runs import norms_of, train
 from tests.workers.trial_specs import small_trial

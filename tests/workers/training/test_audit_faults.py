@@ -19,12 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.workers.clipping import BatchQuery, ClipRule
-from dpsweep.workers.clipping.automatic import AutomaticClipping
-from dpsweep.workers.clipping.dpsgd_f import DPSGDFClipping
-from dpsweep.workers.clipping.flat import FlatClipping
-from dpsweep.workers.clipping.global_ import GlobalClipping
-from dpsweep.workers.clipping.naive import NaiveReweighting
-from dpsweep.workers.clipping.quantile import QuantileClipping
+from dpsweep.workers.clipping.by_group import DPSGDFClipping, NaiveReweighting
+from dpsweep.workers.clipping.by_norm import AutomaticClipping, FlatClipping, GlobalClipping, QuantileClipping
 from dpsweep.workers.gradients.pass_results import Combination
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.sampling.samplers import PoissonSampler

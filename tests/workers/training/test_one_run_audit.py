@@ -20,7 +20,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting import InvalidInput, PoissonSampling, Segment, Trace, UnsupportedMechanism, account
 from dpsweep.workers.clipping import ClipRule
-from dpsweep.workers.clipping.flat import FlatClipping
+from dpsweep.workers.clipping.by_norm import FlatClipping
 from dpsweep.workers.data.base import Dataset, make_split
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.models import build_model

@@ -17,8 +17,8 @@ from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers import clipping
 from dpsweep.workers.clipping import ClippingState, ClipRule, Examples, PublicFacts
+from dpsweep.workers.clipping.by_norm import PerLayerClipping
 from dpsweep.workers.clipping.clipping_method import clip_factor
-from dpsweep.workers.clipping.per_layer import PerLayerClipping
 from dpsweep.workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 from dpsweep.workers.training.counters import read_counters
 from dpsweep.workers.training.snapshot_intervals import Measurement

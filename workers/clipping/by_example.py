@@ -1,4 +1,4 @@
-"""Clipping by a privacy filter: no example contributes more than its budget covers (Feldman and Zrnic, 2021)."""
+"""Clipping methods with a bound for each example."""
 
 from __future__ import annotations
 
@@ -11,14 +11,55 @@ from torch import Tensor
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.mechanism.filters import StepPrices
 from dpsweep.workers.clipping.clipping_method import (
+    RISING,
     ClippingMethod,
     ClippingState,
     ClipRule,
     ExampleBudget,
     Examples,
     PublicFacts,
-    clipped_at_own,
+    clip_factor,
 )
+
+
+def _clipped_at_own(bound: float, own_bounds: Tensor) -> ClipRule:
+    """Return the rule that clips each example at its own bound [n], none above ``bound``; 0 leaves nothing of it."""
+
+    def weigh(examples: Examples) -> Tensor:
+        own = own_bounds.to(examples.norms.device).index_select(0, examples.rows)
+        return torch.where(own > 0.0, clip_factor(examples.norms, own), 0.0)
+
+    return ClipRule(bound, weigh, {"all": bound}, RISING)
+
+
+def _own_bounds(norms: Tensor, bound: float) -> Tensor:
+    """Return min(norm, ``bound``) of each example; ``bound`` for norms that are not finite."""
+    return norms.nan_to_num(nan=bound, posinf=bound).clamp(max=bound)
+
+
+@dataclass(frozen=True)
+class IndividualClipping(ClippingMethod):
+    """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C) (paper A, Alg. 3). Sensitivity C.
+
+    Z_i depends only on example i and the released models. Conditioned on these, the recorded contribution Z_i / C
+    bounds the true one at every step until the next refresh, so individual epsilons are output-specific for any refresh
+    interval. They are not guarantees: thresholds depend on the iterates, and nothing limits their total cost below the
+    worst case (`FilterClipping` does). A norm that is not finite at a refresh gives Z_i = C.
+    """
+
+    @property
+    def keeps_to_contributions(self) -> bool:
+        return True
+
+    def start(self, bound: float, facts: PublicFacts) -> ClippingState:
+        return ClippingState(bound, thresholds=torch.full((facts.dataset_size,), bound))
+
+    def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
+        return replace(state, thresholds=_own_bounds(everyone.norms, state.bound))
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
+        assert state.thresholds is not None, "the state of individual clipping comes from its own start()"
+        return _clipped_at_own(state.bound, state.thresholds)
 
 
 @dataclass(frozen=True)
@@ -27,7 +68,8 @@ class FilterClipping(ClippingMethod):
 
     Z_i is the norm of g_i at the last refresh, at most C. If the remaining budget of example i does not cover a step
     with this bound, Z_i is the largest bound that it covers, and 0 in all later steps. Every example is charged at
-    every step, because whether it is in the batch is secret. The order of the Renyi filter is fixed by the plan.
+    every step, because whether it is in the batch is secret. The order of the Renyi filter (Feldman and Zrnic, 2021)
+    is fixed by the plan.
 
     Guarantee: the epsilon of every example is at most its budget, whatever the run does, under adding, removing or
     blanking it (docs/accounting.md, "Filters").
@@ -60,8 +102,7 @@ class FilterClipping(ClippingMethod):
         )
 
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
-        thresholds = everyone.norms.nan_to_num(nan=state.bound, posinf=state.bound).clamp(max=state.bound)
-        return replace(state, thresholds=thresholds.cpu())
+        return replace(state, thresholds=_own_bounds(everyone.norms, state.bound).cpu())
 
     def pay(self, state: ClippingState, prices: StepPrices) -> ClippingState:
         assert state.thresholds is not None, "the state of a filter comes from its start()"
@@ -84,4 +125,4 @@ class FilterClipping(ClippingMethod):
 
     def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
         assert state.granted is not None, "the state of a filter comes from its start()"
-        return clipped_at_own(state.bound, state.granted)
+        return _clipped_at_own(state.bound, state.granted)
