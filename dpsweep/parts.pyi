@@ -502,9 +502,8 @@ class _Clipping:
         """Each gradient g becomes g * min(1, C / ||g||): the DP-SGD of Abadi et al. (2016). Sensitivity C."""
     def per_layer(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part:
         """The gradient of each of L layers is clipped at C / sqrt(L) (McMahan et al., 2018)."""
-    def automatic(
-        self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0, stability: Each[float] = 0.01
-    ) -> Part: ...
+    def automatic(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0, stability: Each[float] = 0.01) -> Part:
+        """Each gradient g becomes C g / (||g|| + stability): AUTO-S; with stability 0, AUTO-V. Sensitivity C."""
     def quantile(
         self,
         *,
@@ -531,7 +530,8 @@ class _Clipping:
         count_memory: Each[float] = 0.0,
         max_weight: Each[float] = 10.0,
     ) -> Part: ...
-    def individual(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part: ...
+    def individual(self, *, bound: Each[float | Any | Mapping[str, Any]] = 1.0) -> Part:
+        """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C). Sensitivity C."""
     def filter(
         self,
         *,

@@ -39,12 +39,13 @@ def _own_bounds(norms: Tensor, bound: float) -> Tensor:
 
 @dataclass(frozen=True)
 class IndividualClipping(ClippingMethod):
-    """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C) (paper A, Alg. 3). Sensitivity C.
+    """g_i * min(1, Z_i / ||g_i||) with Z_i = min(norm of g_i at the last refresh, C). Sensitivity C.
 
-    Z_i depends only on example i and the released models. Conditioned on these, the recorded contribution Z_i / C
-    bounds the true one at every step until the next refresh, so individual epsilons are output-specific for any refresh
-    interval. They are not guarantees: thresholds depend on the iterates, and nothing limits their total cost below the
-    worst case (`FilterClipping` does). A norm that is not finite at a refresh gives Z_i = C.
+    Algorithm 3 of paper A. Z_i depends only on example i and the released models. Conditioned on these, the recorded
+    contribution Z_i / C bounds the true one at every step until the next refresh, so individual epsilons are
+    output-specific for any refresh interval. They are not guarantees: thresholds depend on the iterates, and nothing
+    limits their total cost below the worst case (`FilterClipping` does). A norm that is not finite at a refresh gives
+    Z_i = C.
     """
 
     @property

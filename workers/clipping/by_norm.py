@@ -70,12 +70,10 @@ _SMALLEST_NORM = 1e-12
 
 @dataclass(frozen=True)
 class AutomaticClipping(ClippingMethod):
-    """Each gradient g becomes C g / (||g|| + stability), AUTO-S, or AUTO-V with stability 0 (Bu et al., 2023).
+    """Each gradient g becomes C g / (||g|| + stability): AUTO-S; with stability 0, AUTO-V. Sensitivity C.
 
-    Sensitivity C.
-
-    A gradient with norm below 1e-12 gets weight 0: its norm is inaccurate, because squared entries underflow in
-    float32, so AUTO-V would scale it to an unknown length.
+    Bu et al., 2023. A gradient with norm below 1e-12 gets weight 0: its norm is inaccurate, because squared entries
+    underflow in float32, so AUTO-V would scale it to an unknown length.
     """
 
     stability: float = 0.01
