@@ -18,13 +18,20 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dpsweep.workers.gradients.capture import Capture, Use
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated
 from dpsweep.workers.gradients.layers import Layer
-from dpsweep.workers.gradients.verification import LOSSES, Gradients, Kept, OfAll, Replaced
 
 Capturing = Callable[[int], AbstractContextManager[Capture]]
 """Number of rows -> the context in which a forward pass is captured."""
 
 _LEVELS: Final = 16
 """Number of different weights 2^k of losses, k from -8 to 7."""
+
+LOSSES: Final = "the losses"
+
+Gradients = Mapping[str, Tensor | None]
+"""Gradient by parameter name; None for a parameter that was not used."""
+
+Kept = Mapping[str, Tensor]
+"""Of examples that are kept: `LOSSES`, and weighted sums of gradients by parameter name."""
 
 INPUT: Final = "the input"
 NUMBERS: Final = "numbers from whole numbers of the input"
@@ -104,6 +111,34 @@ def of_examples(rows: Tensor, examples: Tensor, multiplicity: int) -> Tensor:
     """Return the rows of the examples at these indices, K consecutive rows each."""
     by_example = rows.reshape(-1, multiplicity, *rows.shape[1:])
     return by_example.index_select(0, examples).flatten(0, 1)
+
+
+@dataclass(frozen=True)
+class Replaced:
+    """Results of the examples that a side keeps, where the others are replaced.
+
+    kept: as without the replacement. touched: names of tensors with a derivative that is not 0 at the places of others.
+    sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters. losses: of the
+    examples at all places.
+    """
+
+    kept: Kept
+    touched: Sequence[str]
+    sums: Gradients | None
+    losses: Tensor
+
+
+@dataclass(frozen=True)
+class OfAll:
+    """Results of a batch as it is.
+
+    singles: the engine's gradients of single examples. kept: of the examples that each side keeps. losses: of the
+    examples that stand at all places once the others of a side are replaced.
+    """
+
+    singles: list[Gradients]
+    kept: list[Kept]
+    losses: list[Tensor]
 
 
 @dataclass(frozen=True)

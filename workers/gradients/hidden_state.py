@@ -115,7 +115,7 @@ class HiddenState:
         """Name and fingerprint of every value. visit: called with every container, tensor and array on the way."""
         seen = dict[int, object](self._modules)
         for name, module in self.model.named_modules():
-            visit(_Attributes(vars(module)))
+            visit(_attributes(module))
             for key, value in list(vars(module).items()):
                 if key in _OF_TORCH:
                     continue
@@ -128,13 +128,13 @@ class HiddenState:
         yield from self._entries("loss", self.loss, visit, seen)
         for kind in {kind for module in self.model.modules() for kind in type(module).__mro__}:
             if kind.__module__ in self._own:
-                yield from self._of_namespace(f"class {kind.__qualname__}", _Class(kind), visit, seen)
+                yield from self._of_namespace(f"class {kind.__qualname__}", _class(kind), visit, seen)
         for home in sorted(self._own):
             if home in sys.modules:
-                yield from self._of_namespace(home, _Globals(home), visit, seen)
+                yield from self._of_namespace(home, _globals(home), visit, seen)
 
     def _of_namespace(
-        self, name: str, namespace: _Class | _Globals, visit: Callable[[object], None], seen: dict[int, object]
+        self, name: str, namespace: _Namespace, visit: Callable[[object], None], seen: dict[int, object]
     ) -> Iterator[tuple[str, Hashable]]:
         visit(namespace)
         for key, value in namespace.values().items():
@@ -193,8 +193,9 @@ class HiddenState:
             yield ".__kwdefaults__", value.__kwdefaults__
             yield from ((f".{key}", each) for key, each in vars(value).items())
         elif self._is_followed(type(value).__module__):
-            visit(_Slots(value))
-            yield from ((f".{key}", each) for key, each in _Slots(value).values().items())
+            slots = _slots(value)
+            visit(slots)
+            yield from ((f".{key}", each) for key, each in slots.values().items())
             if hasattr(value, "__dict__"):
                 visit(vars(value))
                 yield from ((f".{key}", each) for key, each in list(vars(value).items()))
@@ -222,75 +223,53 @@ class HiddenState:
 
 
 @dataclass(frozen=True)
-class _Attributes:
-    """The attributes of a registered module."""
+class _Namespace:
+    """Attributes that can be set back. values: returns them by name. write, remove: change one of them."""
 
-    found: dict[str, object]
-
-    def values(self) -> dict[str, object]:
-        return {key: value for key, value in self.found.items() if key not in _OF_TORCH}
-
-    def write(self, key: str, value: object) -> None:
-        self.found[key] = value
-
-    def remove(self, key: str) -> None:
-        del self.found[key]
+    values: Callable[[], dict[str, object]]
+    write: Callable[[str, object], None]
+    remove: Callable[[str], None]
 
 
-@dataclass(frozen=True)
-class _Slots:
-    """The attributes of an object that its classes have named in `__slots__`."""
+def _attributes(module: nn.Module) -> _Namespace:
+    """Return the attributes of a registered module."""
+    found = vars(module)
 
-    owner: object
+    def values() -> dict[str, object]:
+        return {key: value for key, value in found.items() if key not in _OF_TORCH}
 
-    def values(self) -> dict[str, object]:
-        slots = {
-            name: slot
-            for kind in type(self.owner).__mro__
-            if "__slots__" in vars(kind)  # not the attributes of classes in C, which may be read-only
-            for name, slot in vars(kind).items()
-            if isinstance(slot, MemberDescriptorType)
-        }
-        return {name: getattr(self.owner, name) for name in slots if hasattr(self.owner, name)}
-
-    def write(self, key: str, value: object) -> None:
-        object.__setattr__(self.owner, key, value)
-
-    def remove(self, key: str) -> None:
-        object.__delattr__(self.owner, key)
+    return _Namespace(values, found.__setitem__, found.__delitem__)
 
 
-@dataclass(frozen=True)
-class _Class:
-    """The data attributes of a class."""
+def _slots(owner: object) -> _Namespace:
+    """Return the attributes of an object that its classes have named in `__slots__`."""
+    names = [
+        name
+        for kind in type(owner).__mro__
+        if "__slots__" in vars(kind)  # not the attributes of classes in C, which may be read-only
+        for name, slot in vars(kind).items()
+        if isinstance(slot, MemberDescriptorType)
+    ]
 
-    kind: type
+    def values() -> dict[str, object]:
+        return {name: getattr(owner, name) for name in names if hasattr(owner, name)}
 
-    def values(self) -> dict[str, object]:
-        return {key: value for key, value in vars(self.kind).items() if _is_data(value) and not key.startswith("__")}
-
-    def write(self, key: str, value: object) -> None:
-        setattr(self.kind, key, value)
-
-    def remove(self, key: str) -> None:
-        delattr(self.kind, key)
+    return _Namespace(values, partial(object.__setattr__, owner), partial(object.__delattr__, owner))
 
 
-@dataclass(frozen=True)
-class _Globals:
-    """The data among the globals of a module."""
+def _class(kind: type) -> _Namespace:
+    """Return the data attributes of a class."""
+    return _Namespace(lambda: _data(vars(kind)), partial(setattr, kind), partial(delattr, kind))
 
-    home: str
 
-    def values(self) -> dict[str, object]:
-        found = vars(sys.modules[self.home]).items()
-        return {key: value for key, value in list(found) if _is_data(value) and not key.startswith("__")}
+def _globals(home: str) -> _Namespace:
+    """Return the data among the globals of a module."""
+    found = vars(sys.modules[home])
+    return _Namespace(lambda: _data(found), found.__setitem__, found.__delitem__)
 
-    def write(self, key: str, value: object) -> None:
-        vars(sys.modules[self.home])[key] = value
 
-    def remove(self, key: str) -> None:
-        del vars(sys.modules[self.home])[key]
+def _data(found: Mapping[str, object]) -> dict[str, object]:
+    return {key: value for key, value in list(found.items()) if _is_data(value) and not key.startswith("__")}
 
 
 def require_no_traces(kept: Sequence[str]) -> None:
@@ -340,7 +319,7 @@ def _remember(undo: list[Callable[[], None]], value: object) -> None:
     elif isinstance(value, Tensor):
         if _is_plain(value) and value.nbytes <= _MOST_BYTES:
             undo.append(partial(_reset_tensor, value, value.detach().clone()))
-    elif isinstance(value, _Attributes | _Slots | _Class | _Globals):
+    elif isinstance(value, _Namespace):
         undo.append(partial(_reset_namespace, value, value.values()))
 
 
@@ -378,7 +357,7 @@ def _reset_tensor(value: Tensor, content: Tensor) -> None:
         value.data.copy_(content)
 
 
-def _reset_namespace(value: _Attributes | _Slots | _Class | _Globals, content: Mapping[str, object]) -> None:
+def _reset_namespace(value: _Namespace, content: Mapping[str, object]) -> None:
     now = value.values()
     for key, each in content.items():
         if now.get(key, value) is not each:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, Final, Generic, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -17,6 +17,7 @@ from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.checks import has_half_precision, refuse_changed
+from dpsweep.workers.gradients.compared_passes import LOSSES, ComparedPasses, Gradients, Kept
 from dpsweep.workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
 from dpsweep.workers.gradients.divided import displaced, is_divided
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
@@ -24,8 +25,6 @@ from dpsweep.workers.gradients.modes import RandomState, modes_kept
 from dpsweep.workers.gradients.proofs import where_rows_mix
 
 T = TypeVar("T")
-S = TypeVar("S")
-"""Examples of a batch that are kept while all others are replaced."""
 
 TOLERANCE = 1e-2
 """Tolerated difference relative to a parameter's gradient; loose, because wrong formulas and models exceed it."""
@@ -42,67 +41,8 @@ ROUNDING = 1e-9
 ORDER_ROUNDING = 1e-5
 """The same in single precision for what must not depend on the order of rows, by which kernels round differently."""
 
-LOSSES: Final = "the losses"
 
-Gradients = Mapping[str, Tensor | None]
-"""Gradient by parameter name; None for a parameter that was not used."""
-
-Kept = Mapping[str, Tensor]
-"""Of examples that are kept: `LOSSES`, and weighted sums of gradients by parameter name."""
-
-
-@dataclass(frozen=True)
-class Replaced:
-    """Results of the examples that a side keeps, where the others are replaced.
-
-    kept: as without the replacement. touched: names of tensors with a derivative that is not 0 at the places of others.
-    sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters. losses: of the
-    examples at all places.
-    """
-
-    kept: Kept
-    touched: Sequence[str]
-    sums: Gradients | None
-    losses: Tensor
-
-
-@dataclass(frozen=True)
-class OfAll:
-    """Results of a batch as it is.
-
-    singles: the engine's gradients of single examples. kept: of the examples that each side keeps. losses: of the
-    examples that stand at all places once the others of a side are replaced.
-    """
-
-    singles: list[Gradients]
-    kept: list[Kept]
-    losses: list[Tensor]
-
-
-class Passes(Protocol[S]):
-    """The passes that `verify` compares; `dpsweep.workers.gradients.compared_passes.ComparedPasses` runs them."""
-
-    @property
-    def singles(self) -> list[int]: ...
-    @property
-    def sides(self) -> Sequence[S]: ...
-    @property
-    def sizes(self) -> Sequence[int]: ...
-    @property
-    def orders(self) -> Sequence[Tensor]: ...
-    @property
-    def repeats(self) -> int: ...
-    def of_first(self, count: int) -> None: ...
-    def of_all(self) -> OfAll: ...
-    def of_single(self, index: int) -> Gradients: ...
-    def of_side(self, side: S) -> Replaced: ...
-    def of_order(self, order: Tensor) -> list[Kept]: ...
-    def losses_again(self) -> list[Kept]: ...
-    def forward(self, side: S | None) -> None: ...
-    def rows_of(self, side: S) -> tuple[int, Tensor]: ...
-
-
-def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
+def verify(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
     """Compare the engine's gradients with autograd's, and prove that they depend on no other rows of the batch.
 
     Five comparisons, on the rows of ``passes``:
@@ -137,7 +77,7 @@ def verify(model: nn.Module, loss: object, passes: Passes[S]) -> bool:
     return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
 
 
-def check(model: nn.Module, loss: object, passes: Passes[S]) -> None:
+def check(model: nn.Module, loss: object, passes: ComparedPasses) -> None:
     """Compare what depends on the batch, for a model of this structure that was verified with batches of these shapes.
 
     As `verify` does, but at the current parameters only, and draws are replaced by constants only if there are any. Of
@@ -149,7 +89,7 @@ def check(model: nn.Module, loss: object, passes: Passes[S]) -> None:
 
 
 @contextmanager
-def _comparing(model: nn.Module, loss: object, passes: Passes[S]) -> Iterator[_Comparison[S]]:
+def _comparing(model: nn.Module, loss: object, passes: ComparedPasses) -> Iterator[_Comparison]:
     """Within this context passes can be compared; then the state before is restored."""
     device, start = next(model.parameters()).device, Start(model)
     tolerance = HALF_TOLERANCE if has_half_precision(model) else TOLERANCE
@@ -169,11 +109,11 @@ Compared = tuple[bool, list[Gradients]]
 
 
 @dataclass(frozen=True)
-class _Comparison(Generic[S]):
+class _Comparison:
     """The comparisons of `verify`. start, hidden: state that is reset before each pass."""
 
     model: nn.Module
-    passes: Passes[S]
+    passes: ComparedPasses
     tolerance: float
     device: torch.device
     start: Start
