@@ -148,7 +148,7 @@ class KeyedNoise:
 
     def __init__(self, device: torch.device, draws: int = 1) -> None:
         self._device, self._draws = device, draws
-        self._gaussians = SharedChaChaGaussians(device)
+        self._gaussians = ChaChaGaussians(device)
 
     def normal(self, shape: tuple[int, ...], std: float) -> Tensor:
         require_finite("noise std", std, at_least=0.0)
@@ -326,52 +326,33 @@ class ChaChaGaussians:
     Guarantee: no two values share bits of the key's stream, also after `restore` of a later `state`. The uniform bits
     are the same on all kinds of device; values differ only by the last bits of the float64 logarithm, square root, sine
     and cosine.
+
+    Small calls share a block of `BLOCK` draws made at once, because the start of a call takes far longer than its few
+    draws. Each call for at most `_MAX_SHARED_DRAWS` draws takes the next unused draws of the block; if too few are
+    left, they are discarded and a new series is begun. Larger calls have their own series. The state holds the number
+    of the shared series and how much of it is used, so that a restored run repeats the draws.
     """
 
     def __init__(self, device: torch.device) -> None:
-        self._stream, self.device = ChaChaStream.from_os(device), device
-
-    def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        """Return ``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1).
-
-        Callers must not change them in place.
-        """
-        return drawn_from(self._stream.series(), count, draws, self.device)
-
-    def series(self, count: int) -> Series | None:
-        """Return a new series for a call of ``count`` draws, None if the call shares one with others."""
-        return self._stream.series()
-
-    def state(self) -> dict[str, Any]:
-        return self._stream.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._stream.restore(state)
-
-
-class SharedChaChaGaussians(ChaChaGaussians):
-    """ChaCha20 values for many small calls, which share a block of `BLOCK` draws made at once.
-
-    The start of a call takes far longer than its few draws. Each call for at most `_MAX_SHARED_DRAWS` draws takes the
-    next unused draws of the block; if too few are left, they are discarded and a new series is begun. Larger calls have
-    their own series. The state holds the number of the shared series and how much of it is used, so that a restored run
-    repeats the draws.
-    """
-
-    def __init__(self, device: torch.device) -> None:
-        super().__init__(device)
+        self._stream, self._device = ChaChaStream.from_os(device), device
         self._shared: int | None = None
         self._ahead, self._used = torch.zeros(0, dtype=torch.float64), 0
 
     def pieces(self, count: int, draws: int) -> Iterator[Tensor]:
-        if count * draws > _MAX_SHARED_DRAWS:
-            yield from super().pieces(count, draws)
+        """Yield ``count`` values in consecutive pieces; each is the sum of ``draws`` (1, 2 or 4) values from N(0, 1).
+
+        Callers must not change them in place.
+        """
+        words = self.series(count * draws)
+        if words is not None:
+            yield from drawn_from(words, count, draws, self._device)
         elif count > 0:
             values = self._next(count * draws)
             yield values if draws == 1 else values.view(-1, draws).sum(1)
 
     def series(self, count: int) -> Series | None:
-        return None if count <= _MAX_SHARED_DRAWS else super().series(count)
+        """Return a new series for a call of ``count`` draws, None if the call shares one with others."""
+        return None if count <= _MAX_SHARED_DRAWS else self._stream.series()
 
     def _next(self, needed: int) -> Tensor:
         if self._used + needed > len(self._ahead):
@@ -380,14 +361,14 @@ class SharedChaChaGaussians(ChaChaGaussians):
         return self._ahead[self._used - needed : self._used]
 
     def _share(self, words: Series, used: int = 0) -> None:
-        (self._ahead,) = drawn_from(words, BLOCK, 1, self.device)
+        (self._ahead,) = drawn_from(words, BLOCK, 1, self._device)
         self._shared, self._used = words.number, used
 
     def state(self) -> dict[str, Any]:
-        return {**super().state(), "shared": self._shared, "used": self._used}
+        return {**self._stream.state(), "shared": self._shared, "used": self._used}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
+        self._stream.restore(state)
         self._shared, self._ahead, self._used = None, self._ahead[:0], 0
         if state["shared"] is not None:
             self._share(self._stream.again(state["shared"]), state["used"])

@@ -107,7 +107,10 @@ def _occur(stream: Bits, exponents: Words) -> npt.NDArray[np.bool_]:
 
 
 def _below(stream: Bits, bound: int, count: int) -> Words:
-    """``count`` independent uniform integers below ``bound``; exact."""
+    """Return ``count`` independent uniform integers below ``bound``; exact.
+
+    They are words modulo ``bound``. Words from its largest multiple on are drawn again.
+    """
     if bound == 1:
         return np.zeros(count, np.uint64)
     words, most = stream.words(count).copy(), (1 << 64) // bound * bound - 1
@@ -245,13 +248,7 @@ class KeyedRows:
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
 
     def places(self, n: int, count: int) -> Rows:
-        """Return 64-bit words modulo ``count``; words from the largest multiple of it on are drawn again."""
-        words, limit = self._stream.words(n), (1 << 64) - (1 << 64) % count
-        if limit < 1 << 64 and (words >= np.uint64(limit)).any():
-            words = words.copy()
-            while (again := np.flatnonzero(words >= np.uint64(limit))).size:
-                words[again] = self._stream.words(len(again))
-        return (words % np.uint64(count)).astype(np.int64)
+        return _below(self._stream, count, n).astype(np.int64)
 
     def state(self) -> dict[str, Any]:
         return self._stream.state()

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.workers.noise import chacha
 from dpsweep.workers.noise.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
-from dpsweep.workers.noise.gaussian_sources import SharedChaChaGaussians
+from dpsweep.workers.noise.gaussian_sources import ChaChaGaussians
 from dpsweep.workers.sampling.samplers import PoissonSampler, Rows
 from dpsweep.workers.spec import Component
 from tests.workers.devices import DEVICE
@@ -148,13 +148,13 @@ def test_no_two_draws_of_a_trial_are_the_same(
     given again.
     """
     used, given, batches = list[tuple[bytes, bytes, int]](), list[torch.Tensor](), list[tuple[int, ...]]()
-    of_stream, of_calls, of_sampler = chacha.keystream, SharedChaChaGaussians.pieces, PoissonSampler.next_batch
+    of_stream, of_calls, of_sampler = chacha.keystream, ChaChaGaussians.pieces, PoissonSampler.next_batch
 
     def recorded(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> torch.Tensor:
         used.extend((key, nonce, first + index) for index in range(blocks))
         return of_stream(key, nonce, first, blocks, device)
 
-    def handed_out(self: SharedChaChaGaussians, count: int, draws: int) -> Iterator[torch.Tensor]:
+    def handed_out(self: ChaChaGaussians, count: int, draws: int) -> Iterator[torch.Tensor]:
         for piece in of_calls(self, count, draws):
             given.append(piece.clone())
             yield piece
@@ -165,7 +165,7 @@ def test_no_two_draws_of_a_trial_are_the_same(
         return rows
 
     monkeypatch.setattr(chacha, "keystream", recorded)
-    monkeypatch.setattr(SharedChaChaGaussians, "pieces", handed_out)
+    monkeypatch.setattr(ChaChaGaussians, "pieces", handed_out)
     monkeypatch.setattr(PoissonSampler, "next_batch", next_batch)
     bound = {"median_multiple": 1.0, "noise_multiplier": 20.0, "rounds": 12}
     spec = small_trial(noise_source=noise_source, clipping=Component("quantile", {"bound": bound}))

@@ -19,12 +19,13 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.numerics.rounding import release_grid
 from dpsweep.accounting.records.keystream import KEY_BYTES
 from dpsweep.workers.noise import gaussian_sources
+from dpsweep.workers.noise.chacha import ChaChaStream
 from dpsweep.workers.noise.gaussian_sources import (
     BLOCK,
-    ChaChaGaussians,
     KeyedNoise,
     NoiseSource,
     derive_seed,
+    drawn_from,
     seed_torch,
     start_generator,
 )
@@ -258,12 +259,11 @@ def test_draws_do_not_depend_on_how_many_are_made_at_once(
     count: int, draws: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A GPU makes more at once than a CPU."""
-    made = []
+    made, cpu = [], torch.device("cpu")
     for block in (64, 1024, BLOCK):
         monkeypatch.setattr(gaussian_sources, "BLOCK", block)
-        found = ChaChaGaussians(torch.device("cpu"))
-        found.restore({"key": bytes(range(KEY_BYTES)), "series": 3})
-        made.append(torch.cat(list(found.pieces(count, draws))))
+        words = ChaChaStream(bytes(range(KEY_BYTES)), cpu).again(3)
+        made.append(torch.cat(list(drawn_from(words, count, draws, cpu))))
     assert made[0].shape == (count,)
     for other in made[1:]:
         torch.testing.assert_close(made[0], other, rtol=1e-14, atol=1e-14)
