@@ -315,6 +315,10 @@ class AttackSpec:
     exposure: ExposureSpec | None = None
 
 
+AuditKind = Literal["rows", "gradient"]
+Transcript = Literal["iterates", "last_model"]
+
+
 @dataclass(frozen=True)
 class AuditSpec:
     """A one-run audit (`dpsweep.workers.training.one_run_audit`); about half of the canaries are left out of training.
@@ -327,16 +331,38 @@ class AuditSpec:
 
     canaries: Annotated[int, Field(ge=2)]
     confidence: Annotated[float, Field(ge=0.5, lt=1.0)] = 0.95
-    kind: Literal["rows", "gradient"] = "rows"
-    transcript: Literal["iterates", "last_model"] = "last_model"
+    kind: AuditKind = "rows"
+    transcript: Transcript = "last_model"
 
     def __post_init__(self) -> None:
         check_bounds(self, "audit")
-        if self.kind == "rows" and self.transcript == "iterates":
+        if self.leaves_out_rows and self.transcript == "iterates":
             raise InvalidInput(
                 "audit.transcript is iterates, but audit.kind is rows, which are scored by the released model only; "
                 "set kind: gradient, or transcript: last_model"
             )
+
+    @property
+    def leaves_out_rows(self) -> bool:
+        """Return whether the canaries are training examples, about half of which are left out."""
+        match self.kind:
+            case "rows":
+                return True
+            case "gradient":
+                return False
+            case _:
+                assert_never(self.kind)
+
+    @property
+    def own_parameters(self) -> bool:
+        """Return whether canaries have parameters of their own (`dpsweep.workers.training.own_parameters`)."""
+        match self.transcript:
+            case "iterates":
+                return False
+            case "last_model":
+                return not self.leaves_out_rows
+            case _:
+                assert_never(self.transcript)
 
 
 Shard = Literal["frozen", "all"]

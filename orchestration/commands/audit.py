@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import time
 from dataclasses import asdict
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 
@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.formats import at_least, at_most, for_term
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 from dpsweep.orchestration.store.later_results import AuditRecord
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
-from dpsweep.workers.spec import AuditSpec
+from dpsweep.workers.spec import AuditKind, AuditSpec, Transcript
 from dpsweep.workers.training.history import Progress
 
 
@@ -27,11 +27,11 @@ def audit(
     ] = None,
     canaries: Annotated[int, typer.Option(min=2, help="Number of canaries.")] = 2000,
     kind: Annotated[
-        Literal["rows", "gradient"],
+        AuditKind,
         typer.Option(help="Canaries: training examples that half of the time are left out, or made-up gradients."),
     ] = "gradient",
     transcript: Annotated[
-        Literal["iterates", "last_model"] | None,
+        Transcript | None,
         typer.Option(help="What guesses are made from (default: iterates; last_model for rows)."),
     ] = None,
     confidence: Annotated[float, typer.Option(help="Probability with which all bounds hold together.")] = 0.95,

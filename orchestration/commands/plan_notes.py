@@ -135,7 +135,7 @@ def prospect_line(trials: Sequence[str], found: AuditProspect) -> str:
     canaries = f"{audit.canaries:,} canaries ({audit.kind}, {audit.transcript})"
     simulated = f"{number(shown[0])} to {number(shown[-1])} in {SIMULATED} simulated runs"
     shows = f"about {number(statistics.fmean(shown))} ({simulated})"
-    if (audit.kind, audit.transcript) != ("gradient", "last_model"):
+    if not audit.own_parameters:
         shows += " if its canaries leak all that may leak"
     if number(found.of_canary) != number(found.claim):
         shows += f", of the {number(found.of_canary)} that they pay"
@@ -147,9 +147,9 @@ def prospect_line(trials: Sequence[str], found: AuditProspect) -> str:
 
 
 def _cost(found: AuditProspect) -> str:
-    if found.audit.kind == "rows":
+    if found.audit.leaves_out_rows:
         return f"about {percent(found.left_out)} of the training examples are left out"
-    if found.audit.transcript == "last_model":
+    if found.audit.own_parameters:
         return "the canaries take as many of the model's parameters"
     if found.noise_factor is None:
         return "the canaries move the model as further noise would"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, replace
-from typing import Any, Final, Literal
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -16,6 +16,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit
 from dpsweep.workers.evaluation.attack_results import AuditResult
+from dpsweep.workers.spec import AuditKind, Transcript
 
 ACCOUNT_AGAIN = "delete its folder, and account the trial again"
 """The last advice in messages about damaged results of `dpsweep account`."""
@@ -81,8 +82,8 @@ class AuditRecord:
 
     key: str
     canaries: int
-    kind: Literal["rows", "gradient"]
-    transcript: Literal["iterates", "last_model"]
+    kind: AuditKind
+    transcript: Transcript
     confidence: float
     seed: int
     delta: float
@@ -116,8 +117,8 @@ def record_of(key: str, result: AuditResult, canaries: int, seed: int, claim: fl
     return AuditRecord(
         key=key,
         canaries=canaries,
-        kind="gradient" if result.kind == "gradient" else "rows",
-        transcript="iterates" if result.transcript == "iterates" else "last_model",
+        kind=result.kind,
+        transcript=result.transcript,
         confidence=result.confidence,
         seed=seed,
         delta=result.delta,

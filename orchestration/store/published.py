@@ -27,6 +27,7 @@ from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 from dpsweep.workers.machine.memory import DeviceUse
+from dpsweep.workers.spec import AuditKind, Transcript
 from dpsweep.workers.tasks import main_score
 
 Label = str | int | float | bool
@@ -300,8 +301,8 @@ class PublishedAudit:
     correct: int
     groups: Mapping[str, float] = field(default_factory=dict)
     tests: Mapping[str, float] = field(default_factory=dict)
-    kind: str = "rows"
-    transcript: str = "last_model"
+    kind: AuditKind = "rows"
+    transcript: Transcript = "last_model"
     canaries: int = 0
     name: str = ""
     of_canary: float | None = None

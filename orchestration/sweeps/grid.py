@@ -346,7 +346,7 @@ def _baseline(sweep: SweepSpec, choice: Choice, candidate: int | None) -> GridPo
         "optimizer": sweep.baseline.optimizer or choice["optimizer"],
         "clipping": Component(BASELINE),
         "noise": NoiseSpec(0.0),
-        "audit": audit if audit is not None and audit.kind == "rows" else None,
+        "audit": audit if audit is not None and audit.leaves_out_rows else None,
         "adjacency": None if adjacency is None else of_records(adjacency),
         "reference": sweep.reference,
     }

@@ -191,7 +191,7 @@ class _Planner:
         before = (*planned_releases(trial.preprocessing), *after_training)
         require_per_user(trial, [release.name for release in before])
         require_room(trial.attacks.exposure, rows, dataset.train_size)
-        if trial.audit is not None and trial.audit.kind == "gradient" and parameters is not None:
+        if trial.audit is not None and not trial.audit.leaves_out_rows and parameters is not None:
             require_directions(trial.audit.canaries, parameters)
         return _Checked(point, after_training, dataset, digest, method, mechanism, parameters)
 

@@ -356,7 +356,7 @@ class SweepSpec(SweepSection):
             "tune": self.tune is not None,
             "attacks": self.attacks is not None,
             "audit of rows (they are single examples; give kind: gradient)": (
-                self.audit is not None and self.audit.kind == "rows"
+                self.audit is not None and self.audit.leaves_out_rows
             ),
         }
         found = [what for what, is_so in refused.items() if is_so]

@@ -57,8 +57,7 @@ def _at(delta: float, *estimates: PrivacyEstimate) -> tuple[PrivacyEstimate, ...
 def result_of(point: GridPoint, accuracy: float, kind: str = "guarantee") -> TrialResult:
     epsilon = 3.0 if point.is_private else float("inf")
     history = tuple(
-        EpochRecord(epoch, 10 * (epoch + 1), 2.0 - epoch, 1.0, 1.0, {"all": 1.0}, evaluation(accuracy))
-        for epoch in range(2)
+        EpochRecord(epoch, 10 * (epoch + 1), 2.0 - epoch, 1.0, {"all": 1.0}, evaluation(accuracy)) for epoch in range(2)
     )
     training = TrainingResult(
         point.key, 2, 20, 10, "completed", 100, 40, ("a", "b"), 7, 1.0, history, evaluation(accuracy)

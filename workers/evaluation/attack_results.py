@@ -21,6 +21,7 @@ from dpsweep.accounting.records.arrow_tables import read_table
 from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.sealed import read_private, read_private_sealed, write_private, write_private_sealed
 from dpsweep.workers.evaluation.scores import Evaluation
+from dpsweep.workers.spec import AuditKind, Transcript
 
 Floats = npt.NDArray[np.float64]
 Whole = npt.NDArray[np.int64]
@@ -154,8 +155,8 @@ class AuditResult:
     everyone: GroupAudit
     groups: tuple[GroupAudit, ...]
     tests: tuple[AuditTest, ...] = ()
-    kind: str = "rows"
-    transcript: str = "last_model"
+    kind: AuditKind = "rows"
+    transcript: Transcript = "last_model"
     of_canary: float | None = None
 
 

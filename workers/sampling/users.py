@@ -240,7 +240,7 @@ def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
         "norms.exact_examples": spec.norms.exact_examples > 0,
         "attacks (they attack single examples)": spec.attacks != AttackSpec(),
         "audit of rows (they are single examples; give kind: gradient)": (
-            spec.audit is not None and spec.audit.kind == "rows"
+            spec.audit is not None and spec.audit.leaves_out_rows
         ),
         "tune with a private selection": spec.selection is not None or spec.data.part is not None,
         f"adjacency {spec.adjacency} (add_remove, or fixed_graph)": spec.adjacency

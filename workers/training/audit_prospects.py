@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, assert_never
 
 import numpy as np
 import torch
@@ -94,20 +94,20 @@ def prospect(
     spec: TrialSpec, audit: AuditSpec, trace: Trace, claim: float, examples: int, parameters: int | None
 ) -> AuditProspect:
     """Simulate audits of a planned run. `trace`: as planned. `examples`: for training. `parameters`: of the model."""
-    bounds, room = simulated(spec, audit, trace, parameters), examples
+    bounds, factor = simulated(spec, audit, trace, parameters), noise_factor(spec, audit, trace, parameters)
     shown = sorted(bounds(audit.canaries))
-    if audit.kind == "gradient":
-        room = parameters or _NUMBERS[-1]
+    match audit.kind:
+        case "rows":
+            room, of_canary, left_out = examples, claim, audit.canaries / 2.0 / examples
+        case "gradient":
+            room, of_canary, left_out = parameters or _NUMBERS[-1], _stated(spec, trace).of_canary, 0.0
+        case _:
+            assert_never(audit.kind)
     goal = GOALS[audit.transcript] * claim
     fitting = [count for count in _NUMBERS if count <= room]
     enough, most = next((count for count in fitting if _suffice(bounds(count), goal)), None), None
     if enough is None and fitting:
         most = fitting[-1], statistics.fmean(itertools.islice(bounds(fitting[-1]), _FEW))
-    of_canary = _stated(spec, trace).of_canary if audit.kind == "gradient" else claim
-    factor: float | None = 1.0
-    if (audit.kind, audit.transcript) == ("gradient", "iterates"):
-        factor = noise_factor(spec, audit, trace, parameters)
-    left_out = audit.canaries / 2.0 / examples if audit.kind == "rows" else 0.0
     return AuditProspect(audit, claim, of_canary, tuple(shown), enough, most, factor, left_out)
 
 
@@ -125,7 +125,7 @@ def _stated(spec: TrialSpec, trace: Trace) -> StatedRun:
 
 
 def _draws_of(spec: TrialSpec, audit: AuditSpec, trace: Trace) -> _Draw:
-    if audit.kind == "gradient" and audit.transcript == "last_model":
+    if audit.own_parameters:
         return _trained(spec, trace)
     return functools.partial(scores_of, _stated(spec, trace))
 
@@ -172,7 +172,7 @@ def _bounds(audit: AuditSpec, run: StatedRun, parameters: int | None, draw: _Dra
         generator = np.random.default_rng((seed // 2, audit.canaries))
         included = generator.random(audit.canaries) < 0.5
         draws: Uniforms = _Opposite(generator) if seed % 2 else generator
-        if audit.kind == "rows":
+        if audit.leaves_out_rows:
             nobody = np.zeros(len(included), np.int64)
             scores = draw(included, draws)
             yield audit_scores(scores, included, nobody, NO_GROUPS, audit.confidence, run.delta).everyone.epsilon
@@ -186,7 +186,10 @@ def noise_factor(spec: TrialSpec, audit: AuditSpec, trace: Trace, parameters: in
     """Return how much larger noise would move the sum of all gradients as far as noise and gradient canaries do.
 
     Half of the canaries add in their directions what they contribute to all steps, and noise adds to each parameter.
+    1 for canaries that move none of the model's.
     """
+    if audit.leaves_out_rows or audit.own_parameters:
+        return 1.0
     if parameters is None:
         return None
     rate = spec.sampling.expected_size(trace.dataset_size) / trace.dataset_size

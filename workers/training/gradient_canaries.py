@@ -101,16 +101,15 @@ class GradientCanaries:
         spec: TrialSpec,
         audit: AuditSpec,
         parameters: Mapping[str, Tensor],
-        size: int,
         method: ClippingMethod,
         facts: PublicFacts,
         trace: Trace,
     ) -> None:
-        """`size`: of the population that is sampled. `trace`: planned.
+        """`trace`: planned.
 
         Raises: InvalidInput for more canaries than parameters.
         """
-        self._spec, self._method, self._facts = audit, method, replace(facts, dataset_size=1)
+        self.audit, self._method, self._facts = audit, method, replace(facts, dataset_size=1)
         size_of_model = sum(parameter.numel() for parameter in parameters.values())
         references, witnesses = other_directions(audit, size_of_model)
         count = audit.canaries + references
@@ -121,14 +120,12 @@ class GradientCanaries:
         self.included: NDArray[np.bool_] = np.isin(np.arange(count), coins.each(2 * audit.canaries, audit.canaries))
         self.included[audit.canaries :] = False
         draws = make_row_draws(spec.known_seed, "batches of canaries")
-        self._batches = CanaryBatches(spec, count, size, draws)
+        self._batches = CanaryBatches(spec, count, facts.dataset_size, draws)
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
         self._length, self._times, self._share = 0.0, times_of(trace), share_of(trace)
         self._shown: Evidence | OwnParameters = (
-            make_evidence(self._batches, trace.strategy)
-            if audit.transcript == "iterates"
-            else OwnParameters(spec, count)
+            OwnParameters(spec, count) if audit.own_parameters else make_evidence(self._batches, trace.strategy)
         )
         self.steps = self.full_steps = 0
         """Steps so far to which canaries could contribute at all, and in full."""
@@ -227,7 +224,7 @@ def other_directions(audit: AuditSpec, parameters: int) -> tuple[int, int]:
 
     From the last model it has none: they would take further directions away from the model.
     """
-    if audit.transcript == "last_model":
+    if audit.own_parameters:
         return 0, 0
     free = parameters - audit.canaries
     witnesses = _WITNESSES if free >= 2 * _WITNESSES else 0

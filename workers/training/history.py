@@ -33,7 +33,6 @@ class EpochRecord:
     epoch: int
     step: int
     noise_multiplier: float
-    learning_rate_factor: float
     sensitivity: float | None
     bounds: dict[str, float]
     test: Evaluation
@@ -94,7 +93,6 @@ class TrainingResult:
 
 
 _RESULT: TypeAdapter[TrainingResult] = TypeAdapter(TrainingResult)
-_HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(tuple[EpochRecord, ...])
 
 
 def read_training_result(uri: str) -> TrainingResult:

@@ -121,12 +121,12 @@ def audit_scores(
     )
 
 
-Test = Callable[[Guesses, StatedRun, float], float]
-_FROM_GUESSES: Final[Mapping[str, Test]] = {
-    "f_dp": lambda guesses, run, confidence: f_dp_epsilon(guesses, run.delta, confidence),
-    "gdp": lambda guesses, run, confidence: gdp_epsilon(guesses, run.delta, confidence),
-    "steinke": lambda guesses, run, confidence: audited_epsilon(guesses, run.delta, confidence),
+_FROM_GUESSES: Final[Mapping[str, Callable[[Guesses, float, float], float]]] = {
+    "f_dp": f_dp_epsilon,
+    "gdp": gdp_epsilon,
+    "steinke": audited_epsilon,
 }
+"""Tests of guesses, at a delta and a confidence."""
 RANKS: Final = "ranks"
 SHARES: Final[Mapping[str, float]] = {RANKS: 0.8, "gdp": 0.1, "f_dp": 0.05, "steinke": 0.05}
 """Tests of gradient canaries, with the share of the error that each may use (Bonferroni).
@@ -172,7 +172,7 @@ def audit_gradient_scores(
         made = len(counts) if name == "gdp" else int(_GUESSED * len(counts))
         sure = counts[np.argsort(-np.abs(margins[counts]), kind="stable")[:made]]
         guesses = Guesses(len(counts), made, int(right[sure].sum()))
-        return AuditTest(name, len(counts), made, guesses.correct, _FROM_GUESSES[name](guesses, run, confidence))
+        return AuditTest(name, len(counts), made, guesses.correct, _FROM_GUESSES[name](guesses, run.delta, confidence))
 
     found = tuple(tested(name, share) for name, share in SHARES.items())
     best = max(found, key=lambda each: each.lower_bound)

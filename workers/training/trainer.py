@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -83,8 +83,7 @@ class Trainer:
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
         rows = make_row_draws(spec.known_seed)
-        self.canaries = self._make_canaries()
-        self.gradient_canaries = self._make_gradient_canaries(mechanism)
+        self.canaries, self.gradient_canaries = self._make_canaries(mechanism)
         self._sampler = make_sampler(spec.sampling, len(self._data), rows, self.canaries)
         seed_torch(spec.known_seed, "model")
 
@@ -118,19 +117,20 @@ class Trainer:
             "interval": self._everyone,
         }
 
-    def _make_canaries(self) -> Canaries | None:
-        spec = self._spec
-        if spec.audit is None or spec.audit.kind != "rows":
-            return None
-        coins = make_row_draws(spec.known_seed, "coins of canaries")
-        return Canaries(spec.audit, len(self._dataset.train), spec.seed, coins)
-
-    def _make_gradient_canaries(self, mechanism: TrialMechanism) -> GradientCanaries | None:
-        spec = self._spec
-        if spec.audit is None or spec.audit.kind != "gradient":
-            return None
-        facts, trace = self.local.facts, mechanism.trace(spec.epochs)
-        return GradientCanaries(spec, spec.audit, self._parameters, facts.dataset_size, self._method, facts, trace)
+    def _make_canaries(self, mechanism: TrialMechanism) -> tuple[Canaries | None, GradientCanaries | None]:
+        """Return the canaries of the kind that the trial is audited by, if it is."""
+        spec, audit = self._spec, self._spec.audit
+        if audit is None:
+            return None, None
+        match audit.kind:
+            case "rows":
+                coins = make_row_draws(spec.known_seed, "coins of canaries")
+                return Canaries(audit, len(self._dataset.train), spec.seed, coins), None
+            case "gradient":
+                trace = mechanism.trace(spec.epochs)
+                return None, GradientCanaries(spec, audit, self._parameters, self._method, self.local.facts, trace)
+            case _:
+                assert_never(audit.kind)
 
     def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
@@ -378,7 +378,6 @@ class Trainer:
             epoch=epoch,
             step=step,
             noise_multiplier=self._planned.schedule.noise_multiplier(epoch, self.public_accuracies),
-            learning_rate_factor=self._learning_rate(step - 1),
             sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
             bounds=dict(self._rule.bounds),
             test=test,
@@ -417,16 +416,19 @@ class Trainer:
     def _note_departures(self, sigma: float) -> None:
         prices, groups = self._planned.prices(sigma), self._dataset.train.groups
         if prices is not None:
-            self.counters.departures = self.counters.departures or new_departures(groups)
-            note_departures(self.counters.departures, groups[self._method.used_up(self._run.clipping, prices)])
+            none = [GroupDepartures(group, size) for group, size in _sizes(groups)]
+            self.counters.departures = self.counters.departures or none
+            left = groups[self._method.used_up(self._run.clipping, prices)]
+            for each in self.counters.departures:
+                each.left.append(int((left == each.group).sum()))
 
     def audited(self) -> AuditResult | None:
         """Return what gradient canaries prove, after the last step; None without any."""
-        canaries, audit = self.gradient_canaries, self._spec.audit
-        if canaries is None or audit is None:
+        canaries = self.gradient_canaries
+        if canaries is None:
             return None
-        run = canaries.stated(self.trace().until(self.step_count), self._spec.delta)
-        return audit_gradient_scores(canaries.scores, canaries.included, audit, run, self._spec.seed)
+        run = canaries.stated(self.trace(), self._spec.delta)
+        return audit_gradient_scores(canaries.scores, canaries.included, canaries.audit, run, self._spec.seed)
 
     def released_model(self) -> nn.Module:
         """Return the model to evaluate and store: a copy with averaged parameters if averaging is on."""
@@ -458,8 +460,7 @@ class Trainer:
 
 def new_courses(groups: Tensor) -> list[GroupCourse]:
     """Return an empty course for each group that has examples. groups: int64 [n]."""
-    sizes = torch.bincount(groups.cpu()).tolist()
-    return [GroupCourse(group, size) for group, size in enumerate(sizes) if size]
+    return [GroupCourse(group, size) for group, size in _sizes(groups)]
 
 
 def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: ClipRule) -> None:
@@ -475,16 +476,9 @@ def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: Clip
         course.biases.append(biases[course.group])
 
 
-def new_departures(groups: Tensor) -> list[GroupDepartures]:
-    """Return empty departures for each group that has examples. groups: int64 [n]."""
-    sizes = torch.bincount(groups.cpu()).tolist()
-    return [GroupDepartures(group, size) for group, size in enumerate(sizes) if size]
-
-
-def note_departures(departures: Sequence[GroupDepartures], left: Tensor) -> None:
-    """Append, for each group, how many examples have left by the end of an epoch. left: int64, their groups."""
-    for each in departures:
-        each.left.append(int((left == each.group).sum()))
+def _sizes(groups: Tensor) -> list[tuple[int, int]]:
+    """Return each group [n] that has examples, and their number."""
+    return [(group, size) for group, size in enumerate(torch.bincount(groups.cpu()).tolist()) if size]
 
 
 def _means(values: Tensor, groups: Tensor, finite: Tensor) -> list[float | None]:

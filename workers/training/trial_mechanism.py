@@ -165,16 +165,15 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
     trace = mechanism.trace(spec.epochs)
     as_independent(trace)
     require_per_user(spec, [release.name for release in mechanism.releases])
-    if spec.audit is not None:
-        if spec.audit.kind == "gradient":
-            check_gradient_audit(spec, layerwise=method.layerwise)
-        else:
-            check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
-            if spec.attacks.exposure is not None:
-                raise InvalidInput(
-                    "audit.kind is rows, of which half are left out of training, secrets of attacks.exposure among "
-                    "them; set audit.kind: gradient, or leave one of the two out"
-                )
+    if spec.audit is not None and spec.audit.leaves_out_rows:
+        check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
+        if spec.attacks.exposure is not None:
+            raise InvalidInput(
+                "audit.kind is rows, of which half are left out of training, secrets of attacks.exposure among them; "
+                "set audit.kind: gradient, or leave one of the two out"
+            )
+    elif spec.audit is not None:
+        check_gradient_audit(spec, layerwise=method.layerwise)
     if spec.execution.device != "auto":
         known_device(spec.execution.device)
     highest = max(segment.noise_multiplier for segment in trace.segments)

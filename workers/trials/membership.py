@@ -24,7 +24,6 @@ import torch
 from scipy.special import logsumexp
 from torch import nn
 
-from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.data import Dataset, Split
@@ -47,7 +46,8 @@ from dpsweep.workers.training.norm_recorder import StoredNorms
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 
-Losses = npt.NDArray[np.float64]
+Floats = npt.NDArray[np.float64]
+Rows = npt.NDArray[np.int64]
 
 
 def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[GroupAttack, ...]:
@@ -73,15 +73,12 @@ def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[G
     return tuple(results)
 
 
-def attack_losses(members: Losses, others: Losses, name: str, generator: np.random.Generator) -> GroupAttack:
-    """Attack one group, given the losses of its members [m] and non-members [k]. A NaN loss counts as infinite.
+def attack_losses(members: Floats, others: Floats, name: str, generator: np.random.Generator) -> GroupAttack:
+    """Attack one group, given the losses of its members [m] and non-members [k], at least two of each.
 
-    Raises: InvalidInput when there are fewer than two members or non-members.
+    A NaN loss counts as infinite.
     """
     half = min(len(members), len(others)) // 2
-    if half < 1:
-        detail = PrivateDetail(f"{len(members)} members and {len(others)} others")
-        raise InvalidInput(f"group {name!r} needs at least 2 members and 2 others; leave it out") from detail
     chosen_members, chosen_others = (
         np.where(np.isnan(losses), math.inf, losses)
         for losses in (generator.permutation(side)[: 2 * half] for side in (members, others))
@@ -91,7 +88,7 @@ def attack_losses(members: Losses, others: Losses, name: str, generator: np.rand
     return GroupAttack(name, 2 * half, threshold, int(correct))
 
 
-def best_threshold(members: Losses, others: Losses) -> float:
+def best_threshold(members: Floats, others: Floats) -> float:
     """Return the threshold for which "member if loss <= threshold" is most often correct; no loss may be NaN.
 
     It lies halfway to the next larger loss if that is finite; -inf predicts no members at all.
@@ -110,9 +107,6 @@ def best_threshold(members: Losses, others: Losses) -> float:
     halfway = float(ordered[best : best + 2].mean())
     return halfway if math.isfinite(halfway) else float(ordered[best])
 
-
-Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
 
 _LARGEST_LOSS = 700.0
 """Larger, infinite and NaN losses are replaced by this one: exp(-700) is still a positive double."""

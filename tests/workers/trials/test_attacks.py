@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import stat
@@ -13,7 +14,8 @@ import pytest
 import torch
 from torch import nn
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.sealed import write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Source, load_dataset, make_split
 from dpsweep.workers.data.base import cut
@@ -72,13 +74,6 @@ def test_threshold_maximises_right_calls_even_with_ties() -> None:
     right = [int((members <= value).sum() + (others > value).sum()) for value in candidates]
     assert int((members <= threshold).sum() + (others > threshold).sum()) == max(right)
     assert best_threshold(others + 10.0, members) == -math.inf
-
-
-def test_one_example_of_a_side_is_not_enough() -> None:
-    """How many members a group has is private: the error does not say."""
-    with pytest.raises(InvalidInput, match="'group' needs at least 2 members and 2 others") as caught:
-        attack_losses(np.ones(1), np.ones(5), "group", generator())
-    assert "1 members" not in str(caught.value)
 
 
 def test_few_examples_all_guessed_right_are_not_certain() -> None:
@@ -220,6 +215,15 @@ def test_results_survive_storage_and_damage_is_noticed(tmp_path: Path) -> None:
     assert read_attacks(uri) == results
     Path(uri).write_text(Path(uri).read_text().replace("0.3", "0.4"))
     with pytest.raises(DataCorruption, match=r"attacks.json is damaged.*delete it"):
+        read_attacks(uri)
+
+
+def test_an_audit_of_a_kind_that_does_not_exist_is_damage(tmp_path: Path) -> None:
+    everyone = {"name": "all", "canaries": 2, "guesses": 0, "correct": 0, "epsilon": 0.0}
+    audit = {"delta": 1e-5, "confidence": 0.95, "everyone": everyone, "groups": [], "kind": "columns"}
+    uri = str(tmp_path / "attacks.json")
+    write_private_sealed(uri, json.dumps({"audit": audit}).encode())
+    with pytest.raises(DataCorruption, match="holds no attacks of this version"):
         read_attacks(uri)
 
 
