@@ -292,8 +292,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "if len(self._remaining) == 0:",
-            "if len(self._remaining) < self._batch_size:",
+            "in range(0, len(order), batch_size))",
+            "in range(0, len(order) - batch_size + 1, batch_size))",
             "an epoch leaves out its last rows",
             True,
         ),

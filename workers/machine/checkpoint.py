@@ -17,16 +17,14 @@ from dpsweep.accounting.records.sealed import read_private, write_private
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 
 _KIND: Final = b"dpsweep-checkpoint-"
-_MAGIC: Final = _KIND + b"8\n"
+_MAGIC: Final = _KIND + b"9\n"
 DIGEST_BYTES: Final = 32
 _START: Final = len(_MAGIC) + DIGEST_BYTES
 """Offset of the bytes written by `torch.save`; the magic bytes and their digest come before."""
 
 
 def fingerprint(*parts: object) -> str:
-    """Return sha256 of the parts, equal in every process for equal parts; identifies the run that a checkpoint belongs
-    to.
-    """
+    """Return sha256 of the parts, equal in every process: identifies the run that a checkpoint belongs to."""
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 

@@ -229,9 +229,7 @@ class KeyedRows:
         return rows[joins]
 
     def subset(self, n: int, count: int) -> Rows:
-        """Return the ``count`` rows with the smallest random numbers, whose base-256 digits are drawn only while
-        rows tie.
-        """
+        """Return the rows with the smallest random numbers; their base-256 digits are drawn only while rows tie."""
         rows, chosen = np.arange(n), list[Rows]()
         while 0 < count < len(rows):
             digits = self._stream.octets(len(rows))
@@ -265,20 +263,6 @@ def make_row_draws(seed: int | None, purpose: str = "sampling") -> RowDraws:
     if seed is None:
         return KeyedRows(ChaChaBits.from_os())
     return SeededRows(derive_seed(seed, purpose))
-
-
-class _RowSampler:
-    """State shared by the samplers: data set size, batch size and the source of random choices."""
-
-    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
-        self._dataset_size, self._batch_size = dataset_size, batch_size
-        self._draws = draws
-
-    def state(self) -> dict[str, Any]:
-        return self._draws.state()
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self._draws.restore(state)
 
 
 class _DrawnAhead(ABC):
@@ -339,32 +323,31 @@ _MOST_ROWS: Final = 2**19
 """Largest number of batches that are drawn at once, and of rows to choose from."""
 
 
-class FixedBatchSampler(_RowSampler):
+class FixedBatchSampler(_DrawnAhead):
     """Each batch is a uniformly random subset of exactly batch_size rows."""
 
-    def next_batch(self) -> Rows:
-        return self._draws.subset(self._dataset_size, self._batch_size)
+    def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
+        super().__init__(draws)
+        self._dataset_size, self._batch_size = dataset_size, batch_size
+
+    def _batches(self) -> Iterable[Rows]:
+        return [self._draws.subset(self._dataset_size, self._batch_size)]
 
 
-class ShuffledSampler(_RowSampler):
+class ShuffledSampler(_DrawnAhead):
     """Each epoch splits a fresh random permutation into disjoint batches; the last one may be smaller."""
 
     def __init__(self, dataset_size: int, batch_size: int, draws: RowDraws) -> None:
-        super().__init__(dataset_size, batch_size, draws)
-        self._remaining: Rows = np.empty(0, np.int64)
+        super().__init__(draws)
+        self._dataset_size, self._batch_size = dataset_size, batch_size
 
-    def next_batch(self) -> Rows:
-        if len(self._remaining) == 0:
-            self._remaining = self._draws.order(self._dataset_size)
-        batch, self._remaining = np.split(self._remaining, [self._batch_size])
-        return np.sort(batch)
+    def _batches(self) -> Iterable[Rows]:
+        return _epoch(self._draws.order(self._dataset_size), self._batch_size)
 
-    def state(self) -> dict[str, Any]:
-        return {**super().state(), "remaining": self._remaining.tolist()}
 
-    def restore(self, state: Mapping[str, Any]) -> None:
-        super().restore(state)
-        self._remaining = np.array(state["remaining"], np.int64)
+def _epoch(order: Rows, batch_size: int) -> Iterable[Rows]:
+    """Yield the batches of an epoch that visits the rows in this order."""
+    return (np.sort(order[start : start + batch_size]) for start in range(0, len(order), batch_size))
 
 
 class AllocatedSampler(_DrawnAhead):
@@ -427,9 +410,7 @@ class FixedOrderSampler:
 
     def _order(self) -> None:
         self._first = self._draws.state()
-        order = self._draws.order(self._dataset_size)
-        cuts = np.arange(self._batch_size, self._dataset_size, self._batch_size)
-        self._batches = [np.sort(batch) for batch in np.split(order, cuts)]
+        self._batches = list(_epoch(self._draws.order(self._dataset_size), self._batch_size))
 
     def next_batch(self) -> Rows:
         batch = self._batches[self._next]
