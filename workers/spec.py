@@ -543,9 +543,7 @@ def _bounds(hint: Any) -> Iterator[tuple[str, float]]:
 
 
 def place_of(location: tuple[int | str, ...], content: Any) -> Iterator[str]:
-    """Yield the keys and list positions in a pydantic location that exist in ``content``; pydantic adds internal
-    ones.
-    """
+    """Yield the keys and positions of a pydantic location that ``content`` has; pydantic adds internal ones."""
     for part in location:
         inside: dict[int | str, Any] = {}
         if isinstance(content, Mapping):

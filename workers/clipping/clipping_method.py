@@ -216,9 +216,7 @@ class ClipRule:
     shape: tuple[float, ...] = ANY_SHAPE
 
     def weights(self, examples: Examples) -> Tensor:
-        """Return the factor of each gradient, [B], or [B, L] for layer-wise methods; 0 for an example whose norm is not
-        finite.
-        """
+        """Return the factor of each gradient, [B] or layer by layer [B, L]; 0 where the norm is not finite."""
         weights = self.weigh(examples)
         finite = examples.norms < math.inf  # false for NaN; one operation, while torch.isfinite takes four
         return torch.where(finite if weights.ndim == 1 else finite[:, None], weights, 0.0)
@@ -239,22 +237,20 @@ class ClipRule:
         return torch.where(finite, contributions, 1.0)
 
     def removed(self, examples: Examples) -> Tensor:
-        """Return [B] float64: norm of the clipped minus the unclipped gradient of each example; gradients must be
-        finite.
-        """
-        lost = 1.0 - self.weights(examples).double()
-        if lost.ndim == 1:
-            return lost.abs() * examples.norms.double()
-        removed: Tensor = (lost * require_layer_norms(examples).double()).norm(dim=1)
-        return removed
+        """Return [B] float64: norm of clipped minus unclipped gradient of each example; all must be finite."""
+        return _norms_times(1.0 - self.weights(examples).double(), examples).abs_()
 
     def _added(self, examples: Examples) -> Tensor:
-        """[B] float64: norm of each weighted gradient; NaN (0 times infinity) if the norm is infinite."""
-        weights = self.weights(examples).double()
-        if weights.ndim == 1:
-            return weights * examples.norms.double()
-        added: Tensor = (weights * require_layer_norms(examples).double()).norm(dim=1)
-        return added
+        """Return [B] float64: norm of each weighted gradient; NaN (0 times infinity) if the norm is infinite."""
+        return _norms_times(self.weights(examples).double(), examples)
+
+
+def _norms_times(factors: Tensor, examples: Examples) -> Tensor:
+    """Return [B] float64: norms of gradients times ``factors``, [B] or layer by layer [B, L]; signed for [B]."""
+    if factors.ndim == 1:
+        return factors * examples.norms.double()
+    norms: Tensor = (factors * require_layer_norms(examples).double()).norm(dim=1)
+    return norms
 
 
 @dataclass(frozen=True)
@@ -289,9 +285,7 @@ class ClippingMethod(ABC):
 
     @property
     def keeps_to_contributions(self) -> bool:
-        """Return whether contributions recorded at a refresh bound the true ones until the next (individual
-        clipping).
-        """
+        """Return whether contributions recorded at a refresh bound the true ones until the next one."""
         return False
 
     @property
@@ -324,9 +318,7 @@ class ClippingMethod(ABC):
         return ClippingState(bound)
 
     def refresh(self, state: ClippingState, everyone: Examples) -> ClippingState:
-        """Return the state after the norms of all training examples (``everyone``) were computed; unchanged by
-        default.
-        """
+        """Return the state after norms of all training examples were computed; unchanged by default."""
         return state
 
     def pay(self, state: ClippingState, prices: StepPrices) -> ClippingState:
@@ -334,22 +326,16 @@ class ClippingMethod(ABC):
         return state
 
     def used_up(self, state: ClippingState, prices: StepPrices) -> Tensor:
-        """Return [n] bool: which examples have spent their whole budget and no longer contribute; empty without a
-        filter.
-        """
+        """Return [n] bool: which examples have spent their budget and contribute no more; empty without a filter."""
         return torch.zeros(0, dtype=torch.bool)
 
     def answer(self, state: ClippingState, batch: Examples, facts: PublicFacts) -> Tensor:
-        """Return the exact answer to `query` on this batch; the trainer adds noise before it passes the answer to
-        `decide`.
-        """
+        """Return the exact answer to `query` on this batch; the trainer adds noise before `decide` gets it."""
         return torch.zeros(0, dtype=torch.float64)
 
     @abstractmethod
     def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
-        """Return the rule of this step, from public values (and, in individual clipping, each example's own
-        threshold).
-        """
+        """Return the rule of this step, from public values and at most each example's own threshold."""
 
     def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
         """Return the state of the next step."""

@@ -158,9 +158,7 @@ def _rehearse(method: ClippingMethod, facts: PublicFacts) -> None:
 
 
 def _left_out_on_trial(batch: Examples) -> set[int]:
-    """Return the indices of the examples that are left out on trial: the first, and those with the largest and
-    smallest norm.
-    """
+    """Return the indices of the examples left out on trial: the first, the largest and the smallest norm."""
     if not len(batch.norms):
         return set()
     return {0, int(batch.norms.argmax()), int(batch.norms.argmin())}

@@ -345,9 +345,7 @@ class _FromIntegers(TorchFunctionMode):
         return output
 
     def _is_new(self, output: object) -> bool:
-        """Return whether the output is a floating-point tensor of the batch that no gradient reaches yet, and no
-        view.
-        """
+        """Return whether the output is a floating-point tensor of the batch, no view, that no gradient reaches yet."""
         return (
             torch.is_grad_enabled()
             and type(output) is Tensor

@@ -71,15 +71,11 @@ class Geometry:
 
     @property
     def is_pointwise(self) -> bool:
-        """Return whether each patch is one pixel and each pixel one patch, so that no values are copied into
-        patches.
-        """
+        """Return whether patches and pixels are the same, so that no values are copied into patches."""
         return prod(self.kernel) == prod(self.stride) == 1 and not any(self.padding)
 
     def weight_gradient(self, inputs: Tensor, grads: Tensor, copies: int = 1) -> Tensor:
-        """Return the gradient of ``copies`` stacked kernels of shape ``shape``: [copies * out, in / groups,
-        *kernel].
-        """
+        """Return the gradient [copies * out, in / groups, *kernel] of ``copies`` stacked kernels of ``shape``."""
         weight = inputs.new_empty(1).expand(copies * self.shape[0], *self.shape[1:])
         gradients: tuple[Tensor, Tensor, Tensor] = torch.ops.aten.convolution_backward(
             grads,
@@ -294,9 +290,7 @@ class Correlations(Planned):
         return gram
 
     def _summed_over_taps(self, gram: Tensor, axis: int, outputs: int) -> Tensor:
-        """Return the sum ``gram`` over the kernel offsets of one axis, which turns its input positions into output
-        positions.
-        """
+        """Return ``gram`` summed over the kernel offsets of one axis: its input positions become output positions."""
         geometry, size = self.geometry, self.inputs.shape[2 + axis]
         row_axis, column_axis = 2 + axis, 2 + axis + self.grads.dim() - 1
         shape = list(gram.shape)
@@ -406,21 +400,22 @@ class Projected(Planned):
     """
 
     kernel: ExampleGradients
-    methods_of_kernel: Mapping[str, Method]
-    key_of_kernel: tuple[Hashable, ...]
     mean: Tensor
     along: Tensor
     unit: Tensor
     shape: tuple[int, ...]
 
     def key(self) -> tuple[Hashable, ...]:
-        return "projected", *self.key_of_kernel
+        return "projected", *self._planned.key()
 
     def methods(self) -> Mapping[str, Method]:
-        return {
-            name: method._replace(prepare=partial(self._after, method))
-            for name, method in self.methods_of_kernel.items()
-        }
+        methods = self._planned.methods()
+        return {name: method._replace(prepare=partial(self._after, method)) for name, method in methods.items()}
+
+    @property
+    def _planned(self) -> Planned:
+        assert isinstance(self.kernel, Planned), "a kernel that was prepared is not planned again"
+        return self.kernel
 
     def _after(self, method: Method) -> Prepared:
         kernel_norm_sq, kernel = method.prepare()
@@ -481,15 +476,7 @@ def standardized_convolution(
         else:
             mean, of_scaled = _over_positions(kernel.grads, of_ones, examples) * scale, along * scale
         free = divisor > module.eps**0.5
-        weight = Projected(
-            scaled,
-            scaled.methods(),
-            scaled.key(),
-            mean,
-            of_scaled * free,
-            unit * free[:, None],
-            tuple(module.weight.shape),
-        )
+        weight = Projected(scaled, mean, of_scaled * free, unit * free[:, None], tuple(module.weight.shape))
         return {"weight": weight, "gain": Instantiated(along), "bias": Instantiated(shift)}
 
     return differentiate
@@ -506,8 +493,6 @@ def outputs_are_precise(modules: Sequence[WeightStandardizedConv2d]) -> Tensor:
 
 
 def _over_positions(grads: Tensor, response: Tensor | None, examples: int) -> Tensor:
-    """Return the sum of grads [B K, out, *positions] (times the response, if given) over rows and positions: [B,
-    out].
-    """
+    """Return [B, out]: grads [B K, out, *positions], times any response, summed over rows and positions."""
     product = grads if response is None else grads * response
     return summed_rows(product.flatten(2).sum(2, dtype=wide(product)), examples)

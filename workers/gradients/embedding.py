@@ -57,9 +57,7 @@ def embedding(module: nn.Embedding, activation: Tensor, output: Tensor | None, e
 
 
 def lookups(activation: Tensor, examples: int, weight: str, vocabulary: int, padding: int | None) -> Differentiate:
-    """Return per-example gradients of the rows that tokens look up in ``weight``, whose row ``padding`` is never
-    updated.
-    """
+    """Return gradients of the rows of ``weight`` that tokens look up; row ``padding`` is never updated."""
     tokens = activation.reshape(examples, -1)
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:

@@ -182,9 +182,7 @@ class GradientEngine:
 
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
-        """Return norms and losses of every example, by the computation that is cheapest without a later
-        weighted sum.
-        """
+        """Return norms and losses of every example, in the cheapest way without a later weighted sum."""
         batches = self._micro_batches(x, y)
         passes = self._looks.settled(batches, lambda look: [self._norms_only(batch, look) for batch in batches])
         return self._combination.joined(passes, x.device)
@@ -238,9 +236,7 @@ class GradientEngine:
         return WeightedSum(norms, all_weights, sums.complete(), non_finite)
 
     def draws(self, x: Tensor, y: Tensor) -> bool:
-        """Return whether a pass over these rows draws random numbers, as dropout does, so that norms differ between
-        passes.
-        """
+        """Return whether a pass over these rows draws random numbers, by which norms differ between passes."""
         return draws(self.model, self._loss, x.device, lambda: self._losses(x, y))
 
     def _sum_again(self, batch: MicroBatch, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
@@ -533,9 +529,7 @@ class GradientEngine:
         return self._one_per_row(losses, x.shape[0])
 
     def _precise_losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the losses without autocast, which would hide small errors; with it if frozen half-precision parts
-        need it.
-        """
+        """Return the losses without autocast, which would hide small errors, unless half-precision parts need it."""
         if has_half_precision(self.model):
             return self._losses(x, y)
         return self._one_per_row(self._loss(self.model(x), y), len(x))

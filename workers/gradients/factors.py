@@ -53,15 +53,11 @@ class ExampleGradients(ABC):
 
     @abstractmethod
     def norm_sq(self, planner: Planner) -> Tensor:
-        """Return [B]: squared L2 norm of every g_i, computed in the cheapest way; NaN where the result is
-        inaccurate.
-        """
+        """Return [B]: squared L2 norm of every g_i, in the cheapest way; NaN where the result is inaccurate."""
 
     @abstractmethod
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        """Return norm_sq, and the gradients in the form for which norm_sq and a later `weighted_sum` together are
-        cheapest.
-        """
+        """Return norm_sq, and the form of the gradients that makes it and a later `weighted_sum` cheapest."""
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -76,9 +72,7 @@ class ExampleGradients(ABC):
         """Return the gradients of the examples at the index tensor ``rows``."""
 
     def precise_norm_sq(self, rows: Tensor) -> Tensor:
-        """Return [b]: squared L2 norms of the examples at the index tensor ``rows``, accurate for every finite
-        gradient.
-        """
+        """Return [b]: squared L2 norms of the examples at ``rows``, accurate for every finite gradient."""
         parts = torch.split(rows, _INSTANTIATED_AT_ONCE)
         return torch.cat([sum_of_squares(self.select(part).instantiate()) for part in parts])
 
@@ -151,9 +145,7 @@ def _halves(values: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def in_bfloat16(values: Tensor, count: int) -> Iterator[Tensor]:
-    """Yield bfloat16 tensors whose sum is ``values``, up to 2^-9 of each value for the first, 2^-17 for two, and all of
-    float32 for three.
-    """
+    """Yield bfloat16 parts of ``values``, which err by 2^-9 of each value for one, 2^-17 for two, 0 for three."""
     yield (part := values.to(torch.bfloat16))
     for _ in range(count - 1):
         values = values - part
@@ -161,9 +153,7 @@ def in_bfloat16(values: Tensor, count: int) -> Iterator[Tensor]:
 
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
-    """Return [B, ...] -> [B], summed in blocks: a running float32 sum of n squares has a relative error up to n
-    / 2^24.
-    """
+    """Return [B, ...] -> [B], summed in blocks: one float32 sum of n squares may err by n / 2^24 of it."""
     flat = gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     if whole <= _BLOCK:
@@ -212,9 +202,7 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> Tensor:
 
 
 def mark(norm_sq: Tensor, inaccurate: Tensor) -> Tensor:
-    """Return norm_sq [B] with NaN for the examples in the mask ``inaccurate`` [B], whose norms are then
-    computed again.
-    """
+    """Return norm_sq [B] with NaN where the mask ``inaccurate`` [B] says that it is to be computed again."""
     return norm_sq.masked_fill_(inaccurate, math.nan)
 
 
@@ -248,9 +236,7 @@ class Instantiated(ExampleGradients):
 
     @property
     def is_small(self) -> bool:
-        """Return whether each gradient is a vector so short that starting an operation takes longer than computing
-        it.
-        """
+        """Return whether gradients are vectors so short that starting an operation takes longer than computing."""
         return self.gradients.dim() == 2 and self.gradients.shape[1] <= _BLOCK
 
 

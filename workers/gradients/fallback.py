@@ -121,9 +121,7 @@ def _restore(present: dict[str, Any], before: Mapping[str, Any]) -> list[str]:
 
 
 def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: int) -> list[int]:
-    """Return the indices of the arguments that hold the batch: in this and all earlier calls, the batch axis has its
-    length.
-    """
+    """Return the indices of the arguments whose batch axis had the batch's length in this and all earlier calls."""
     found = []
     for index, leaf in enumerate(leaves):
         if isinstance(leaf, Tensor):

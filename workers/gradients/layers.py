@@ -103,9 +103,7 @@ class Axes:
     _first: dict[Position, tuple[int, int]] = field(default_factory=dict)
 
     def per_row(self, position: Position, length: int, rows: int) -> int:
-        """Return the number of consecutive entries that each row of the batch has on an axis; 0 if it does not hold
-        the batch.
-        """
+        """Return the number of consecutive entries of each row on an axis; 0 if it does not hold the batch."""
         if self.stacks:
             before, shorter = self._first.setdefault(position, (rows, length))
             if before < rows < length and length * before == shorter * rows and length % rows == 0:
@@ -198,9 +196,7 @@ def on_copies(layers: Sequence[Layer]) -> list[Layer]:
 
 
 def are_aligned(layers: Sequence[Layer]) -> bool:
-    """Return whether every layer has a rule, and the first axis of all its inputs held the batch, one entry for each
-    row.
-    """
+    """Return whether every layer has a rule, whose inputs hold the batch first, one entry for each row."""
     return not on_copies(layers) and not any(layer.axes.stacked for layer in layers)
 
 
@@ -300,9 +296,7 @@ def _runs_as_one(module: nn.Module) -> bool:
 
 
 def _own_parameters(module: nn.Module) -> Iterator[tuple[str, nn.Parameter]]:
-    """Yield the parameters that the module's own forward reads, including those in its ParameterLists and
-    ParameterDicts.
-    """
+    """Yield the parameters that the module's own forward reads, also those in its parameter lists and dicts."""
     yield from module.named_parameters(recurse=False)
     for name, child in module.named_children():
         if isinstance(child, nn.ParameterList | nn.ParameterDict):

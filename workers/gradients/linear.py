@@ -165,9 +165,7 @@ def _by_position(activation: Tensor, grad: Tensor, examples: int) -> tuple[Tenso
 
 
 def affine(activation: Tensor, examples: int, weight: str = "weight", bias: str = "bias") -> Differentiate:
-    """Return per-example gradients of x -> x W' + b for an activation [rows, ..., d]; rows of an example become
-    positions.
-    """
+    """Return the rule of x -> x W' + b for an activation [rows, ..., d]; rows of an example become positions."""
 
     def differentiate(grad: Tensor) -> dict[str, ExampleGradients]:
         if activation.dim() == 2 and activation.shape[0] == examples:

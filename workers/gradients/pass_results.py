@@ -64,9 +64,7 @@ class Combination:
     def precise(
         self, squares: Mapping[str, Tensor], gradients: Mapping[str, ExampleGradients], losses: Tensor
     ) -> tuple[BatchNorms, Tensor | None]:
-        """Return `of_squares` after computing NaN squares again, and the mask [B] of finite norms; None if all are
-        finite.
-        """
+        """Return `of_squares` with NaN computed again, and the mask [B] of finite norms; None if all are finite."""
         for name, norm_sq in squares.items():
             rows = norm_sq.isnan().nonzero().squeeze(1)
             if len(rows):

@@ -233,9 +233,7 @@ def _linear(reading: Reading, input: Tensor, weight: Tensor, bias: Tensor | None
 
 
 def _as_it_is(value: Tensor) -> tuple[str, Tensor] | None:
-    """Return a parameter of the layer with its local name, or a constant with no name; None if computed from
-    parameters.
-    """
+    """Return a parameter with its local name, or a constant with none; None if computed from parameters."""
     return value.parameter if isinstance(value, PerRow) else ("", value)
 
 

@@ -43,9 +43,7 @@ Launches = Literal["each", "recorded"]
 
 
 def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
-    """Return the rows in micro-batches of ``size`` examples; every row is in one of them, and an empty batch has
-    none.
-    """
+    """Return all rows in micro-batches of ``size`` examples; none for an empty batch."""
     rows, step, make = x.shape[0], size * multiplicity, _LAST[last]
     if 0 < rows <= step:  # without a view of all rows
         return [make(x, y, size, multiplicity)]
@@ -116,9 +114,7 @@ RATES: Mapping[str, Rates] = {
     "cuda": Rates(gemm=50e12, grouped=2e12, elementwise=300e9, unfold=150e9),
     "matrix units": Rates(gemm=300e12, grouped=2e12, elementwise=500e9, unfold=300e9),
 }
-"""Rates by kind of device. cpu: measured on two cores with AVX-512. cuda: from data sheets. matrix units: bfloat16 on
-CUDA.
-"""
+"""Rates by kind of device: cpu measured on two AVX-512 cores, cuda from data sheets, bfloat16 in matrix units."""
 
 
 def rates(device: torch.device, dtype: torch.dtype) -> Rates:

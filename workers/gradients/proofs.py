@@ -152,9 +152,7 @@ def _noted_in_the_run(digest: str) -> Proof | None:
 
 
 def _folder_of_the_run() -> Path | None:
-    """Return where this run notes proofs on this node; None outside an embedded run, and where private files are
-    encrypted.
-    """
+    """Return where this run notes proofs on this node; None if it is not embedded, or encrypts private files."""
     folder = node_folder()
     return None if folder is None or is_encrypting() else folder / _FOLDER
 

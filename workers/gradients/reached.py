@@ -48,7 +48,7 @@ def require_reached(
     Returns sentences about parameters without a gradient that are not refused. Raises: InvalidInput, with their names.
     """
     _require_adapters_train(model)
-    trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad]
+    trained = list(_trained(model))
     missing = _after_steps(model, losses, places)
     unused = _after_moves(model, losses, places, missing)
     if len(unused) == len(trained):
@@ -108,9 +108,7 @@ def _after_steps(model: nn.Module, losses: Losses, places: Sequence[slice]) -> l
 
 
 def _after_moves(model: nn.Module, losses: Losses, places: Sequence[slice], missing: Collection[str]) -> list[str]:
-    """Return the names in ``missing`` that get no gradient at any place, each at random moves of all trainable
-    parameters.
-    """
+    """Return which of ``missing`` get no gradient at any place, each at random moves of all that trains."""
     trained = _trained(model)
     start = {name: parameter.clone() for name, parameter in trained.items()} if missing else {}
     left = list(missing)
@@ -130,9 +128,9 @@ def _require_adapters_train(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     adapters = [name for name in parameters if name in set(_adapters(model, parameters))]
     if adapters and not any(parameters[name].requires_grad for name in adapters):
-        trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
+        trained = listed(list(_trained(model)))
         raise InvalidInput(
-            f"its adapters {listed(adapters)} are all frozen, so that only {listed(trained)} would train; set "
+            f"its adapters {listed(adapters)} are all frozen, so that only {trained} would train; set "
             "requires_grad_(True) on them, as peft does with is_trainable=True and without inference_mode"
         )
 

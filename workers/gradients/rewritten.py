@@ -101,9 +101,7 @@ def lstm(
 def gru_or_rnn(
     module: nn.GRU | nn.RNN, record: Recorder, input: Tensor | PackedSequence, hx: Tensor | None = None
 ) -> Any:
-    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not
-    covered.
-    """
+    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None if not covered."""
     if not _covered(input):
         return None
     sequences = _Sequences.of(input)
@@ -141,9 +139,7 @@ class _Sequences:
         return None if self.lengths is None else self.lengths.to(self.values.device) - 1
 
     def reversed(self, values: Tensor) -> Tensor:
-        """Return values [b, t, n] with the order of each example's positions reversed; positions beyond its length
-        stay.
-        """
+        """Return values [b, t, n] with each example's positions reversed; those beyond its length stay."""
         if self.last is None:
             return values.flip(1)
         positions = torch.arange(values.shape[1], device=values.device)
@@ -200,8 +196,7 @@ def _lstm_layer(
     bias = weights[2] + weights[3] if module.bias else None
     gates = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
     outputs, last = _Lstm.apply(gates, *start, widen(weights[1].detach()), sequences.last)
-    before = _previous_states(start[0], outputs)
-    record.record([gates], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
+    _record(record, [gates], suffix, inputs, start[0], outputs)
     return outputs, (sequences.at_end(outputs), last)
 
 
@@ -213,8 +208,7 @@ def _gru_layer(
     shift = weights[3].detach() if module.bias else gates.new_zeros(gates.shape[2])
     shifts = widen(shift).expand(gates.shape).requires_grad_()
     outputs = _Gru.apply(gates, shifts, start[0], widen(weights[1].detach()))
-    before = _previous_states(start[0], outputs)
-    record.record([gates, shifts], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
+    _record(record, [gates, shifts], suffix, inputs, start[0], outputs)
     return outputs, (sequences.at_end(outputs),)
 
 
@@ -226,8 +220,7 @@ def _rnn_layer(
     sums = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
     activation = _ACTIVATIONS[module.nonlinearity]
     outputs = _Rnn.apply(sums, start[0], widen(weights[1].detach()), activation)
-    before = _previous_states(start[0], outputs)
-    record.record([sums], partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
+    _record(record, [sums], suffix, inputs, start[0], outputs)
     return outputs, (sequences.at_end(outputs),)
 
 
@@ -241,9 +234,10 @@ def _requiring_grad(gates: Tensor) -> Tensor:
     return gates if gates.requires_grad else gates.requires_grad_()
 
 
-def _previous_states(start: Tensor, outputs: Tensor) -> Tensor:
-    """Return the state before each position."""
-    return torch.cat([start.detach()[:, None], outputs.detach()[:, :-1]], 1)
+def _record(record: Recorder, gates: list[Tensor], suffix: str, inputs: Tensor, start: Tensor, outputs: Tensor) -> None:
+    """Have the gradients of all weights follow from those of the gates."""
+    before = torch.cat([start.detach()[:, None], outputs.detach()[:, :-1]], 1)  # the state before each position
+    record.record(gates, partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
 
 
 def _weight_gradients(

@@ -419,9 +419,7 @@ def _require_overwritten(suspects: set[str], ends: Sequence[tuple[Sequence[Kept]
 
 
 def _disagreeing(ours: Gradients, theirs: Gradients, tolerance: float) -> Iterator[str]:
-    """Yield the names of gradients that differ by more than ``tolerance``, plus rounding relative to that of the
-    whole model.
-    """
+    """Yield the names of gradients that differ by more than ``tolerance``, and rounding of the whole model's."""
     size = _norm(theirs)
     if not size.isfinite():
         return

@@ -167,9 +167,7 @@ def sent(values: Tensor, device: torch.device) -> Tensor:
 
 
 def known_device(name: str) -> torch.device:
-    """Return the device by its torch name, whether or not this machine has it. Raises: InvalidInput for another
-    name.
-    """
+    """Return the device called ``name`` in torch, be it here or not. Raises: InvalidInput for another name."""
     with contextlib.suppress(RuntimeError):
         device = torch.device(name)
         if device.type in ("cpu", "cuda"):

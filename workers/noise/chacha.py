@@ -149,7 +149,7 @@ def keystream(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.d
     if blocks == 0:
         return torch.empty(0, dtype=torch.int64, device=device)
     if device.type == "cpu":
-        return _by_openssl(key, nonce, first, blocks, device)
+        return _by_openssl(key, nonce, first, blocks)
     by = _by_kernel if has_kernels(device) else by_integer_operations
     return by(key, nonce, first, blocks, device)
 
@@ -162,7 +162,7 @@ def _require_blocks(last: int) -> None:
         )
 
 
-def _by_openssl(key: bytes, nonce: bytes, first: int, blocks: int, device: torch.device) -> Tensor:
+def _by_openssl(key: bytes, nonce: bytes, first: int, blocks: int) -> Tensor:
     made = bytearray(64 * blocks)
     encryptor = _ENCRYPTORS.of(key)
     encryptor.reset_nonce(first.to_bytes(4, "little") + nonce)
@@ -246,4 +246,4 @@ _KEY, _NONCE, _FIRST, _CHECKED = bytes(range(KEY_BYTES)), bytes(range(NONCE_BYTE
 
 
 def _standard() -> Tensor:
-    return _by_openssl(_KEY, _NONCE, _FIRST, _CHECKED, torch.device("cpu"))
+    return _by_openssl(_KEY, _NONCE, _FIRST, _CHECKED)

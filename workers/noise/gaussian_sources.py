@@ -78,9 +78,7 @@ class NoiseSource(Protocol):
         ...
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """Return `added` applied to each of ``values``, with independent noise, in new tensors; all are on one
-        device.
-        """
+        """Return `added` of each of ``values``, in new tensors, with independent noise; all are on one device."""
         ...
 
     def added_in_turn(self, values: Iterable[Tensor], count: int, std: float) -> Iterator[Tensor]:
@@ -163,9 +161,7 @@ class KeyedNoise:
         return self._add(values.flatten().clone(), std).view(values.shape)
 
     def added_to_each(self, values: Mapping[str, Tensor], std: float) -> dict[str, Tensor]:
-        """Return `added` applied to each of ``values``; all share one call, as its start costs more than a few
-        draws.
-        """
+        """Return `added` of each of ``values``, in one call, whose start costs more than a few draws."""
         if not values:
             return {}
         given = list(values.values())

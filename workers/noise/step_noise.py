@@ -316,9 +316,7 @@ def _earlier(memory: Memory) -> _Earlier:
 
 
 class _EarlierSteps:
-    """Row i of the rows holds the draws of the last step t with t mod (number of draws kept) = i; rows of noise follow,
-    likewise.
-    """
+    """Row i holds the draws of the last step t with t mod (draws kept) = i; rows of noise follow, likewise."""
 
     def __init__(self, memory: Recurrence) -> None:
         self.memory = memory
