@@ -355,7 +355,7 @@ class AuditSpec:
 
     @property
     def own_parameters(self) -> bool:
-        """Return whether canaries have parameters of their own (`dpsweep.workers.training.own_parameters`)."""
+        """Return whether canaries have parameters of their own (`OwnParameters`)."""
         match self.transcript:
             case "iterates":
                 return False

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, PrivateDetail
-from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
+from dpsweep.accounting.records.arrow_tables import Oversized, encode_table, read_table, stored_column
 from dpsweep.accounting.records.encryption import decrypted, encrypted
 from dpsweep.accounting.records.files import exists, list_files, read_range, write_in_private_folder
 from dpsweep.accounting.records.json_text import parsed_json
@@ -239,21 +239,13 @@ def _is_cut(tail: bytes) -> bool:
     return whole is None or whole.end() == len(tail)
 
 
-def _encode(table: pa.Table, codec: pa.Codec | None) -> bytes:
-    sink = pa.BufferOutputStream()
-    options = pa.ipc.IpcWriteOptions(compression=codec)
-    with pa.ipc.new_file(sink, table.schema, options=options) as writer:
-        writer.write_table(table)
-    return bytes(sink.getvalue().to_pybytes())
-
-
 def _path(part: int) -> str:
     return f"part-{part:05d}.arrow"
 
 
 def _stored(directory: str, part: int, table: pa.Table, codec: pa.Codec | None) -> tuple[PartRecord, bytes]:
     """Return the manifest record of a part, and the bytes to store."""
-    data = encrypted(f"{directory}/{_path(part)}", _encode(table, codec))
+    data = encrypted(f"{directory}/{_path(part)}", encode_table(table, codec))
     digest = hashlib.sha256(data).hexdigest()
     return PartRecord(part, table.num_rows, *_ends(table), len(data), digest), data
 

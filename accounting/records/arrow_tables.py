@@ -1,7 +1,8 @@
-"""Reads Arrow tables from untrusted bytes: the expanded size of compressed buffers is checked before decompression.
+"""Encodes Arrow tables, and reads them from untrusted bytes.
 
-A kilobyte of zstd may expand to a gigabyte. Arrow stores the expanded length before every compressed buffer, and the
-places of the buffers in the metadata of each message (Arrow's IPC format, a flatbuffer; see Message.fbs).
+The expanded size of compressed buffers is checked before decompression. A kilobyte of zstd may expand to a gigabyte.
+Arrow stores the expanded length before every compressed buffer, and the places of the buffers in the metadata of each
+message (Arrow's IPC format, a flatbuffer; see Message.fbs).
 """
 
 from __future__ import annotations
@@ -28,6 +29,14 @@ _HEADER, _LENGTH, _BUFFERS, _COMPRESSION = 2, 0, 2, 3
 
 class Oversized(ValueError):
     """A file that expands to more than its rows can need."""
+
+
+def encode_table(table: pa.Table, compression: pa.Codec | str | None = "zstd") -> bytes:
+    """Return the table as an Arrow IPC file."""
+    sink = pa.BufferOutputStream()
+    with pa.ipc.new_file(sink, table.schema, options=pa.ipc.IpcWriteOptions(compression=compression)) as writer:
+        writer.write_table(table)
+    return bytes(sink.getvalue().to_pybytes())
 
 
 def read_table(data: bytes, columns: Sequence[str] | None = None) -> pa.Table:

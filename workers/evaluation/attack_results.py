@@ -17,7 +17,7 @@ import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.arrow_tables import read_table
+from dpsweep.accounting.records.arrow_tables import encode_table, read_table
 from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.sealed import read_private, read_private_sealed, write_private, write_private_sealed
 from dpsweep.workers.evaluation.scores import Evaluation
@@ -56,10 +56,7 @@ def write_membership(uri: str, scores: MembershipScores) -> None:
     arrays = [
         pa.array(column.astype(kind.to_pandas_dtype())) for column, kind in zip(values, _COLUMNS.values(), strict=True)
     ]
-    table, stream = pa.table(arrays, names=list(_COLUMNS)), pa.BufferOutputStream()
-    with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    write_private(uri, stream.getvalue().to_pybytes())
+    write_private(uri, encode_table(pa.table(arrays, names=list(_COLUMNS))))
 
 
 def read_membership(uri: str) -> MembershipScores | None:

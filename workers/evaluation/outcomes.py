@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.arrow_tables import read_table
+from dpsweep.accounting.records.arrow_tables import encode_table, read_table
 from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private, write_private
@@ -143,10 +143,7 @@ def write_outcomes(uri: str, outcomes: AnyOutcomes) -> None:
     table = _table(outcomes) if isinstance(outcomes, Outcomes) else _scored_table(outcomes)
     if outcomes.users is not None:
         table = table.append_column(_USER, pa.array(outcomes.users))
-    stream = pa.BufferOutputStream()
-    with pa.ipc.new_file(stream, table.schema, options=pa.ipc.IpcWriteOptions(compression="zstd")) as writer:
-        writer.write_table(table)
-    write_private(uri, stream.getvalue().to_pybytes())
+    write_private(uri, encode_table(table))
 
 
 def _scored_table(outcomes: ScoredOutcomes) -> pa.Table:

@@ -172,52 +172,34 @@ def evaluate(
 
 def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
     """Return the evaluation of ``predictions`` for ``split``, without what `counted` adds."""
-    if task_called(dataset.task).scores:
-        return _scored(predictions, split, dataset, min_group_size)
-    groups = split.groups.numpy()
-    size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
-    confusion = _confusion(predictions, split, dataset)
-    losses = mean_by_group(predictions.losses, groups, size)
-    shown = shown_groups(sizes, min_group_size)
-    return Evaluation(
-        accuracy=float(np.trace(confusion.sum(0)) / len(split)),
-        loss=float(predictions.losses.mean()),
-        groups=tuple(
-            GroupEvaluation(
-                name=dataset.group_names[group],
-                examples=int(sizes[group]),
-                accuracy=float(np.trace(confusion[group]) / sizes[group]),
-                loss=float(losses[group]),
-            )
-            for group in shown
-        ),
-        fairness=fairness(confusion[shown]),
-    )
-
-
-def _scored(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
-    """`summary` for tasks other than classification, whose scores are functions of sums over examples."""
     groups, task = split.groups.numpy(), task_called(dataset.task)
     size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
-    sums = _sums(predictions, groups, size)
-    losses = mean_by_group(predictions.losses, groups, size)
-    overall = known({score.name: score.of(sums.sum(0)) for score in task.scores})
-    of_groups = {score.name: score.of(sums) for score in task.scores}
+    losses, shown = mean_by_group(predictions.losses, groups, size), shown_groups(sizes, min_group_size)
+    accuracy, accuracies, between = None, dict[int, float](), dict[str, float]()
+    overall, of_groups = dict[str, npt.NDArray[np.float64]](), dict[str, npt.NDArray[np.float64]]()
+    if task.scores:
+        sums = _sums(predictions, groups, size)
+        overall, of_groups = ({score.name: score.of(each) for score in task.scores} for each in (sums.sum(0), sums))
+    else:
+        confusion = _confusion(predictions, split, dataset)
+        accuracy = float(np.trace(confusion.sum(0)) / len(split))
+        accuracies = {group: float(np.trace(confusion[group]) / sizes[group]) for group in shown}
+        between = fairness(confusion[shown])
     return Evaluation(
-        accuracy=None,
+        accuracy=accuracy,
         loss=float(predictions.losses.mean()),
         groups=tuple(
             GroupEvaluation(
                 name=dataset.group_names[group],
                 examples=int(sizes[group]),
-                accuracy=None,
+                accuracy=accuracies.get(group),
                 loss=float(losses[group]),
                 scores=known({name: values[group] for name, values in of_groups.items()}),
             )
-            for group in shown_groups(sizes, min_group_size)
+            for group in shown
         ),
-        fairness={},
-        scores=overall,
+        fairness=between,
+        scores=known(overall),
         task=dataset.task,
     )
 

@@ -128,12 +128,12 @@ def rates(counts: Array) -> dict[str, Array]:
 
 def lowest(values: Array) -> Array:
     """Return [..., G] -> [...]: smallest value over groups, ignoring NaN; NaN if all are."""
-    return _known(np.fmin.reduce(values, axis=-1))
+    return np.asarray(np.fmin.reduce(values, axis=-1))
 
 
 def highest(values: Array) -> Array:
     """Return [..., G] -> [...]: largest value over groups, ignoring NaN; NaN if all are."""
-    return _known(np.fmax.reduce(values, axis=-1))
+    return np.asarray(np.fmax.reduce(values, axis=-1))
 
 
 def gap(values: Array) -> Array:
@@ -214,7 +214,3 @@ def _share(part: npt.ArrayLike, whole: npt.ArrayLike) -> Array:
     found = np.full(parts.shape, np.nan)
     np.divide(parts, wholes, out=found, where=wholes != 0)
     return found
-
-
-def _known(values: npt.ArrayLike) -> Array:
-    return np.asarray(values, dtype=np.float64)

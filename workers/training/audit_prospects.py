@@ -28,11 +28,10 @@ from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.noise.step_noise import make_step_noise
 from dpsweep.workers.sampling.samplers import SeededRows
 from dpsweep.workers.spec import AuditSpec, TrialSpec
-from dpsweep.workers.training.canary_evidence import CanaryBatches
+from dpsweep.workers.training.canary_evidence import CanaryBatches, OwnParameters
 from dpsweep.workers.training.gradient_canaries import other_directions, seen_run, share_of, times_of
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores, audit_scores
 from dpsweep.workers.training.optimizers import make_learning_rate_schedule
-from dpsweep.workers.training.own_parameters import OwnParameters
 
 SIMULATED: Final = 10
 """Simulated audits for each number of canaries, in pairs of opposite luck (`_Opposite`).

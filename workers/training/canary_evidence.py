@@ -1,16 +1,17 @@
-"""How gradient canaries join batches, and what the noisy sums of the steps show of each."""
+"""How gradient canaries join batches, and what the noisy sums of the steps, or the last model, show of each."""
 
 from __future__ import annotations
 
 import copy
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, assert_never
+from typing import Any, Final, Protocol, assert_never
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from scipy import special
+from torch import nn
 
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.buffered import Pairs
@@ -35,6 +36,7 @@ from dpsweep.workers.sampling.samplers import (
     planned_sampling,
 )
 from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.training.optimizers import make_average, make_optimizer
 
 Array = NDArray[np.float64]
 
@@ -120,17 +122,13 @@ class Evidence(Protocol):
 
 def make_evidence(batches: CanaryBatches, strategy: NoiseStrategy) -> Evidence:
     """Return what steps with noise of the ``strategy`` show of canaries in ``batches``."""
-    match strategy:
-        case IndependentNoise():
-            whitening, column = Whitening(Recurrence(np.ones(1), np.ones(1)), 1.0), np.ones(1)
-            return TurnEvidence(batches, whitening, column) if batches.cycle else StepEvidence(batches)
-        case correlated:
-            column = correlated.column()
-            norm = column_norm(column)
-            whitening = Whitening(correlated.memory(), norm)
-            return (
-                TurnEvidence(batches, whitening, column / norm) if batches.cycle else OrderEvidence(batches, whitening)
-            )
+    if isinstance(strategy, IndependentNoise):
+        whitening, column = Whitening(Recurrence(np.ones(1), np.ones(1)), 1.0), np.ones(1)
+        return TurnEvidence(batches, whitening, column) if batches.cycle else StepEvidence(batches)
+    column = strategy.column()
+    norm = column_norm(column)
+    whitening = Whitening(strategy.memory(), norm)
+    return TurnEvidence(batches, whitening, column / norm) if batches.cycle else OrderEvidence(batches, whitening)
 
 
 class StepEvidence:
@@ -149,8 +147,9 @@ class StepEvidence:
         self._last_length = 0.0
 
     def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
-        noise = self._measured(seen, std)
-        again = self._measured(seen - self._last, math.sqrt(2.0) * noise) if len(self._last) else math.inf
+        noise, again = _measured(seen[self._count :], std), math.inf
+        if len(self._last):
+            again = _measured((seen - self._last)[self._count :], math.sqrt(2.0) * noise)
         self._last, before = seen, self._last
         self._last_drawn, drawn_before = drawn, self._last_drawn
         self._last_length, length_before = length, self._last_length
@@ -163,12 +162,6 @@ class StepEvidence:
             )
         elif length > 0.0:
             self._see(seen[: self._count], *self._changes(drawn * length, 0.0 * drawn, length, 0.0), noise)
-
-    def _measured(self, seen: Array, std: float) -> float:
-        """Return the standard deviation that the witnesses show if it is less than half of ``std``, else that."""
-        witnesses = seen[self._count :]
-        found = math.sqrt(float(np.mean(witnesses**2))) if len(witnesses) else std
-        return found if found < std / 2.0 else std
 
     def _changes(self, now: Array, before: Array, length: float, length_before: float) -> tuple[Array, Array]:
         """Return what a canary that takes part may have changed, [count or 1, cases], and its log-probabilities."""
@@ -243,7 +236,7 @@ class OrderEvidence:
 
     def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
         white, added = self._seen.next(seen / std), self._added.next(drawn * (length / std))
-        self.total += added * (white[: self._count] - added / 2.0) / _measured(white[self._count :]) ** 2
+        self.total += added * (white[: self._count] - added / 2.0) / _variance(white[self._count :])
 
     def state(self) -> dict[str, Any]:
         return _as_tensors({"total": self.total, "seen": self._seen.earlier, "added": self._added.earlier})
@@ -277,7 +270,7 @@ class TurnEvidence:
         self._ended[starts] += self._of_turn(starts)
         self._length[starts] = length / std
         self._products[starts] = self._squares[starts] = 0.0
-        band, precision = self._bands[age], 1.0 / _measured(white[count:]) ** 2
+        band, precision = self._bands[age], 1.0 / _variance(white[count:])
         self._products += band * white[:count] * precision
         self._squares += band**2 * precision
         self._step += 1
@@ -299,10 +292,71 @@ class TurnEvidence:
         self._step = state["step"]
 
 
-def _measured(white: Array) -> float:
-    """Return the standard deviation of witnesses, which is 1, if it is less than half of that."""
-    found = max(math.sqrt(float(np.mean(white**2))), 1e-9) if len(white) else 1.0
-    return found if found < 0.5 else 1.0
+_NAME: Final = "canaries"
+
+
+class OwnParameters:
+    """Parameters that canaries have of their own, one for each, for audits of the last model; 0 before the first step.
+
+    Such an audit takes the canaries' directions away from the model. The clipped sum of the real examples is projected
+    off them before noise is added, which lengthens no contribution: the claim covers the run. The part of the noisy sum
+    along the directions moves parameters of the canaries, by the optimiser and the average of the trial. The rest
+    trains the model, which computes nothing from those parameters.
+
+    Threat model: the adversary knows the directions, and sees all parameters before the first step and after the last
+    one. It sees nothing between, no batch and no coin. The score of a canary is how far its parameter has moved against
+    its direction.
+
+    Scores are independent. Along a direction lies what one canary adds, and noise. Noise is isotropic and directions
+    are orthogonal, so the noise along each is independent of all other noise. Nothing else of the run depends on the
+    canaries' parameters: neither the model, nor bounds and noisy answers. Let all else be given, and which steps may be
+    the turn of each canary. Then a parameter depends on coin, batches and noise of its canary alone, because optimisers
+    move every coordinate by its own history. Parameters of canaries that take no part are noise of one distribution.
+    Each score follows from the noisy sums, and so shows no more of its coin than the claim allows. Rounding is left
+    aside.
+    """
+
+    def __init__(self, spec: TrialSpec, count: int) -> None:
+        parameter = nn.Parameter(torch.zeros(count, dtype=torch.float64))
+        self._parameters = {_NAME: parameter}
+        self._optimizer = make_optimizer(spec.optimizer, self._parameters)
+        self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
+
+    def step(self, gradients: Array, factor: float, noise_std: float) -> None:
+        """Take a step. `gradients`: [count], noisy and over the batch size. Others as of `Optimizer.step`."""
+        self._optimizer.step({_NAME: torch.from_numpy(gradients)}, factor, noise_std)
+        if self._average is not None:
+            self._average.update(self._parameters)
+
+    @property
+    def total(self) -> Array:
+        """Return how far each parameter has moved against its direction, [count]."""
+        released = self._parameters if self._average is None else self._average.values
+        moved: Array = -released[_NAME].detach().numpy()
+        return moved
+
+    def state(self) -> dict[str, Any]:
+        average = None if self._average is None else self._average.state()
+        values = self._parameters[_NAME].detach()
+        return {"values": values, "optimizer": self._optimizer.state(), "average": average}
+
+    def restore(self, state: Any) -> None:
+        with torch.no_grad():
+            self._parameters[_NAME].copy_(state["values"])
+        self._optimizer.restore(state["optimizer"])
+        if self._average is not None:
+            self._average.restore(state["average"])
+
+
+def _measured(witnesses: Array, std: float) -> float:
+    """Return the standard deviation that the witnesses show if it is less than half of ``std``, else that."""
+    found = math.sqrt(float(np.mean(witnesses**2))) if len(witnesses) else std
+    return found if found < std / 2.0 else std
+
+
+def _variance(white: Array) -> float:
+    """Return the variance that witnesses show, which is 1 by the claim."""
+    return max(_measured(white, 1.0), 1e-9) ** 2
 
 
 def _as_tensors(arrays: Mapping[str, Array]) -> dict[str, Any]:

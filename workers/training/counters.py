@@ -5,13 +5,14 @@ Imports no torch, because commands that compare trials read them only.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+import json
+from dataclasses import asdict, dataclass, field
 from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.accounting.records.sealed import read_private
+from dpsweep.accounting.records.sealed import read_private, write_private
 
 
 @dataclass
@@ -54,6 +55,11 @@ class Counters:
 
 
 COUNTERS: Final[TypeAdapter[Counters]] = TypeAdapter(Counters)
+
+
+def write_counters(uri: str, counters: Counters) -> None:
+    """Store the counters in a file that only its owner may read. Raises: StorageError."""
+    write_private(uri, json.dumps(asdict(counters)).encode())
 
 
 def read_counters(uri: str) -> Counters:

@@ -10,7 +10,7 @@ that its budget pays for all steps: one that is used up early is lost in the noi
 
 The guarantee of every real example is unchanged: what is added to the sum does not depend on the data, and its noise
 stays as it was. The canaries do change the model. With the transcript ``last_model`` they have parameters of their own
-(`dpsweep.workers.training.own_parameters`) instead, in directions that the model then lacks. Right guesses from the
+(`OwnParameters`) instead, in directions that the model then lacks. Right guesses from the
 transcript ``iterates`` read the noise of the run, and no epsilon covers that: only the owner of the data may see them.
 """
 
@@ -37,8 +37,7 @@ from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.sampling.samplers import make_row_draws
 from dpsweep.workers.spec import AuditSpec, TrialSpec
 from dpsweep.workers.training.batch_gradients import NO_ANSWER
-from dpsweep.workers.training.canary_evidence import CanaryBatches, Evidence, make_evidence
-from dpsweep.workers.training.own_parameters import OwnParameters
+from dpsweep.workers.training.canary_evidence import CanaryBatches, Evidence, OwnParameters, make_evidence
 
 Array = NDArray[np.float64]
 

@@ -132,7 +132,7 @@ SHARES: Final[Mapping[str, float]] = {RANKS: 0.8, "gdp": 0.1, "f_dp": 0.05, "ste
 """Tests of gradient canaries, with the share of the error that each may use (Bonferroni).
 
 The first two assume independent scores. From the iterates, the evidence about each canary is independent of the others:
-noise is isotropic and the directions are orthogonal. Of the last model, see `dpsweep.workers.training.own_parameters`.
+noise is isotropic and the directions are orthogonal. Of the last model, see `canary_evidence.OwnParameters`.
 """
 _CHOOSES: Final = 0.1
 """Share of the canaries that choose a threshold, and do not count."""

@@ -98,7 +98,7 @@ class DividedGradients:
 
     def weighted_sum_rowwise(self, rows: Tensor, decision: Decision) -> WeightedSum:
         if decision.state is not self._sent:
-            self._order(_Order.TAKE_CLIPPING)
+            _order(self._group, _Order.TAKE_CLIPPING)
             _share_clipping(self._local, self._group, decision.state)
             self._sent = decision.state
         parts = self._send(_Order.SUM_ROWWISE, rows)
@@ -107,7 +107,7 @@ class DividedGradients:
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
         if model is not self._local.model:
             self._send_model(model)
-        self._order(_Order.PREDICT, _places(dataset).index(id(split)))
+        _order(self._group, _Order.PREDICT, _place(split, dataset))
         parts = _shares(model, split, dataset, self._group.size)
         own = _predicted(predict(model, split, dataset, loss, parts[0]))
         self._group.broadcast(torch.tensor(own.shape[1]))
@@ -121,25 +121,22 @@ class DividedGradients:
         self._send_model(self._local.model)
 
     def _send_model(self, model: nn.Module) -> None:
-        self._order(_Order.TAKE_MODEL)
+        _order(self._group, _Order.TAKE_MODEL)
         _share_model(model, self._group)
 
     def random_states(self) -> tuple[Tensor, ...]:
         if self._random_states is None:
-            self._order(_Order.SEND_RANDOM_STATE)
+            _order(self._group, _Order.SEND_RANDOM_STATE)
             states = self._group.gathered(_random_state(self._local)[None], [1] * self._group.size)
             self._random_states = tuple(state.clone() for state in states[1:])
         return self._random_states
 
     def finish(self) -> None:
-        self._order(_Order.END)
-
-    def _order(self, order: _Order, count: int = 0) -> None:
-        _order(self._group, order, count)
+        _order(self._group, _Order.END)
 
     def _send(self, order: _Order, rows: Tensor) -> tuple[Tensor, ...]:
         """Have all ranks compute with ``rows``; returns the rows of each rank."""
-        self._order(order, len(rows))
+        _order(self._group, order, len(rows))
         self._group.broadcast(rows.cpu())
         self._random_states = None
         return torch.tensor_split(rows, self._group.size)
@@ -389,8 +386,8 @@ def _splits(dataset: Dataset) -> tuple[Split | None, ...]:
     return dataset.test, dataset.public, dataset.held_out
 
 
-def _places(dataset: Dataset) -> list[int]:
-    return [id(split) for split in _splits(dataset)]
+def _place(split: Split, dataset: Dataset) -> int:
+    return next(place for place, each in enumerate(_splits(dataset)) if each is split)
 
 
 def _shares(model: nn.Module, split: Split, dataset: Dataset, size: int) -> list[list[slice]]:

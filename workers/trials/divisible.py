@@ -83,9 +83,10 @@ def require_gathered(model: nn.Module, layers: Sequence[nn.Module], per_example:
 
     It would read their parameters before they are gathered.
     """
+    modules = dict(model.named_modules())
     for name in per_example:
-        inside = set(dict(model.named_modules()).get(name, model).modules())
-        if any(layer in inside for layer in layers if layer is not dict(model.named_modules()).get(name)):
+        inside = set(modules.get(name, model).modules()) - {modules.get(name)}
+        if not inside.isdisjoint(layers):
             raise InvalidInput(
                 f"{name} runs once per example, with its parts, and resources.shard: all gathers parameters for their "
                 "own layer alone; leave shard out"

@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records.files import exists
-from dpsweep.accounting.records.sealed import write_private
 from dpsweep.accounting.records.traces import write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.training.counters import write_counters
 from dpsweep.workers.training.norm_recorder import closed_afterwards
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.trials.trial import as_begun, begin
@@ -55,5 +54,5 @@ def close_trial(
             trainer.store_norms()
             for recorder in trainer.recorders:
                 recorder.complete()
-        write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
+        write_counters(files.private_training, trainer.counters)
         write_trace(files.trace, replace(trainer.trace(), ended_by_results=True))

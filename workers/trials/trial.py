@@ -16,7 +16,7 @@ from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records.files import delete, exists, read_bytes, write_bytes_atomically
-from dpsweep.accounting.records.sealed import write_private, write_private_sealed
+from dpsweep.accounting.records.sealed import write_private_sealed
 from dpsweep.accounting.records.traces import read_trace, write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import write_users
@@ -48,6 +48,7 @@ from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.batch_gradients import LocalGradients, Parts, parts_of
+from dpsweep.workers.training.counters import write_counters
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result, reasons_of_trial
 from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterwards, is_due
 from dpsweep.workers.training.one_run_audit import audit
@@ -107,10 +108,11 @@ def run_trial(
     if exists(files.training):
         _refuse_other_releases(files, releases)
         forget_checkpoint(files.checkpoint)
-        _meet(group)
+        if group is not None:
+            group.meet()
         return read_training_result(files.training)
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
-        return _train(spec, files, code, releases, on_progress or _ignore, group)
+        return _train(spec, files, code, releases, on_progress or (lambda progress: None), group)
 
 
 def follow_trial(
@@ -128,7 +130,7 @@ def follow_trial(
     if group.lending is not None and not exists(files.training):  # rank 0 borrows before it stores a checkpoint
         with reproducible(spec.execution, spec.seed), explained(spec.execution):
             divided = _divided(parts_of(spec, method, _of_the_shape(spec, dataset), code), spec, group)
-    _meet(group)
+    group.meet()  # rank 0 has then stored the first checkpoint, from which all ranks begin
     if exists(files.training):
         return
     spec = as_begun(files, spec, code)
@@ -164,16 +166,6 @@ def _stored_share(
         return save_checkpoint(part_of(files.checkpoint, step, rank), owner, {"rows": share.rows})
 
     return StoredShare(share, store)
-
-
-def _meet(group: RankGroup | None) -> None:
-    """Wait until rank 0 has stored the first checkpoint, so that all ranks begin from it."""
-    if group is not None:
-        group.meet()
-
-
-def _ignore(progress: Progress) -> None:
-    return None
 
 
 def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:
@@ -429,7 +421,7 @@ def _finish(
     write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
     trace = trainer.trace()
     write_trace(files.trace, trace)
-    write_private(files.private_training, json.dumps(asdict(trainer.counters)).encode())
+    write_counters(files.private_training, trainer.counters)
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
     tested, held_out = predictions
