@@ -1,11 +1,11 @@
-"""`dpsweep plan`: show what a sweep would do and, with ``--probe``, predict its time, memory and price."""
+"""`dpsweep plan`: show what a sweep would do and, with ``--probe``, the time, memory and price of its steps."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.people import Comparison
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
-    from dpsweep.workers.own_code.imports import UserCode
 
 
 def plan(
@@ -34,16 +33,10 @@ def plan(
         bool, typer.Option("--no-code", help="Run no code of the user's own; what depends on it is not planned.")
     ] = False,
     probe: Annotated[
-        bool, typer.Option("--probe", help="Take a few steps of each kind of trial, and predict time, memory and cost.")
+        bool, typer.Option("--probe", help="Take a few steps of each kind of trial; predict time, memory and price.")
     ] = False,
-    cpus: Annotated[
-        float | None, typer.Option(help="With --probe: CPUs that the sweep will have (default: this machine's).")
-    ] = None,
-    gpus: Annotated[
-        float | None, typer.Option(help="With --probe: GPUs that the sweep will have (default: this machine's).")
-    ] = None,
     price_per_hour: Annotated[
-        float | None, typer.Option(help="With --probe: price of an hour of all these resources together.")
+        float | None, typer.Option(help="With --probe: price of an hour of a machine on which one trial trains.")
     ] = None,
     release_rows_per_user: Annotated[
         float | None,
@@ -56,8 +49,6 @@ def plan(
     A sweep file is code: the user's own data sources and models run on a few rows, unless with --no-code. With --probe,
     a few real steps are taken in a temporary folder, and nothing but times and memory is kept of them.
     """
-    from dpsweep.orchestration.store.failures import record_refusals
-    from dpsweep.orchestration.store.layout import SweepFiles, absolute, default_output
     from dpsweep.orchestration.sweeps.plan import plan_sweep
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
@@ -67,38 +58,35 @@ def plan(
         raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
     if probe and no_code:
         raise InvalidInput("--no-code runs no code of the user's own, and --probe trains; give one of them")
-    if not probe and (cpus, gpus, price_per_hour) != (None, None, None):
-        raise InvalidInput("--cpus, --gpus and --price-per-hour are what --probe predicts for; add --probe")
+    if not probe and price_per_hour is not None:
+        raise InvalidInput("--price-per-hour is multiplied by the time that --probe predicts; add --probe")
     if probe:
         prepare_environment(IN_PROCESS)
     spec = parse_sweep(read_text(sweep), str(sweep))
     code = None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ())
     planned, predicted = plan_sweep(spec, code), None
     if probe and code is not None and planned.trials:
-        predicted = _predicted(spec, planned, code, cpus, gpus, price_per_hour)
+        from dpsweep.orchestration.execution.prediction import predict
+
+        predicted = predict(spec, planned, code, price_per_hour)
     if release_rows_per_user is not None:
         _show_release(spec, planned, release_rows_per_user)
         raise typer.Exit
     _show(spec, planned, predicted, as_json)
-    if where := record_refusals(planned.refusals, SweepFiles(absolute(default_output(spec.name)))):
-        print(where, file=sys.stderr)
+    if any(refusal.hidden for refusal in planned.refusals):
+        print(_WITHHELD, file=sys.stderr)
     raise typer.Exit(2 if planned.refusals else 0)
+
+
+_WITHHELD: Final = (
+    "the texts of these errors may quote the data; `dpsweep run`, which refuses the sweep too, keeps them in its "
+    "private folder"
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to ``app``."""
     app.command(**options.listed(options.RUN, "plan sweeps/quickstart.yaml --probe --price-per-hour 0.40"))(plan)
-
-
-def _predicted(
-    spec: SweepSpec, planned: Plan, code: UserCode, cpus: float | None, gpus: float | None, price: float | None
-) -> Prediction:
-    from dpsweep.orchestration.execution.prediction import Capacity, predict, probe_sweep, resources_here
-
-    here = resources_here()
-    capacity = Capacity(here[0] if cpus is None else cpus, here[1] if gpus is None else gpus, price)
-    capacity.require_room(spec.resources)  # refuse what does not fit before measuring
-    return predict(planned, probe_sweep(spec, planned, code), spec.resources, capacity)
 
 
 def _show_release(spec: SweepSpec, planned: Plan, noise_multiplier: float) -> None:
@@ -143,7 +131,7 @@ def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json:
         print_json(plan_rows(planned, spec) | {"detectable": shown} | users | audits | more)
     else:
         show(plan_table(planned, spec))
-        spent = None if predicted is None else predicted.cpu_hours
+        spent = None if predicted is None else predicted.seconds / 3600.0
         hours = None if spent is None else power.hours_by_seeds(spec, len(planned.trials), spent)
         lines = power.lines(design, seeds, hours) if design else []
         of_audits = [prospect_line(keys if foreseen[1:] else (), each) for keys, each in foreseen]

@@ -145,21 +145,13 @@ def _data_line(data: DatasetDescription) -> str:
 
 def prediction_lines(found: Prediction) -> list[str]:
     """Return the prediction as ``dpsweep plan --probe`` prints it."""
-    parts = f"start {clock(found.starting)}, trials {clock(found.running)}, comparison {clock(found.ending)}"
     gpu = f", {_size(found.gpu_memory)} on its GPU" if found.gpu_memory else ""
-    used = f"{number(found.cpu_hours)} CPU-hours, {number(found.gpu_hours)} GPU-hours"
-    lines = [
-        f"probe: {found.steps} steps of {found.kinds} kinds of trial",
-        f"time: {clock(found.seconds)} ({parts}), {found.trials_at_once} of {found.trials} trials at once",
-        f"work: {used}; memory of a trial: {_size(found.memory)}{gpu}",
+    price = "" if found.price is None else f"; price: {number(found.price)}"
+    return [
+        f"probe: {found.steps} steps of {found.kinds} kinds of trial; memory of a trial: {_size(found.memory)}{gpu}",
+        f"time: {clock(found.seconds)} for the steps of {found.trials} trials, one after another{price}; norms, "
+        "evaluation, accounting and reports come on top",
     ]
-    if found.beside_others > _SHOWN_SLOWDOWN * found.seconds:
-        lines.append(f"this machine had other work meanwhile; beside as much, it takes {clock(found.beside_others)}")
-    return lines if found.price is None else [*lines, f"price: {number(found.price)}"]
-
-
-_SHOWN_SLOWDOWN = 1.15
-"""Least ratio of the predicted times with and without other work at which both are shown."""
 
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:

@@ -78,13 +78,14 @@ class Detectable:
 def design(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Design | None:
     """Return the design of a sweep; None if it compares no two settings of classes, or tunes them on other data.
 
-    Groups are those that are large enough to be shown (`shown_groups`). `trials`: as planned; in a sweep that tunes
-    first, the tuning's trials, and the compared ones are trained after it.
+    Groups are those that are large enough to be shown (`shown_groups`). `trials`: as planned, without refused ones; in
+    a sweep that tunes first, the tuning's trials, and the compared ones are trained after it.
     """
+    points = [trial.point for trial in trials] if sweep.tune is None else _compared(sweep)
     private = [trial for trial in trials if trial.spec.is_private and trial.dataset.task == "classification"]
     settings = {
         tuple((name, str(value)) for name, value in point.labels.items() if name not in RUNS)
-        for point in _compared(sweep)
+        for point in points
         if point.is_private
     }
     if len(settings) < 2 or not private or (sweep.tune is not None and sweep.tune.data is not None):
@@ -105,10 +106,10 @@ def _compared(sweep: SweepSpec) -> tuple[GridPoint, ...]:
 
 
 def hours_by_seeds(sweep: SweepSpec, planned: int, hours: float) -> Callable[[int], float] | None:
-    """Return the CPU-hours of a sweep by its number of seeds; None if that of its trials is drawn.
+    """Return the hours of all steps of a sweep by its number of seeds; None if that of its trials is drawn.
 
-    planned, hours: number of planned trials, and their CPU-hours. Where they belong to a tuning, each trial after it is
-    taken to last as long as each of it.
+    planned, hours: number of planned trials, and the hours of their steps. Where they belong to a tuning, each trial
+    after it is taken to last as long as each of it.
     """
     seeds, trials = len(set(sweep.seeds)), len(_compared(sweep))
     if sweep.tune is None or sweep.adapted is not None:
@@ -144,7 +145,7 @@ def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable
 def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None) -> list[str]:
     """Return the lines on what a design shows with several numbers of seeds.
 
-    planned: seeds of the sweep. hours: CPU-hours by number of seeds, if known.
+    planned: seeds of the sweep. hours: of all steps, by number of seeds, if known.
     """
     several = of.groups > 1
     smallest = f" (the smallest of {of.groups} groups: {of.smallest:,})" if several else ""
@@ -155,7 +156,7 @@ def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None)
     ]
     for seeds in sorted({*SEEDS, planned} - {1}):
         each = detectable(of, seeds)
-        cost = "" if hours is None else f", {hours(seeds):.3g} CPU-hours"
+        cost = "" if hours is None else f", {hours(seeds):.3g} hours of steps"
         points = ", ".join(map(_points, each.known))
         found.append(f"  {seeds:>2} seeds: {points} points{cost}{' (planned)' * (seeds == planned)}")
     right = f", groups are right for {100 * ASSUMED.right:g}%" if several else ""

@@ -10,7 +10,6 @@ __all__ = [
     "embedded",
     "given_stores",
     "logged_models",
-    "mlflow",
     "opening",
     "plain_comparison",
     "recorder",

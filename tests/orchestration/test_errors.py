@@ -287,10 +287,8 @@ def test_an_error_of_the_plan_shows_type_and_place(
     assert ended.value.code == 2
     assert shown in printed.err
     assert CANARY not in printed.out + printed.err
-    private = tmp_path / "runs" / "small" / "private" / "error.txt"
-    assert str(private) in printed.err
-    assert_private(private)
-    assert leaks(tmp_path / "runs") == []
+    assert "the texts of these errors may quote the data" in printed.err
+    assert not (tmp_path / "runs").exists(), "a plan writes nothing"
 
 
 @pytest.mark.long

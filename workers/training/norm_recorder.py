@@ -151,9 +151,9 @@ class NormRecorder:
         if self._interval is not None:
             self._interval.keep_rule(rule)
 
-    def measure(self, first: int | None = None) -> Measurement:
-        """Return norms and losses of all rows, or of the ``first`` ones, computed again."""
-        return self._measurement(self.gradients.norms(self._rows[:first]))
+    def measure(self) -> Measurement:
+        """Return norms and losses of all rows, computed again."""
+        return self._measurement(self.gradients.norms(self._rows))
 
     def _measurement(self, norms: BatchNorms) -> Measurement:
         """Norms and losses [n] of the first n rows."""

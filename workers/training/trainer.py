@@ -260,10 +260,6 @@ class Trainer:
             self.store_norms()
             self._run.clipping = self._method.refresh(self._run.clipping, self._everyone.open(step, rate))
 
-    def measure(self, first: int) -> None:
-        """Compute the norms of the ``first`` examples and discard them, to measure the time."""
-        self._everyone.measure(first)
-
     @property
     def needs_norms(self) -> bool:
         """Return whether `advance` needs the norms of all examples."""

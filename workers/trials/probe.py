@@ -1,4 +1,4 @@
-"""Measures time and memory of the parts of a trial, by a few real steps in this process. Nothing of the trial is kept.
+"""Measures time and memory of the steps of a trial, by a few real ones in this process. Nothing of the trial is kept.
 
 Times and memory depend on the data, as in a real trial, where they are public.
 """
@@ -32,30 +32,19 @@ _MAX_STEPS: Final = 40
 _ENOUGH_SECONDS: Final = 2.0
 """Total seconds of steps after which no more are measured, once `_MIN_STEPS` are done."""
 _MIN_STEPS: Final = 3
-_SAMPLE_EXAMPLES: Final = 2048
-"""Number of examples from which the time of a norm pass over all examples is estimated."""
-_FULL_PASS_SECONDS: Final = 10.0
-"""Estimated seconds of a norm pass over all examples below which the whole pass is measured."""
 
 
 @dataclass(frozen=True)
 class TrialProbe:
-    """Seconds that the parts of a trial take, and its memory.
+    """Seconds of a step, without passes that compute norms of all examples, and the memory of a trial.
 
-    begin: load the data, build the model and write the first checkpoint. step: one step without a norm pass. refresh:
-    one norm pass over all examples; another thread stores its snapshot. evaluation, checkpoint: one of each. memory:
-    peak bytes of the process, libraries included. gpu_memory: peak bytes allocated on the GPU. cores: CPU seconds per
-    second of a step. steps: number of steps taken.
+    memory: peak bytes of the process, libraries included. gpu_memory: peak bytes allocated on the GPU. steps: number of
+    steps taken.
     """
 
-    begin: float
     step: float
-    refresh: float
-    evaluation: float
-    checkpoint: float
     memory: int
     gpu_memory: int
-    cores: float
     steps: int
 
 
@@ -77,41 +66,21 @@ def probe_trial(spec: TrialSpec, releases: tuple[Release, ...] = (), code: UserC
 def _measured(
     spec: TrialSpec, files: TrialFiles, releases: tuple[Release, ...], code: UserCode, device: torch.device
 ) -> TrialProbe:
-    took = _gpu_clock if device.type == "cuda" else time.thread_time
+    clock = _gpu_clock if device.type == "cuda" else time.thread_time
     _forget_peak(device)
-    started = took()
-    begun = begin(spec, files, code, releases)
-    beginning, trainer = took() - started, begun.trainer
+    trainer = begin(spec, files, code, releases).trainer
     with closed_afterwards(trainer.recorders):
-        whole = len(begun.dataset.train)
-        refresh = _refresh(trainer, whole, took) if not spec.norms.are_off else 0.0
-        first = _seconds(took, trainer.advance)
-        used = time.process_time()
-        steps = _steps(trainer, took)
-        cores = (time.process_time() - used) / max(sum(steps), 1e-9) if steps else 1.0
-        trainer.evaluations()
-        evaluation = _seconds(took, trainer.evaluations)
-        checkpoint = _seconds(took, begun.save)
+        if trainer.needs_norms:
+            trainer.refresh()
+        first = _seconds(clock, trainer.advance)
+        steps = _steps(trainer, clock)
+        trainer.evaluations()  # may take more memory than a step
     return TrialProbe(
-        begin=beginning,
         step=statistics.median(steps or [first]),
-        refresh=refresh,
-        evaluation=evaluation,
-        checkpoint=checkpoint,
         memory=peak_bytes(),
         gpu_memory=torch.cuda.max_memory_allocated(device) if device.type == "cuda" else 0,
-        cores=cores,
         steps=1 + len(steps),
     )
-
-
-def _refresh(trainer: Trainer, examples: int, clock: Callable[[], float]) -> float:
-    """Return the seconds of a norm pass over all examples, estimated from a sample if it would take long and is not
-    needed.
-    """
-    trainer.measure(_SAMPLE_EXAMPLES)  # the first pass also compiles and allocates
-    refresh = _seconds(clock, lambda: trainer.measure(_SAMPLE_EXAMPLES)) * max(1.0, examples / _SAMPLE_EXAMPLES)
-    return _seconds(clock, trainer.refresh) if refresh < _FULL_PASS_SECONDS or trainer.needs_norms else refresh
 
 
 def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
@@ -121,7 +90,7 @@ def _seconds(clock: Callable[[], float], work: Callable[[], object]) -> float:
 
 
 def _steps(trainer: Trainer, clock: Callable[[], float]) -> list[float]:
-    """Return the seconds of each further step, without its norm pass; empty if the trial has no further step."""
+    """Return the seconds of each further step; empty if the trial has none."""
     found: list[float] = []
     while trainer.may_continue() and len(found) < _MAX_STEPS:
         if len(found) >= _MIN_STEPS and sum(found) > _ENOUGH_SECONDS:

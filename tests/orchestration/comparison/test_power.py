@@ -51,8 +51,8 @@ def test_a_difference_of_the_named_size_is_found_in_most_simulated_sweeps() -> N
 def test_a_plan_shows_seeds_with_hours_and_warns_below_what_is_asked() -> None:
     shown = lines(SIX, 2, hours=lambda seeds: seeds / 2.0)
     assert "6 private settings" in shown[0]
-    assert re.search(r"^   2 seeds: [\d.]+, [\d.]+, .* points, 1 CPU-hours \(planned\)$", shown[1])
-    assert any("10 seeds" in line and "5 CPU-hours" in line for line in shown)
+    assert re.search(r"^   2 seeds: [\d.]+, [\d.]+, .* points, 1 hours of steps \(planned\)$", shown[1])
+    assert any("10 seeds" in line and "5 hours of steps" in line for line in shown)
     assert f"{100 * ASSUMED.of_seeds:g} point" in shown[-1]
     (warned,) = warnings(SIX, 2, 0.086)
     assert "asks for 8.6 points" in warned
@@ -88,6 +88,17 @@ def test_a_sweep_that_tunes_first_shows_what_it_compares_after_that() -> None:
     assert without(5) == 10.0
     drawn = f"{tuned.replace('unaccounted', 'private_selection, trials: 5')}\nnoise_source: os_entropy"
     assert hours_by_seeds(parse_sweep(drawn), 6, 6.0) is None
+
+
+def test_refused_settings_are_not_compared() -> None:
+    sweep = parse_sweep(
+        _SWEEP.format("3 points").replace("[flat, individual]", "[{name: flat, bound: [1, -1]}, individual]")
+    )
+    plan = plan_sweep(sweep)
+    found = design(sweep, plan.trials)
+    assert plan.refusals
+    assert found is not None
+    assert found.settings == 2
 
 
 def test_what_cannot_be_judged_is_said() -> None:
