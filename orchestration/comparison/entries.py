@@ -99,5 +99,5 @@ def by_selection(of: Metric, value: float | None, interval: ConfidenceInterval |
     corrected = of.format.one(interval.corrected)
     if corrected == of.format.one(value):
         return ""
-    is_low = of.extreme is not None and of.extreme.kind in ("lowest", "ratio")
+    is_low = of.extreme is not None and of.extreme.is_too_low
     return f"{'low' if is_low else 'high'} by selection, corrected {corrected}"

@@ -15,7 +15,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Final, Literal, assert_never
 
 import numpy as np
 import numpy.typing as npt
@@ -84,13 +84,41 @@ class Extreme:
     @property
     def is_between_groups(self) -> bool:
         """Return whether it takes two groups, as a gap does."""
-        return self.kind in ("gap", "ratio")
+        match self.kind:
+            case "lowest" | "highest":
+                return False
+            case "gap" | "ratio":
+                return True
+            case _:
+                assert_never(self.kind)
+
+    @property
+    def is_too_low(self) -> bool:
+        """Return whether the extreme of noisy numbers is too low, as the lowest of them; otherwise too high."""
+        match self.kind:
+            case "lowest" | "ratio":
+                return True
+            case "highest" | "gap":
+                return False
+            case _:
+                assert_never(self.kind)
 
     def value(self, cells: Array) -> Array:
         """Return the extreme of cells [..., len(of) * G], metric by metric."""
         parts = cells.reshape(*cells.shape[:-1], len(self.of), -1)
         lowest, highest = parts.min(-1), parts.max(-1)
-        return _OF_PARTS[self.kind](lowest, highest)
+        match self.kind:
+            case "lowest":
+                return np.asarray(lowest.min(-1))
+            case "highest":
+                return np.asarray(highest.max(-1))
+            case "gap":
+                return np.asarray((highest - lowest).max(-1))
+            case "ratio":
+                is_defined = highest > 0.0
+                return np.asarray(np.where(is_defined, lowest / np.where(is_defined, highest, 1.0), 1.0).min(-1))
+            case _:
+                assert_never(self.kind)
 
     def pairs(self, cells: int) -> Array:
         """Return [P, cells]: the differences of two groups in one metric."""
@@ -104,34 +132,25 @@ class Extreme:
         return np.array(rows).reshape(-1, cells)
 
 
-_OF_PARTS: Final[Mapping[Kind, Callable[[Array, Array], Array]]] = {
-    "lowest": lambda lowest, highest: lowest.min(-1),
-    "highest": lambda lowest, highest: highest.max(-1),
-    "gap": lambda lowest, highest: (highest - lowest).max(-1),
-    "ratio": lambda lowest, highest: np.where(highest > 0.0, lowest / np.where(highest > 0.0, highest, 1.0), 1.0).min(
-        -1
-    ),
-}
-
-
 def extreme_bounds(extreme: Extreme, found: Moments, tail: float) -> tuple[float, float]:
     """Return the bounds on the extreme of one setting, each wrong with probability ``tail``."""
     count = len(found.value)
-    if extreme.kind in ("lowest", "highest"):
-        (low, high), (all_low, all_high) = singles(found, tail), singles(found, tail / count)
-        if extreme.kind == "lowest":
-            return float(low.min()), float(all_high.min())
-        return float(all_low.max()), float(high.max())
-    if extreme.kind == "gap":
-        pairs = extreme.pairs(count)
-        return max(float(bounds(found, pairs, tail / len(pairs))[0].max()), 0.0), float(
-            bounds(found, pairs, tail)[1].max()
-        )
-    all_low, all_high = (np.clip(each, 0.0, 1.0) for each in singles(found, tail / count))
-    parts = [each.reshape(len(extreme.of), -1) for each in (all_low, all_high)]
-    least = parts[0].min(-1) / np.maximum(parts[1].max(-1), 1e-300)
-    most = np.minimum(parts[1].min(-1) / np.maximum(parts[0].max(-1), 1e-300), 1.0)
-    return float(least.min()), float(most.min())
+    match extreme.kind:
+        case "lowest":
+            return float(singles(found, tail)[0].min()), float(singles(found, tail / count)[1].min())
+        case "highest":
+            return float(singles(found, tail / count)[0].max()), float(singles(found, tail)[1].max())
+        case "gap":
+            pairs = extreme.pairs(count)
+            least = float(bounds(found, pairs, tail / len(pairs))[0].max())
+            return max(least, 0.0), float(bounds(found, pairs, tail)[1].max())
+        case "ratio":
+            low, high = (np.clip(each, 0.0, 1.0).reshape(len(extreme.of), -1) for each in singles(found, tail / count))
+            ratios = low.min(-1) / np.maximum(high.max(-1), 1e-300)
+            most = np.minimum(high.min(-1) / np.maximum(low.max(-1), 1e-300), 1.0)
+            return float(ratios.min()), float(most.min())
+        case _:
+            assert_never(extreme.kind)
 
 
 def extreme_difference_bounds(
@@ -143,32 +162,29 @@ def extreme_difference_bounds(
     at least a_g* - b_h for every h. So it is at least min_g max_h L_gh if for the fixed g* all L_gh hold at once.
     """
     count = len(pair.value) // 2
-    if extreme.kind in ("lowest", "highest"):
-        return _of_lowest(pair, tail, count) if extreme.kind == "lowest" else _of_highest(pair, tail, count)
-    pairs = extreme.pairs(count)
-    if extreme.kind == "gap" and len(pairs) <= _MOST_PAIRS:
-        size = len(pairs)
-        one = np.repeat(pairs, size, axis=0)  # pair of groups p of the first and q of the second, at p * size + q
-        other = np.tile(pairs, (size, 1))
-        low, high = bounds(pair, np.concatenate((one, -other), axis=1), tail / size)
-        return float(low.reshape(size, size).max(0).min()), float(high.reshape(size, size).min(1).max())
-    (low_one, high_one), (low_other, high_other) = (extreme_bounds(extreme, each, tail / 2.0) for each in alone)
-    return low_one - high_other, high_one - low_other
+    match extreme.kind:
+        case "lowest":
+            low, high = _differences(pair, np.eye(count), tail)
+            return float(low.max(1).min()), float(high.min(0).max())
+        case "highest":  # with h* the second's group of the highest value, max_g a_g - b_h* >= a_g - b_h* for every g
+            low, high = _differences(pair, np.eye(count), tail)
+            return float(low.max(0).min()), float(high.min(1).max())
+        case "gap" if len(pairs := extreme.pairs(count)) <= _MOST_PAIRS:
+            low, high = _differences(pair, pairs, tail)
+            return float(low.max(0).min()), float(high.min(1).max())
+        case "gap" | "ratio":
+            (low_one, high_one), (low_other, high_other) = (extreme_bounds(extreme, each, tail / 2.0) for each in alone)
+            return low_one - high_other, high_one - low_other
+        case _:
+            assert_never(extreme.kind)
 
 
-def _of_lowest(pair: Moments, tail: float, count: int) -> tuple[float, float]:
-    unit = np.eye(count)
-    weights = np.concatenate((np.repeat(unit, count, axis=0), -np.tile(unit, (count, 1))), axis=1)
-    low, high = (each.reshape(count, count) for each in bounds(pair, weights, tail / count))
-    return float(low.max(1).min()), float(high.min(0).max())
-
-
-def _of_highest(pair: Moments, tail: float, count: int) -> tuple[float, float]:
-    """With h* the group of the second with its highest value, max_g a_g - b_h* >= a_g - b_h* for every g."""
-    unit = np.eye(count)
-    weights = np.concatenate((np.repeat(unit, count, axis=0), -np.tile(unit, (count, 1))), axis=1)
-    low, high = (each.reshape(count, count) for each in bounds(pair, weights, tail / count))
-    return float(low.max(0).min()), float(high.min(1).max())
+def _differences(pair: Moments, weights: Array, tail: float) -> tuple[Array, Array]:
+    """Return bounds [n, n] on the numbers p of the first setting minus q of the second, by their ``weights`` [n, G]."""
+    size = len(weights)
+    both = np.concatenate((np.repeat(weights, size, axis=0), -np.tile(weights, (size, 1))), axis=1)
+    low, high = bounds(pair, both, tail / size)
+    return low.reshape(size, size), high.reshape(size, size)
 
 
 def corrected(extreme: Extreme, found: Moments) -> float:
@@ -198,9 +214,15 @@ def corrected(extreme: Extreme, found: Moments) -> float:
     units, precision = found.units.reshape(parts.shape), 1.0 / np.maximum(noise, 1e-9).reshape(parts.shape) ** 2
     weights = np.where(units.min(-1, keepdims=True) > 0.0, units, precision)
     limits = (weights * parts).sum(-1) / weights.sum(-1)
-    if extreme.kind == "lowest":
-        return min(found_value, float(limits.min()))
-    return max(found_value, float(limits.max())) if extreme.kind == "highest" else found_value
+    match extreme.kind:
+        case "lowest":
+            return min(found_value, float(limits.min()))
+        case "highest":
+            return max(found_value, float(limits.max()))
+        case "gap" | "ratio":
+            return found_value
+        case _:
+            assert_never(extreme.kind)
 
 
 _NAMED: Final = 8
