@@ -149,7 +149,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/trials/next_tokens.py",
+        "workers/trials/feasibility.py",
         ("tests/workers/trials/test_next_tokens.py",),
         B("max(moved) > max(", "max(moved) > 1e9 * max(", "a model reads the token that it predicts"),
         B(

@@ -23,9 +23,8 @@ class GroupEvaluation:
     """Number of examples of one group in the split, and their mean loss, with accuracy or scores.
 
     accuracy: for classification; None for other tasks. scores: for other tasks, the defined `Task.scores` by name.
-    counts: None for an evaluation after an epoch, for tasks other than classification, and in results of earlier
-    versions. user_accuracy: mean over users of the share of their rows that is predicted right; None where counts are,
-    and where the data name no users.
+    counts: None for an evaluation after an epoch, and for tasks other than classification. user_accuracy: mean over
+    users of the share of their rows that is predicted right; None where counts are, and where the data name no users.
     """
 
     name: str

@@ -79,6 +79,13 @@ def _key(owner: str, features: Tensor) -> str:
     return fingerprint(owner, tuple(features.shape), rows)
 
 
+def require_texts(kind: str, cache: str | None, **others: str) -> None:
+    """Raise InvalidInput for parameters of preprocessing of a ``kind`` that are no text; there may be no cache."""
+    for name, value in {**others, **({} if cache is None else {"cache": cache})}.items():
+        if not isinstance(value, str):
+            raise InvalidInput(f"{name} of {kind} is {value!r}, but must be text; put it in quotes")
+
+
 def require_folder(cache: str) -> None:
     """Refuse a local folder that can be neither written nor created. Other URIs are checked on first use only."""
     if "://" in cache:
@@ -127,9 +134,7 @@ class TextFeatures:
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("path", self.path), ("cache", self.cache)):
-            if not isinstance(value, str) and not (name == "cache" and value is None):
-                raise InvalidInput(f"{name} of text_features is {value!r}, but must be text; put it in quotes")
+        require_texts("text_features", self.cache, path=self.path)
 
     @property
     def releases(self) -> tuple[Release, ...]:

@@ -25,7 +25,14 @@ from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.models import load_weights
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
-from dpsweep.workers.training.kept_features import TextFeatures, in_blocks, kept_in, require_folder, with_features
+from dpsweep.workers.training.kept_features import (
+    TextFeatures,
+    in_blocks,
+    kept_in,
+    require_folder,
+    require_texts,
+    with_features,
+)
 from dpsweep.workers.training.robust_ranges import private_ranges, scaled_by
 
 _LEAST_DEVIATION: Final = 0.02
@@ -210,11 +217,11 @@ class RobustRanges:
         return (GaussianRelease("robust_ranges", self.noise_multiplier),)
 
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return _require_columns("robust_ranges", self.columns, feature_shape)
+        _numbers("robust_ranges", self.columns, feature_shape)
+        return feature_shape
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
-        width = self.columns or self.output_shape(dataset.feature_shape)[0]
-        self.output_shape(dataset.feature_shape)
+        width = _numbers("robust_ranges", self.columns, dataset.feature_shape)
         return private_ranges(lambda: _leading(dataset, width), width, noise, self.noise_multiplier, self.outside)
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
@@ -222,8 +229,7 @@ class RobustRanges:
         return with_features(dataset, change, "numbers on a private scale, logarithmic beyond most rows")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        self.output_shape(dataset.feature_shape)
-        width = self.columns or dataset.feature_shape[0]
+        width = _numbers("robust_ranges", self.columns, dataset.feature_shape)
         zeros, ones = torch.zeros(width), torch.ones(width)
         return self.transform(dataset, {"low": zeros, "high": ones, "mean": zeros, "deviation": ones})
 
@@ -250,12 +256,11 @@ class Standardised:
         return (GaussianRelease("standardised", self.noise_multiplier),)
 
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        return _require_columns("standardised", self.columns, feature_shape)
+        _numbers("standardised", self.columns, feature_shape)
+        return feature_shape
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
-        width = self.columns or self.output_shape(dataset.feature_shape)[0]
-        self.output_shape(dataset.feature_shape)
-        rows = len(dataset.train)
+        width, rows = _numbers("standardised", self.columns, dataset.feature_shape), len(dataset.train)
         return private_moments(lambda: _leading(dataset, width), width, rows, noise, self.noise_multiplier)
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
@@ -263,18 +268,20 @@ class Standardised:
         return with_features(dataset, change, "numbers centred and scaled by private moments")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        self.output_shape(dataset.feature_shape)
-        width = self.columns or dataset.feature_shape[0]
+        width = _numbers("standardised", self.columns, dataset.feature_shape)
         return self.transform(dataset, {"mean": torch.full((width,), 0.5), "deviation": torch.tensor([0.25])})
 
 
-def _require_columns(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Return the shape of a row of a table. Raises: InvalidInput for other features, and fewer than ``columns``."""
+def _numbers(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> int:
+    """Return how many leading features of a row of a table are numbers.
+
+    Raises: InvalidInput for other features than a table's, and fewer than ``columns``.
+    """
     if len(feature_shape) != 1:
         raise InvalidInput(f"{name} takes rows of a table, but features have shape {feature_shape}")
     if columns is not None and columns > feature_shape[0]:
         raise InvalidInput(f"columns of {name} is {columns}, but a row has {feature_shape[0]} features")
-    return feature_shape
+    return columns or feature_shape[0]
 
 
 def _leading(dataset: Dataset, width: int) -> Iterator[Tensor]:
@@ -330,9 +337,7 @@ class FrozenFeatures:
     cache: str | None = None
 
     def __post_init__(self) -> None:
-        for name, value in (("network", self.network), ("weights", self.weights), ("cache", self.cache)):
-            if not isinstance(value, str) and not (name == "cache" and value is None):
-                raise InvalidInput(f"{name} of frozen_features is {value!r}, but must be text; put it in quotes")
+        require_texts("frozen_features", self.cache, network=self.network, weights=self.weights)
         lookup(TRUNKS, self.network, "network")
         if self.weights != "imagenet" and not Path(self.weights).is_file():
             raise InvalidInput(

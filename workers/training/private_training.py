@@ -8,7 +8,7 @@ import dataclasses
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Final
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -54,8 +54,6 @@ from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of, with_noise
 
-_SECURE: Final = "os_entropy_secure"
-_SEEDED: Final = "seeded"
 Named = str | Mapping[str, Any]
 """A registered part as sweep files name it: ``"flat"``, or ``{"name": "flat", "bound": 0.5}``."""
 
@@ -160,7 +158,7 @@ class PrivateTraining:
             delta=delta,
             seed=0 if seed is None else seed,
             norms=NormSpec(norms),
-            noise_source=_SECURE if seed is None else _SEEDED,
+            noise_source="os_entropy_secure" if seed is None else "seeded",
             execution=execution,
             adjacency=adjacency,
         ).checked()

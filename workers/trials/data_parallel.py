@@ -67,7 +67,7 @@ class _Order(IntEnum):
 
 
 class DividedGradients:
-    """`dpsweep.workers.training.batch_gradients.BatchGradients` at rank 0, while the other ranks are in `follow`.
+    """`dpsweep.workers.training.batch_gradients.BatchGradients` at rank 0, while the other ranks `follow`.
 
     random_states: initial states of the generators of the other ranks.
     """
@@ -184,7 +184,7 @@ class _Totals(Mapping[str, Tensor]):
 
 
 class DividedUpdate:
-    """`dpsweep.workers.training.optimizers.InTurn`, while the other ranks are in `follow`."""
+    """`dpsweep.workers.training.optimizers.InTurn`, while the other ranks `follow`."""
 
     def __init__(self, optimizer: DividedOptimizer, group: RankGroup) -> None:
         self._optimizer, self._group = optimizer, group
@@ -212,7 +212,7 @@ def _order(group: RankGroup, order: _Order, count: int = 0) -> None:
 
 
 class DividedNoise:
-    """`dpsweep.workers.noise.step_noise.OtherShares` at rank 0, while the other ranks are in `follow`."""
+    """`dpsweep.workers.noise.step_noise.OtherShares` at rank 0, while the other ranks `follow`."""
 
     def __init__(self, group: RankGroup) -> None:
         self._group, self.ranks = group, group.size
@@ -242,24 +242,11 @@ class StoredShare:
     store: Callable[[int], bytes]
 
 
-def follow(
-    local: LocalGradients,
-    dataset: Dataset,
-    group: RankGroup,
-    noise: StoredShare | None,
-    optimizer: DividedOptimizer | None,
-) -> None:
-    """Compute this rank's share of the commands of rank 0, until rank 0 has finished.
+class Follower:
+    """Executes the commands of rank 0 at another rank.
 
     optimizer: of its parts of the parameters, if ranks divide those that train.
     """
-    follower = _Follower(local, dataset, group, noise, optimizer)
-    while follower.obeys():
-        pass
-
-
-class _Follower:
-    """Executes the commands of rank 0 at another rank."""
 
     def __init__(
         self,
@@ -280,7 +267,12 @@ class _Follower:
             _Order.SUM_ROWWISE: self._weighted_sum_rowwise,
         }
 
-    def obeys(self) -> bool:
+    def follow(self) -> None:
+        """Compute this rank's share of the commands of rank 0, until rank 0 has finished."""
+        while self._obeys():
+            pass
+
+    def _obeys(self) -> bool:
         """Execute the next command of rank 0; False after the last one."""
         order, count = self._group.broadcast(torch.zeros(2, dtype=torch.int64)).tolist()
         if order in self._computes:

@@ -30,7 +30,6 @@ from dpsweep.workers.tasks.losses import FURTHER_COLUMNS, Loss, build_loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
 from dpsweep.workers.training.preprocessing import make_preprocessing
 from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_gathered
-from dpsweep.workers.trials.next_tokens import require_causal
 
 EXAMPLES: Final = 3
 """Examples in the trial step: as many as the check of per-example gradients compares."""
@@ -41,6 +40,10 @@ _MANY, _MOST_VALUES = 65, 2**20
 """Rows of a batch on which a model shows that it returns as many, and the most numbers in them."""
 _COPIES: Final = 2
 """Augmented copies per example in the trial step."""
+_ROUNDING: Final = 1e-5
+"""Tolerated change of a logit by later tokens, relative to the largest one."""
+_TIMES: Final = 4.0
+"""How many times the change of a row whose tokens stay may be that of the others: of experts that share a batch."""
 _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
 
 
@@ -240,3 +243,37 @@ def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, ha
             "its logits do not depend on a trainable parameter; do not detach them, nor compute them under no_grad"
         )
     return logits
+
+
+def require_causal(model: nn.Module, preparation: Tokens, features: Tensor) -> None:
+    """Raises: InvalidInput where a logit of ``model`` depends on a token behind its position.
+
+    Such a model reads the token that it is to predict. It is run twice in evaluation mode on random tokens of the
+    vocabulary, without padding. The second time the tokens from a position on differ, and logits before it must not.
+
+    features: prepared ones, as the model takes them, [b, t].
+    """
+    length = features.shape[1]
+    vocabulary = preparation.vocabulary or int(features.max()) + 1
+    known = torch.arange(vocabulary, device=features.device)
+    known = known[known != (-1 if preparation.padding is None else preparation.padding)]
+    if length < 2 or len(known) < 2:
+        return  # there is no earlier position, or no other token
+    inside = {1, length // 4, length // 2, length // 2 + 1, 3 * length // 4, length - 1} - {0, length}
+    cuts = (length, *sorted(inside))  # of two neighbours, one lies inside a block that is read at once
+    drawn = torch.randint(len(known), (len(cuts), length), device=features.device)
+    other = (drawn + 1 + torch.randint(max(1, len(known) - 1), drawn.shape, device=features.device)) % len(known)
+    is_later = torch.arange(length, device=features.device) >= torch.tensor(cuts, device=features.device)[:, None]
+    with torch.no_grad(), modes_kept(model), in_its_precision(model, features.device):
+        model.eval()
+        tokens = [known[each] for each in (drawn, torch.where(is_later, other, drawn))]
+        for each in tokens:
+            each[:, 0] = features[0, 0]  # a model may ask for the token with which texts begin
+        before, after = (model(each).float() for each in tokens)
+    changes = (after - before).abs().amax(-1)
+    unmoved, *moved = (changes[row, :cut].max().item() for row, cut in enumerate(cuts))
+    if max(moved) > max(_TIMES * unmoved, _ROUNDING * before.abs().max().item()):
+        raise InvalidInput(
+            "its logit at a position changes with later tokens, so that it reads the token to predict; objective: "
+            "causal_lm needs a model with a causal mask, such as GPT-2 or Llama; or set objective: masked_lm"
+        )

@@ -61,9 +61,9 @@ from dpsweep.workers.trials.data_parallel import (
     DividedGradients,
     DividedNoise,
     DividedUpdate,
+    Follower,
     StoredShare,
     first_random_states,
-    follow,
     restore_random_state,
 )
 from dpsweep.workers.trials.divided_model import divide
@@ -152,7 +152,7 @@ def follow_trial(
         share = share_of_rank(mechanism.strategy, noise, stored["trainer"], group.rank, group.size)
         own = None if share is None else _stored_share(share, files, owner, stored["trainer"], group.rank)
         del stored
-        follow(local, dataset, group, own, optimizer)
+        Follower(local, dataset, group, own, optimizer).follow()
 
 
 def _stored_share(

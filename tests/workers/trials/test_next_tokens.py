@@ -13,7 +13,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import Tokens
 from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.spec import Component
-from dpsweep.workers.trials.next_tokens import require_causal
+from dpsweep.workers.trials.feasibility import require_causal
 
 LENGTH, VOCABULARY = 8, 16
 TOKENS = Tokens(VOCABULARY, padding=0, causal=True)
