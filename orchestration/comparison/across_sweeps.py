@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 import itertools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -95,6 +95,8 @@ def shown(value: Label) -> str:
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]
 _CLIPPING = "clipping.name"
+_KEYS = {"noise.schedule": "noise"}
+"""Key of the sweep file, where it differs from the name of the component's parameter."""
 _BySweep = Mapping[str, list[PublishedTrial]]
 """Trials of one setting, by the folder of their sweep."""
 
@@ -205,16 +207,20 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
     if len(records) < 2:
         raise InvalidInput("a comparison needs two sweeps or more; give the folder of each once")
     _require_different(records)
-    found: dict[_Identity, dict[str, list[PublishedTrial]]] = {}
     published = {folder: record.data() for folder, record in records.items()}
     costs = {folder: findings(each, evidence[folder]).unknown_cost for folder, each in published.items()}
-    for folder, record in records.items():
-        for point in record.points:
-            trial = record.trial(point)
-            if trial.state is TrialState.FINISHED:
-                (shown,) = without_changes([trial]) if costs[folder] else [trial]
-                found.setdefault(_identity(point, record), {}).setdefault(folder, []).append(shown)
-    data = list(_differences(records, "data", lambda folder: _data(records[folder], published[folder])))
+    finished = [
+        (folder, _parameters(point, record), *(without_changes([trial]) if costs[folder] else [trial]))
+        for folder, record in records.items()
+        for point, trial in zip(record.points, published[folder].trials, strict=True)
+        if trial.state is TrialState.FINISHED
+    ]
+    written = {name for _, parameters, _ in finished for name in parameters}
+    found: dict[_Identity, dict[str, list[PublishedTrial]]] = {}
+    for folder, parameters, trial in finished:
+        identity = tuple(sorted({**_defaults(written, parameters), **parameters}.items()))
+        found.setdefault(identity, {}).setdefault(folder, []).append(trial)
+    data = _data_differences(records, published)
     private, baselines = ({key: of for key, of in found.items() if _is_private(key) == kind} for kind in (True, False))
     worst_groups = {folder: record.worst_group for folder, record in records.items()}
     between = between_sweeps([_by_sweep(private), _by_sweep(baselines)])
@@ -248,16 +254,31 @@ def _require_different(records: Mapping[str, SweepRecord]) -> None:
             raise InvalidInput(f"{other} and {folder} hold the same sweep; give one of them")
 
 
-def _identity(point: GridPoint, record: SweepRecord) -> _Identity:
-    """Return all parameters of a trial except its seed and execution speed options; equal identities are one
-    setting.
-    """
+def _parameters(point: GridPoint, record: SweepRecord) -> dict[str, Label]:
+    """Return all parameters of a trial except its seed and execution speed options, as its sweep gives them."""
     found = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
     if point.is_private:
         release = record.sweep.release
         found |= {"accountant": record.sweep.privacy.accountant, "release": release.name}
         found |= {f"release.{name}": str(value) for name, value in release.params.items()}
-    return tuple(sorted(found.items()))
+    return found
+
+
+def _defaults(names: Set[str], given: Mapping[str, Label]) -> dict[str, Label]:
+    """Return the defaults of those parameters called ``names`` that the components of a trial have, and do not give.
+
+    So ``flat`` is the same setting as ``{name: flat, bound: 1.0}``, and is called by its bound beside another.
+    """
+    from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of  # late: it loads torch
+
+    found = {}
+    for name in names - given.keys():
+        place, _, param = name.partition(".params.")
+        make = COMPONENTS.get(_KEYS.get(place, place), {}).get(str(given.get(f"{place}.name")))
+        for each in parameters_of(make) if make else ():
+            if each.name == param and isinstance(each.default, str | int | float):
+                found[name] = each.default
+    return found
 
 
 def _is_private(identity: _Identity) -> bool:
@@ -331,14 +352,24 @@ def _stopped(published: Mapping[str, PublishedSweep]) -> Iterator[str]:
             yield f"left out, because a scheduler stopped them early: {', '.join(keys)} in {folder}"
 
 
-def _data(record: SweepRecord, data: PublishedSweep) -> str:
-    """Specifications of all data sets, and their training set sizes as found by finished trials."""
-    specs = dict.fromkeys(map(_spelt, record.sweep.data))
-    sizes = sorted({
-        f"{trial.dataset.name} of {trial.dataset.profile['train_size']}"
-        for trial in data.trials if trial.dataset is not None
-    })  # fmt: skip
-    return ", ".join([*sorted(specs), *(f"{size} training examples" for size in sizes)])
+def _data_differences(records: Mapping[str, SweepRecord], published: Mapping[str, PublishedSweep]) -> list[str]:
+    """Return a sentence if the sweeps specify other data, or found other numbers of training examples in the same.
+
+    Data that no trial of a sweep has finished with have no known size there, and do not differ by it.
+    """
+    specs = {folder: sorted({*map(_spelt, record.sweep.data)}) for folder, record in records.items()}
+    sizes = {
+        folder: {
+            each.digest: f"{each.name} of {each.profile['train_size']} training examples"
+            for trial in data.trials
+            if (each := trial.dataset) is not None
+        }
+        for folder, data in published.items()
+    }
+    found = {(digest, size) for known in sizes.values() for digest, size in known.items()}
+    is_same = len({*map(tuple, specs.values())}) == 1 and len(dict(found)) == len(found)
+    words = {folder: ", ".join([*specs[folder], *sorted({*sizes[folder].values()})]) for folder in records}
+    return [] if is_same else list(_differences(records, "data", words.__getitem__))
 
 
 def _spelt(data: DataSpec) -> str:

@@ -90,7 +90,7 @@ def test_the_same_label_with_other_parameters_is_another_setting(one: Path, tmp_
     settings = as_json(one, Path(changed.root))["settings"]
     assert [(each["name"], len(each["sweeps"])) for each in settings] == [
         ("non-private", 2),
-        ("flat", 1),
+        ("flat, clipping bound 1", 1),
         ("flat, clipping bound 0.5", 1),
     ]
 
@@ -130,6 +130,26 @@ def test_other_data_and_another_delta_are_said(one: Path, tmp_path: Path, change
     assert sentence in compared(one, other).stdout
     compared(one, other, "--html", tmp_path / "a.html")
     assert message in (tmp_path / "a.html").read_text()
+
+
+def test_data_of_unknown_size_are_not_called_different(one: Path, other: Path) -> None:
+    for result in (other / "trials").glob("*/result.json"):
+        result.unlink()
+    found = as_json(one, other)
+    assert not [sentence for sentence in found["differences"] if "not the same data" in sentence]
+    assert f"{other} has no finished trial" in found["differences"]
+    assert found["composed"] is not None, "all private trials read the same records"
+
+
+def test_a_default_written_out_is_the_same_setting(one: Path, tmp_path: Path) -> None:
+    clipping = ["none", {"name": "flat", "bound": 1.0}, {"name": "flat", "bound": 0.5}]
+    written = stored_sample(tmp_path / "written", clipping=clipping)
+    settings = as_json(one, Path(written.root))["settings"]
+    assert [(each["name"], len(each["sweeps"])) for each in settings] == [
+        ("non-private", 2),
+        ("flat, clipping bound 1", 2),
+        ("flat, clipping bound 0.5", 1),
+    ]
 
 
 def test_the_page_is_escaped_and_private_where_numbers_are_exact(one: Path, tmp_path: Path) -> None:
