@@ -252,8 +252,8 @@ def _moments(runs: RunValues) -> Moments:
     size = len(value)
     between, chance = np.zeros((size, size)), np.zeros((size, size))
     if freedom:
-        between = _covariance(_within_splits(runs.values, runs.splits), freedom * count)
-        apart = _within_splits(resampled - runs.values[:, None], runs.splits)
+        between = _covariance(within_splits(runs.values, runs.splits), freedom * count)
+        apart = within_splits(resampled - runs.values[:, None], runs.splits)
         chance = _covariance(apart.reshape(-1, size), freedom * count * resampled.shape[1])
     return Moments(
         value,
@@ -291,8 +291,8 @@ def _blocks(first: Array, second: Array) -> Array:
     return np.asarray(np.block([[first, apart], [apart.T, second]]))
 
 
-def _within_splits(values: Array, splits: npt.NDArray[np.int64]) -> Array:
-    """Deviations of values [R, ...] from the mean of their split."""
+def within_splits(values: Array, splits: npt.NDArray[np.int64]) -> Array:
+    """Return deviations of values [R, ...] from the mean of their split."""
     found = np.empty_like(values)
     for split in np.unique(splits):
         own = splits == split

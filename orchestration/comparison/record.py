@@ -207,6 +207,14 @@ class SweepRecord:
 
     def data(self, view: View = disclosed) -> PublishedSweep:
         """Return the whole sweep as published under ``view``."""
+        return self._disclosed if view is disclosed else self._seen(view)
+
+    @cached_property
+    def _disclosed(self) -> PublishedSweep:
+        """The sweep under its release mode, which many readers ask for."""
+        return self._seen(disclosed)
+
+    def _seen(self, view: View) -> PublishedSweep:
         return PublishedSweep(
             name=self.sweep.name,
             trials=tuple(self.trial(point, view) for point in self.points),
@@ -244,7 +252,7 @@ def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list
     settings: by the key of a trial, its setting with intervals (`findings.of_trials`). In a row, ``composed`` is the
     composed cost of all attempts at the trial, of all seeds of its setting, and of the whole sweep.
     """
-    trials = [record.trial(point) for point in record.points]
+    trials = record.data().trials
     seeds = {trial.key: setting.trials for setting in finished_settings(trials) for trial in setting.trials}
     settings = settings or {}
     return [

@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
-from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds
+from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
 from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
 from dpsweep.orchestration.comparison.told_reasons import reasons_of_trials
@@ -57,7 +57,7 @@ def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
     freedom = len(splits) - len(np.unique(splits))
     if freedom < 1:
         return None
-    apart = np.stack([_apart(each.values, each) for each in settings])
+    apart = np.stack([within_splits(each.values, splits) for each in settings])
     usual = _usual(apart, freedom)
     kept = [each for each, is_usual in zip(settings, usual, strict=True) if is_usual]
     if len(kept) < 2:
@@ -68,18 +68,10 @@ def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
     return SpreadOfSeeds(own, shared, own_chance, shared_chance, freedom, len(kept))
 
 
-def _apart(values: Array, runs: RunValues) -> Array:
-    found = np.empty_like(values)
-    for split in np.unique(runs.splits):
-        own = runs.splits == split
-        found[own] = values[own] - values[own].mean(0)
-    return found
-
-
 def _of_chance(runs: RunValues) -> Array:
     """[R B, K]: how far runs of one split move apart when test examples are resampled."""
     moved = np.where(np.isfinite(runs.resampled), runs.resampled - runs.values[:, None], 0.0)
-    return _apart(moved, runs).reshape(-1, runs.values.shape[1])
+    return within_splits(moved, runs.splits).reshape(-1, runs.values.shape[1])
 
 
 def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
@@ -292,7 +284,7 @@ def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
 
 
 def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:
-    """Return the group the finished trials by setting: baselines first, then in the order of the sweep."""
+    """Group the finished trials by setting: baselines first, then in the order of the sweep."""
     grouped: dict[str, list[PublishedTrial]] = {}
     for trial in trials:
         if trial.state is TrialState.FINISHED:

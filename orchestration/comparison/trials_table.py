@@ -36,10 +36,10 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     is None and ``private`` is False.
     """
     parameters = varying([asked(point) for point in record.points])
-    task = record.data().task
+    data = record.data()
     found = [
-        dict(_flat(_ordered(row, chosen, families(record.trial(point)), task)))
-        for row, chosen, point in zip(rows(record, settings), parameters, record.points, strict=True)
+        dict(_flat(_ordered(row, chosen, families(trial), data.task)))
+        for row, chosen, trial in zip(rows(record, settings), parameters, data.trials, strict=True)
     ]
     names = list(dict.fromkeys(name for row in found for name in row))
     return [{name: row.get(name) for name in names} for row in found]
