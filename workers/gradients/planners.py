@@ -13,7 +13,7 @@ import math
 import time
 from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar
+from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar, assert_never, get_args
 
 import torch
 from torch import Tensor
@@ -44,18 +44,27 @@ Launches = Literal["each", "recorded"]
 
 def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
     """Return all rows in micro-batches of ``size`` examples; none for an empty batch."""
-    rows, step, make = x.shape[0], size * multiplicity, _LAST[last]
+    rows, step = x.shape[0], size * multiplicity
+
+    def made(x: Tensor, y: Tensor) -> MicroBatch:
+        examples = x.shape[0] // multiplicity
+        match last:
+            case "shorter":
+                return MicroBatch(x, y, examples)
+            case "padded":
+                return MicroBatch(with_padding(x, step), with_padding(y, step), examples)
+            case _:
+                assert_never(last)
+
     if 0 < rows <= step:  # without a view of all rows
-        return [make(x, y, size, multiplicity)]
-    return [
-        make(x[start : start + step], y[start : start + step], size, multiplicity) for start in range(0, rows, step)
-    ]
+        return [made(x, y)]
+    return [made(x[start : start + step], y[start : start + step]) for start in range(0, rows, step)]
 
 
 def require_known(last: str, micro_batch_size: int | None) -> None:
     """Raise InvalidInput for an unknown `LastMicroBatch`, and for "padded" without a micro-batch size."""
-    if last not in _LAST:
-        raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(_LAST)}")
+    if last not in get_args(LastMicroBatch):
+        raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(get_args(LastMicroBatch))}")
     if last == "padded" and micro_batch_size is None:
         raise InvalidInput(
             "last_micro_batch is padded, but there is no micro_batch_size to which it could be; give micro_batch_size"
@@ -70,19 +79,6 @@ def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
     rows, targets = x.shape[0], y.shape[0]
     if rows % multiplicity or rows != targets:
         raise InvalidInput(f"x has {rows} rows and y {targets}, but both need the same multiple of {multiplicity} rows")
-
-
-def _shorter(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
-    return MicroBatch(x, y, x.shape[0] // multiplicity)
-
-
-def _padded(x: Tensor, y: Tensor, size: int, multiplicity: int) -> MicroBatch:
-    """Return the micro-batch, padded with zeros to ``size`` examples."""
-    rows = size * multiplicity
-    return MicroBatch(with_padding(x, rows), with_padding(y, rows), len(x) // multiplicity)
-
-
-_LAST: Final[Mapping[str, Callable[[Tensor, Tensor, int, int], MicroBatch]]] = {"shorter": _shorter, "padded": _padded}
 
 
 def with_padding(values: Tensor, rows: int) -> Tensor:

@@ -200,18 +200,10 @@ def with_weights(labels: Tensor, weights: Tensor) -> Tensor:
 
 
 def loss_of(users: UserSpec, loss: Loss, labels: Tensor) -> Loss:
-    """Return ``loss`` for the targets of these members of the population. labels: of the training split."""
-    match users.sampling:
-        case "els":
-            return loss
-        case "uls":
-            return per_user(loss, labels)
-        case _:
-            assert_never(users.sampling)
+    """Return ``loss`` for the targets of these members of the population: of users, those of `with_weights`.
 
-
-def per_user(loss: Loss, labels: Tensor) -> Loss:
-    """Return ``loss`` for targets of `with_weights`. labels: of the training split, whose form they had."""
+    labels: of the training split, whose form the targets had.
+    """
     shape, kind = labels.shape[1:], torch.float32 if labels.is_floating_point() else torch.int64
 
     def weighted(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -219,7 +211,13 @@ def per_user(loss: Loss, labels: Tensor) -> Loss:
         losses = loss(outputs, own.reshape(-1, *shape).to(kind))
         return losses * weights.squeeze(1).to(losses)
 
-    return weighted
+    match users.sampling:
+        case "els":
+            return loss
+        case "uls":
+            return weighted
+        case _:
+            assert_never(users.sampling)
 
 
 def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
