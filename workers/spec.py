@@ -13,7 +13,7 @@ import functools
 import json
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal, assert_never, get_args, get_type_hints
 
 from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
@@ -22,7 +22,7 @@ from pydantic_core import PydanticSerializationError, core_schema
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.mechanism.noise_strategies import CORRELATED, INDEPENDENT
-from dpsweep.accounting.mechanism.samplings import SAMPLINGS, Adjacency, own_numbers
+from dpsweep.accounting.mechanism.samplings import OWN_NUMBERS, SAMPLINGS, Adjacency, own_numbers
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS
 from dpsweep.accounting.mechanism.trace import Selection
 from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit, User
@@ -126,7 +126,7 @@ class SamplingSpec:
     @property
     def numbers(self) -> dict[str, int | None]:
         """Parameters of single methods, by name."""
-        return {each.name: getattr(self, each.name) for each in fields(self)[3:]}
+        return {name: getattr(self, name) for name in OWN_NUMBERS}
 
     def expected_size(self, dataset_size: int) -> int:
         """Return the expected batch size on ``dataset_size`` training examples."""

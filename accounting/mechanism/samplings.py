@@ -6,7 +6,6 @@ a line of `SAMPLINGS` here, and a sampler in `dpsweep.workers.sampling.samplers`
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
@@ -64,42 +63,34 @@ class Sampling(Protocol):
     @property
     def adjacencies(self) -> tuple[Adjacency, ...]:
         """Adjacencies under which runs can be accounted for; the first is the default of planned runs."""
-        ...
 
     @property
     def draws(self) -> Draws:
         """Return how one round draws examples."""
-        ...
 
     @property
     def draws_its_pair(self) -> bool:
         """Return whether a run with these batches is its rounds' pairs, so that their lower bounds are its own."""
-        ...
 
     @property
     def sample_rate(self) -> float:
         """The probability that a given example is in a given round: a step, or an epoch where that is one round."""
-        ...
 
     @property
     def steps_per_epoch(self) -> int:
         """Data-set size over (expected) batch size, rounded up."""
-        ...
 
     @property
     def steps_per_round(self) -> int:
         """Number of steps of one round: 1, those of an epoch, or those of a block (`Draws`)."""
-        ...
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
         """Return the possible numbers of a group's members in a round, ascending, and their log-probabilities up to a
         common constant; both [numbers].
         """
-        ...
 
     def require_fits(self, dataset_size: int) -> None:
         """Raise `InvalidInput` if a data set of ``dataset_size`` examples cannot have such batches."""
-        ...
 
 
 class SizedSampling(Sampling, Protocol):
@@ -111,7 +102,6 @@ class SizedSampling(Sampling, Protocol):
 
         Raises: InvalidInput unless both are whole and 1 <= batch_size <= dataset_size.
         """
-        ...
 
 
 def _unsampled(always: tuple[Adjacency, ...], sample_rate: float) -> tuple[Adjacency, ...]:
@@ -543,13 +533,16 @@ def stored_kinds() -> tuple[type[Sampling], ...]:
     return (*SAMPLINGS.values(), TruncatedPoissonSampling)
 
 
+OWN_NUMBERS: Final[Mapping[str, str]] = {"per_epoch": RANDOM_ALLOCATION, "cycle_length": CYCLIC_POISSON}
+"""Further parameters of ``of_sizes`` by name, each with the one sampling that takes it."""
+
+
 def own_numbers(method: str, numbers: Mapping[str, int | None]) -> dict[str, int]:
-    """Return the numbers that are given. Raises: InvalidInput for one that belongs to another method."""
+    """Return those of `OWN_NUMBERS` that are given. Raises: InvalidInput for one that belongs to another method."""
     own = {name: value for name, value in numbers.items() if value is not None}
     for name, value in own.items():
-        owners = [each for each, kind in SAMPLINGS.items() if name in inspect.signature(kind.of_sizes).parameters]
-        if method not in owners:
-            raise InvalidInput(f"{name} is {value}, but belongs to {', '.join(owners)}, not to {method}: leave it out")
+        if (owner := OWN_NUMBERS[name]) != method:
+            raise InvalidInput(f"{name} is {value}, but belongs to {owner}, not to {method}: leave it out")
     return own
 
 
@@ -558,7 +551,7 @@ def sampling_of_sizes(
 ) -> Sampling:
     """Return the sampling called ``method`` with batches of ``batch_size``, none larger than ``max_batch_size``.
 
-    numbers: further parameters of its ``of_sizes``. Raises: InvalidInput for an unknown method, a number that belongs
+    numbers: of `OWN_NUMBERS`. Raises: InvalidInput for an unknown method, a number that belongs
     to another method, and sizes that do not fit.
     """
     kind = lookup(SAMPLINGS, method, "sampling")
