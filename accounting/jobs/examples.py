@@ -16,10 +16,9 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.individual import individual_epsilons
 from dpsweep.accounting.jobs.summaries import Counting, EpsilonSummary, summarise
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records.arrow_parts import PartRecord
+from dpsweep.accounting.records.arrow_parts import PartRecord, commit_parts
 from dpsweep.accounting.records.epsilon_files import (
     Epsilons,
-    commit_epsilons,
     forget_notes,
     noted_epsilons,
     write_epsilons,
@@ -180,7 +179,7 @@ def gathered(job: AccountingJob, results: Iterator[PartResult]) -> EpsilonSummar
     for result in results:
         records.append(result.record)
         summary = summary.merged(result.summary)
-    commit_epsilons(job.folder, records)
+    commit_parts(job.folder, records)
     return summary
 
 

@@ -1,6 +1,6 @@
-"""Write-once Arrow parts, committed by a manifest.
+"""Arrow parts, committed together by a manifest.
 
-A part is committed if and only if ``manifest.jsonl`` lists it; the line is added after the part is durable. Each line
+A part is committed if and only if ``manifest.jsonl`` lists it, which is written when all parts are durable. Each line
 holds the part's number, rows, first and last example id, and the size and sha256 of the stored bytes, which are
 encrypted if there is a key.
 Readers verify length and sha256 before they decode, because Arrow does not detect a flipped byte. Length and sha256
@@ -22,9 +22,9 @@ import pyarrow as pa
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, PrivateDetail
 from dpsweep.accounting.records.arrow_tables import Oversized, encode_table, read_table, stored_column
 from dpsweep.accounting.records.encryption import decrypted, encrypted
-from dpsweep.accounting.records.files import exists, list_files, read_range, write_in_private_folder
+from dpsweep.accounting.records.files import exists, read_range, write_in_private_folder
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.sealed import append_private, read_private, write_private
+from dpsweep.accounting.records.sealed import read_private, write_private
 
 MANIFEST = "manifest.jsonl"
 _IDS = "example_id"
@@ -52,75 +52,52 @@ class PartRecord:
 
 
 class PartStore:
-    """The parts of one folder, which has a single writer; readers see committed parts only."""
+    """The committed parts of one folder."""
 
     def __init__(self, directory: str, schema: pa.Schema) -> None:
-        """Read the manifest. Raises `DataCorruption` when a line before the last is damaged."""
+        """Read the manifest. Raises `DataCorruption` when it is damaged."""
         self.directory = directory.rstrip("/")
         self._schema = schema
-        self._torn = b""
         self.records = {record.path: record for record in self._load()}
-
-    @property
-    def uncommitted(self) -> tuple[str, ...]:
-        """Part files that no manifest line covers: an interrupted write, to be replayed by resuming the trial."""
-        names = list_files(self.directory)
-        return tuple(name for name in names if name.endswith(".arrow") and name not in self.records)
-
-    def write(self, parts: Iterable[tuple[int, pa.Table]]) -> None:
-        """Write the tables (part, rows), which have the store's schema, and commit them together.
-
-        Replaying a committed part with equal bytes does nothing; unequal bytes raise `DataCorruption`.
-        """
-        fresh: list[PartRecord] = []
-        for part, table in parts:
-            record, data = _stored(self.directory, part, table, pa.Codec("zstd"))
-            committed = self.records.get(record.path)
-            if committed is None:
-                write_in_private_folder(self._uri(record), data)
-                fresh.append(record)
-            elif committed != record:
-                raise DataCorruption(
-                    f"{self._uri(record)} was committed with other rows than a replay produced: the run does not "
-                    f"repeat itself; {START_ANEW}"
-                )
-        if fresh:
-            self._commit(fresh)
 
     def read(self, record: PartRecord) -> pa.Table:
         """Return the rows of a committed part, verified as by `read_part`."""
         return read_part(self.directory, self._schema, record)
 
-    def _uri(self, record: PartRecord) -> str:
-        return f"{self.directory}/{record.path}"
-
-    def _commit(self, fresh: list[PartRecord]) -> None:
-        uri = f"{self.directory}/{MANIFEST}"
-        if self._torn:
-            kept = b"".join(record.to_line() for record in self.records.values())
-            write_private(uri, kept)
-            self._torn = b""
-        append_private(uri, b"".join(record.to_line() for record in fresh))
-        self.records |= {record.path: record for record in fresh}
-
     def _load(self) -> list[PartRecord]:
         uri = f"{self.directory}/{MANIFEST}"
         content = read_private(uri) if exists(uri) else b""
-        *lines, tail = content.split(b"\n")
-        records = [self._parse(line, f"line {number}", uri) for number, line in enumerate(lines, start=1)]
-        if tail and _is_cut(tail):
-            self._torn = tail
-        elif tail:
-            raise corrupt(uri, "its last line is damaged")
+        records = [self._parse(line, number, uri) for number, line in enumerate(content.splitlines(True), start=1)]
         if len({record.path for record in records}) != len(records):
             raise corrupt(uri, "it lists a part twice")
         return records
 
-    def _parse(self, line: bytes, place: str, uri: str) -> PartRecord:
+    def _parse(self, line: bytes, number: int, uri: str) -> PartRecord:
         record = PartRecord(**parsed_json(line)) if _LINE.fullmatch(line) else None
-        if record is None or record.to_line() != line + b"\n":
-            raise corrupt(uri, f"its {place} is damaged") from PrivateDetail(f"{line[:80]!r}")
+        if record is None or record.to_line() != line:
+            raise corrupt(uri, f"its line {number} is damaged") from PrivateDetail(f"{line[:80]!r}")
         return record
+
+
+def write_once(directory: str, schema: pa.Schema, parts: Iterable[tuple[int, pa.Table]]) -> None:
+    """Write the tables (part, rows), which have ``schema``, compressed, and commit them together.
+
+    Replaying committed parts with equal bytes does nothing; unequal bytes raise `DataCorruption`.
+    """
+    committed, records = PartStore(directory, schema).records, list[PartRecord]()
+    for part, table in parts:
+        record, data = _stored(directory, part, table, pa.Codec("zstd"))
+        uri = f"{directory}/{record.path}"
+        if not committed:
+            write_in_private_folder(uri, data)
+        elif committed.get(record.path) != record:
+            raise DataCorruption(
+                f"{uri} was committed with other rows than a replay produced: the run does not repeat itself; "
+                f"{START_ANEW}"
+            )
+        records.append(record)
+    if not committed:
+        commit_parts(directory, records)
 
 
 def write_part(directory: str, part: int, table: pa.Table) -> PartRecord:
@@ -225,18 +202,9 @@ def corrupt(uri: str, reason: str) -> DataCorruption:
 _COUNT, _ID = rb"(?:0|[1-9]\d{0,17})", rb"-?\d{1,19}"
 """Patterns of the numbers in a line; a count has at most 18 digits, so that it fits into 64 bits."""
 _LINE = re.compile(
-    rb'\{"part":%b,"rows":%b,"first":(?:null|%b),"last":(?:null|%b),"num_bytes":%b,"sha256":"[0-9a-f]{64}"\}'
+    rb'\{"part":%b,"rows":%b,"first":(?:null|%b),"last":(?:null|%b),"num_bytes":%b,"sha256":"[0-9a-f]{64}"\}\n'
     % (_COUNT, _COUNT, _ID, _ID, _COUNT)
 )
-
-
-def _is_cut(tail: bytes) -> bool:
-    """Return whether ``tail``, without a final newline, may be the start of a line cut off by a crash while appending.
-
-    A complete line followed by anything but a newline is damage instead.
-    """
-    whole = _LINE.match(tail)
-    return whole is None or whole.end() == len(tail)
 
 
 def _path(part: int) -> str:

@@ -20,7 +20,7 @@ import pyarrow as pa
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, commit_parts, read_part, write_part
+from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, read_part, write_part
 from dpsweep.accounting.records.files import delete, list_files
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -107,11 +107,6 @@ def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, 
         return record, _from_table(read_part(directory, EPSILON_SCHEMA, record))
     except (DataCorruption, LookupError, TypeError):
         return None
-
-
-def commit_epsilons(directory: str, records: Sequence[PartRecord]) -> None:
-    """Commit exactly these parts, in place of earlier results."""
-    commit_parts(directory, records)
 
 
 def forget_notes(directory: str) -> None:

@@ -168,22 +168,6 @@ def write_in_private_folder(uri: str, *pieces: bytes | memoryview) -> None:
             _put_object(*open_filesystem(uri), pieces)
 
 
-def append_in_private_folder(uri: str, data: bytes) -> None:
-    """Append ``data`` durably, with the modes of `write_in_private_folder`.
-
-    Object stores cannot append, so there the object is rewritten. A crash may leave only a prefix of ``data``; the
-    caller's format must be able to detect that.
-    """
-    local = _local(uri)
-    if local is not None:
-        with _named_errors("write", uri):
-            local_files.make_private_folder(os.path.dirname(local))
-            local_files.append(local, data)
-    else:
-        existing = read_bytes(uri) if exists(uri) else b""
-        write_in_private_folder(uri, existing + data)
-
-
 def exists(uri: str) -> bool:
     """Return whether anything is at ``uri``, a link included. Raises `StorageError` when the storage cannot tell."""
     local = _local(uri)

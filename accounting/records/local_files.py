@@ -103,27 +103,6 @@ def replace_file(path: str, pieces: Sequence[bytes | memoryview], private: bool)
         os.fsync(folder)
 
 
-def append(path: str, data: bytes) -> None:
-    """Append to a private file durably, or make it; it gets mode 0600.
-
-    Raises: OSError; UnsafeFile, also for a file of another user.
-    """
-    with _entered(os.path.dirname(path), _LISTED) as folder:
-        handle = _open_own(path, folder, os.O_WRONLY | os.O_APPEND)
-        try:
-            before = os.fstat(handle).st_size
-            os.fchmod(handle, 0o600)
-            try:
-                _write_all(handle, data)
-                os.fsync(handle)
-            except OSError:
-                os.ftruncate(handle, before)
-                raise
-        finally:
-            os.close(handle)
-        os.fsync(folder)
-
-
 def make_folders(path: str, mode: int) -> None:
     """Make a folder and the folders above it that are missing. mode: of each new one, before the umask is applied."""
     os.close(_made(path, mode))
@@ -143,10 +122,17 @@ def make_private_folder(path: str) -> None:
 
 
 def make_private_file(path: str) -> None:
-    """Make an empty file that only its owner can read; an existing one gets that mode and keeps its content."""
+    """Make an empty file that only its owner can read; an existing one gets that mode and keeps its content.
+
+    Raises: OSError; UnsafeFile, also for a file of another user.
+    """
     with _entered(os.path.dirname(path), _PASSED) as folder:
-        handle = _open_own(path, folder, os.O_WRONLY)
+        name = os.path.basename(path)
+        if (found := _info(folder, name)) is not None:
+            _require_in_place(path, found)
+        handle = os.open(name, os.O_WRONLY | os.O_CREAT | _FILE, 0o600, dir_fd=folder)
         try:
+            _require_in_place(path, os.fstat(handle))
             os.fchmod(handle, 0o600)
         finally:
             os.close(handle)
@@ -478,21 +464,6 @@ def _opened(path: str, most: int | None) -> Iterator[tuple[int, int]]:
         yield handle, found.st_size
     finally:
         os.close(handle)
-
-
-def _open_own(path: str, folder: int, flags: int) -> int:
-    """Return a private file, made if it is missing, that is open to be changed in place."""
-    name = os.path.basename(path)
-    found = _info(folder, name)
-    if found is not None:
-        _require_in_place(path, found)
-    handle = os.open(name, flags | os.O_CREAT | _FILE, 0o600, dir_fd=folder)
-    try:
-        _require_in_place(path, os.fstat(handle))
-    except BaseException:
-        os.close(handle)
-        raise
-    return handle
 
 
 def _info(folder: int, name: str) -> os.stat_result | None:

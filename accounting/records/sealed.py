@@ -16,8 +16,6 @@ from typing import Any
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.encryption import decrypted, encrypted, is_encrypting, require_encrypted
 from dpsweep.accounting.records.files import (
-    append_in_private_folder,
-    exists,
     read_bytes,
     write_bytes_atomically,
     write_in_private_folder,
@@ -48,17 +46,6 @@ def write_private(uri: str, content: bytes | memoryview) -> bytes | memoryview:
     stored = encrypted(uri, content) if is_encrypting() else content
     write_in_private_folder(uri, stored)
     return stored
-
-
-def append_private(uri: str, content: bytes) -> None:
-    """Append to a private file durably; an encrypted file is written again.
-
-    If it is not encrypted, a crash may leave only a prefix of ``content``; the caller's format must detect that.
-    """
-    if is_encrypting():
-        write_private(uri, (read_private(uri) if exists(uri) else b"") + content)
-    else:
-        append_in_private_folder(uri, content)
 
 
 _SEAL = "sha256"

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from pyarrow import csv, parquet
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, read_part
+from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, read_part, write_once
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
@@ -91,7 +91,7 @@ def write_users(directory: str, example_ids: Ids, owned: Ids, users: Ids, rows_p
     starts = range(0, max(len(example_ids), 1), rows_per_part)
     places = np.searchsorted(owned, [*starts, len(example_ids)]).tolist()
     parts = ((part, table.slice(start, stop - start)) for part, (start, stop) in enumerate(pairwise(places)))
-    PartStore(directory, USER_SCHEMA).write(parts)
+    write_once(directory, USER_SCHEMA, parts)
     counts = np.unique(users, return_counts=True)[1]
     summary = {"users": len(counts), "most_records": int(counts.max(initial=0))}
     write_private_sealed(f"{directory}/{_SUMMARY}", json.dumps(summary).encode())

@@ -92,7 +92,6 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
             "private files are not encrypted",
             True,
         ),
-        B('(read_private(uri) if exists(uri) else b"") + content', "content", "encrypted manifests lose lines", True),
     ),
     *bugs_in(
         "accounting/records/encryption.py",

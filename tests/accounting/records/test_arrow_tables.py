@@ -14,7 +14,7 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import arrow_tables
-from dpsweep.accounting.records.arrow_parts import PartStore, RepeatedIds
+from dpsweep.accounting.records.arrow_parts import PartStore, RepeatedIds, write_once
 from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
 from dpsweep.accounting.records.traces import read_trace
 
@@ -115,10 +115,10 @@ def test_a_trace_of_rows_that_take_no_bytes_fills_no_memory(tmp_path: Path) -> N
 
 
 def test_a_part_says_so_in_one_line(tmp_path: Path) -> None:
-    store = PartStore(str(tmp_path), SCHEMA)
     table = pa.table({"example_id": np.zeros(3_000_000, np.int64), "norm": np.zeros(3_000_000, np.float32)}, SCHEMA)
-    store.write([(0, table)])
-    (record,) = PartStore(str(tmp_path), SCHEMA).records.values()
+    write_once(str(tmp_path), SCHEMA, [(0, table)])
+    store = PartStore(str(tmp_path), SCHEMA)
+    (record,) = store.records.values()
     assert record.num_bytes < 10_000
     with pytest.raises(DataCorruption, match=r"part-00000\.arrow: it would expand to far more than its rows need"):
         store.read(record)

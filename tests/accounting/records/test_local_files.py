@@ -25,7 +25,6 @@ OPERATIONS: dict[str, Callable[[str], object]] = {
     "digest": storage.digest_of,
     "write": lambda path: storage.write_bytes_atomically(path, b"new"),
     "write a private one": lambda path: storage.write_in_private_folder(path, b"new"),
-    "append": lambda path: storage.append_in_private_folder(path, b"new"),
     "make private": local_files.make_private_file,
     "lock": lambda path: local_files.locked(path).__enter__(),
     "for a library": lambda path: local_files.require_library_files((path,)),
@@ -124,13 +123,13 @@ def test_a_file_that_is_far_too_large_is_refused_before_it_is_read(tmp_path: Pat
 
 
 @ROOT
-def test_what_another_user_owns_is_neither_appended_to_nor_filled(tmp_path: Path) -> None:
+def test_what_another_user_owns_is_neither_taken_nor_filled(tmp_path: Path) -> None:
     folder = tmp_path / "private"
     folder.mkdir(mode=0o700)
     (folder / "manifest.jsonl").write_text("theirs")
     os.chown(folder / "manifest.jsonl", STRANGER, STRANGER)
     with pytest.raises(UnsafeFile, match="belongs to another user"):
-        storage.append_in_private_folder(str(folder / "manifest.jsonl"), b"mine")
+        local_files.make_private_file(str(folder / "manifest.jsonl"))
     os.chown(folder, STRANGER, STRANGER)
     with pytest.raises(UnsafeFile, match=r"belongs to another user \(uid 65534\).*copy it to a folder of your own"):
         storage.write_in_private_folder(str(folder / "file"), b"mine")
@@ -242,7 +241,6 @@ BY_NAME: dict[str, Callable[[str], object]] = {
     "digest": storage.digest_of,
     "write": lambda path: storage.write_bytes_atomically(path, b"new"),
     "write a private one": lambda path: storage.write_in_private_folder(path, b"new"),
-    "append": lambda path: storage.append_in_private_folder(path, b"new"),
     "exists": storage.exists,
     "modified": storage.modified,
     "list": storage.list_files,
@@ -281,7 +279,6 @@ SET_BITS = stat.S_ISUID | stat.S_ISGID | stat.S_ISVTX
     [
         ("write", 0o644),
         ("write a private one", 0o600),
-        ("append", 0o600),
         ("make private", 0o600),
     ],
 )

@@ -20,9 +20,9 @@ from dpsweep.accounting.mechanism.samplings import (
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.records import files as storage
+from dpsweep.accounting.records.arrow_parts import commit_parts
 from dpsweep.accounting.records.epsilon_files import (
     Epsilons,
-    commit_epsilons,
     forget_notes,
     noted_epsilons,
     read_epsilons,
@@ -117,7 +117,7 @@ def test_snapshots_must_begin_at_step_0_and_cover_every_part(tmp_path: Path) -> 
 
 
 def store(directory: str, *parts: Epsilons) -> None:
-    commit_epsilons(directory, [write_epsilons(directory, number, part, "inputs") for number, part in enumerate(parts)])
+    commit_parts(directory, [write_epsilons(directory, number, part, "inputs") for number, part in enumerate(parts)])
 
 
 def test_a_part_is_taken_up_only_from_the_same_inputs_and_undamaged(root: str) -> None:
@@ -133,7 +133,7 @@ def test_a_part_is_taken_up_only_from_the_same_inputs_and_undamaged(root: str) -
     part = f"{root}/{record.path}"
     write_bytes_atomically(part, read_bytes(part)[:-1] + b"?")
     assert noted_epsilons(root, 4, "these") is None
-    commit_epsilons(root, [record])
+    commit_parts(root, [record])
     forget_notes(root)
     assert list_files(root) == ("manifest.jsonl", "part-00004.arrow")
 
@@ -164,6 +164,15 @@ def test_a_forged_line_of_a_manifest_is_refused(root: str) -> None:
         write_bytes_atomically(f"{root}/manifest.jsonl", forged)
         with pytest.raises(DataCorruption, match=r"line 1 is damaged|its sha256 differs"):
             read_epsilons(root)
+
+
+def test_a_manifest_that_is_cut_hides_no_part(root: str) -> None:
+    ids, values = np.arange(3), np.ones(3)
+    part = Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "estimate")
+    store(root, part, part)
+    write_bytes_atomically(f"{root}/manifest.jsonl", read_bytes(f"{root}/manifest.jsonl")[:-9])
+    with pytest.raises(DataCorruption, match="line 2 is damaged"):
+        read_epsilons(root)
 
 
 @pytest.mark.parametrize(
