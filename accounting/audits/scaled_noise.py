@@ -49,7 +49,6 @@ class Uniforms(Protocol):
 
     def random(self, size: int, /) -> Array:
         """Return independent numbers [size] in [0, 1]."""
-        ...
 
 
 @dataclass(frozen=True)

@@ -37,30 +37,24 @@ class Budget(Protocol):
     @property
     def limit(self) -> float:
         """The largest accepted cost."""
-        ...
 
     @property
     def unit(self) -> str:
         """The name of the cost in messages, such as "epsilon"."""
-        ...
 
     @property
     def accountant(self) -> str:
         """The name of the accountant that computes the cost."""
-        ...
 
     @property
     def resolution(self) -> float:
         """Relative precision of the cost beyond which solving more finely gains nothing."""
-        ...
 
     def cost(self, trace: Trace) -> float:
         """Return the cost of the run; infinite without noise."""
-        ...
 
     def reached(self, trace: Trace) -> Reached:
         """Return the cost of the run with its claim."""
-        ...
 
 
 @dataclass(frozen=True)

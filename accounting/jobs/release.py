@@ -107,7 +107,6 @@ class GaussianDraws(Protocol):
 
     def normal(self, loc: float, scale: float, size: tuple[int, ...]) -> Array:
         """Return draws of mean ``loc`` and standard deviation ``scale``, of shape ``size``."""
-        ...
 
 
 class SecretDraws:
