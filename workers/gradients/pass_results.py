@@ -83,12 +83,7 @@ class Combination:
             return BatchNorms(empty, empty.new_zeros(0, self.layers) if self.layerwise else None, empty)
         if len(parts) == 1:
             return parts[0]
-        layer_norms = [part.layer_norms for part in parts if part.layer_norms is not None]
-        return BatchNorms(
-            torch.cat([part.norms for part in parts]),
-            torch.cat(layer_norms) if self.layerwise else None,
-            torch.cat([part.losses for part in parts]),
-        )
+        return BatchNorms.joined(parts)
 
 
 def infinite_for_nan(norms: BatchNorms) -> None:
@@ -110,6 +105,16 @@ class BatchNorms:
     norms: Tensor
     layer_norms: Tensor | None
     losses: Tensor
+
+    @staticmethod
+    def joined(parts: Sequence[BatchNorms]) -> BatchNorms:
+        """Return the norms of all parts, at least one, in their order."""
+        layer_norms = [part.layer_norms for part in parts if part.layer_norms is not None]
+        return BatchNorms(
+            torch.cat([part.norms for part in parts]),
+            torch.cat(layer_norms) if layer_norms else None,
+            torch.cat([part.losses for part in parts]),
+        )
 
     def copied(self) -> BatchNorms:
         """Return copies."""

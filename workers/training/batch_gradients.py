@@ -172,13 +172,8 @@ class LocalGradients:
         return Decision(self._method.decide(state, NO_ANSWER, self.facts), state)
 
     def norms(self, rows: Tensor) -> BatchNorms:
-        chunks = [self._plain.norms(*self.data.inputs(some)) for some in torch.split(rows, self._rows_at_once)]
-        by_layer = [chunk.layer_norms for chunk in chunks if chunk.layer_norms is not None]
-        return BatchNorms(
-            torch.cat([chunk.norms for chunk in chunks]),
-            torch.cat(by_layer) if by_layer else None,
-            torch.cat([chunk.losses for chunk in chunks]),
-        )
+        chunks = torch.split(rows, self._rows_at_once)
+        return BatchNorms.joined([self._plain.norms(*self.data.inputs(some)) for some in chunks])
 
     def weighted_sum(self, rows: Tensor, weigh: Weigh) -> WeightedSum:
         return self.engine.weighted_sum(*self._batch(rows), weigh)

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration.planned_runs import Calibration, TrialMechanism
+from dpsweep.accounting.calibration.planned_runs import Calibration
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
@@ -31,7 +31,7 @@ from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make
 from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.gradients.checks import precision_named
-from dpsweep.workers.gradients.modes import modes_of, set_modes
+from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.machine.devices import torch_defaults
 from dpsweep.workers.noise.noise_sources import make_noise_source
@@ -174,39 +174,31 @@ class PrivateTraining:
             rehearse(method, PublicFacts(self._dataset.group_names, ("first layer", "last layer"), size, expected))
         self._whole = mechanism.trace(epochs)
         self._owner = fingerprint(self._spec.to_json(), mechanism, self._dataset.digest())
-        self._norms, self._modes = _KeptNorms(), modes_of(model)
+        self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
-        self._random_state: tuple[Tensor, Tensor | None] | None = None
-        self._trainer = self._made(mechanism, parts, device)
-
-    def _made(self, mechanism: TrialMechanism, parts: Parts, device: torch.device) -> Trainer:
-        spec = self._spec
-        with self._own_randomness(parts.model(), device):
-            noise = make_noise_source(spec.noise_source, spec.seed, device)
-            trainer = Trainer(spec, mechanism, self._dataset, noise, self._norms, parts)
-            trainer.begin()
-        return trainer
+        self._device = device
+        self._random_state: RandomState | None = None
+        with self._own_randomness():
+            source = make_noise_source(self._spec.noise_source, self._spec.seed, device)
+            self._trainer = Trainer(self._spec, mechanism, self._dataset, source, self._norms, parts)
+            self._trainer.begin()
 
     @contextlib.contextmanager
-    def _own_randomness(self, model: nn.Module, device: torch.device) -> Iterator[None]:
+    def _own_randomness(self) -> Iterator[None]:
         """Settings and random state of torch as in a trial, and its errors; the caller's come back afterwards."""
         features = self._dataset.train.features.dtype
         with (
             reproducible(self._spec.execution, self._spec.seed),
             explained(self._spec.execution),
-            precision_named(model, features),
+            precision_named(self._model, features),
         ):
-            is_cuda = device.type == "cuda"
             if self._random_state is not None:
-                on_cpu, on_cuda = self._random_state
-                torch.set_rng_state(on_cpu)
-                if on_cuda is not None:
-                    torch.cuda.set_rng_state(on_cuda, device)
+                self._random_state.restore()
             try:
                 yield
             finally:
-                self._random_state = torch.get_rng_state(), torch.cuda.get_rng_state(device) if is_cuda else None
+                self._random_state = RandomState.of(self._device)
 
     def __len__(self) -> int:
         """Return the number of planned steps."""
@@ -239,9 +231,8 @@ class PrivateTraining:
         """
         if batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
-        model = self._trainer.local.model
-        with self._own_randomness(model, batch.rows.device):
-            set_modes(model, self._modes)
+        with self._own_randomness():
+            set_modes(self._model, self._modes)
             self._trainer.step(batch.rows)
         self._pending = None
 
@@ -342,7 +333,7 @@ class PrivateTraining:
         """
         if self._pending is not None:
             raise InvalidInput("a batch was drawn and not stepped; take the state after step()")
-        with self._own_randomness(self._trainer.local.model, self._trainer.local.data.device):
+        with self._own_randomness():
             state = {"trainer": self._trainer.state(), "norms": self._norms.state()}
         return {"owner": self._owner, **copy.deepcopy(state)}
 
@@ -354,7 +345,7 @@ class PrivateTraining:
                 "be those that it began with"
             )
         state, self._pending = copy.deepcopy(dict(state)), None
-        with self._own_randomness(self._trainer.local.model, self._trainer.local.data.device):
+        with self._own_randomness():
             self._norms.restore(state["norms"])
             self._trainer.restore(state["trainer"])
 

@@ -47,12 +47,7 @@ class Renewal:
     @staticmethod
     def joined(parts: Sequence[Renewal]) -> Renewal:
         """Return all parts as one."""
-        layers = [each.norms.layer_norms for each in parts if each.norms.layer_norms is not None]
-        norms = BatchNorms(
-            torch.cat([each.norms.norms for each in parts]),
-            torch.cat(layers) if layers else None,
-            torch.cat([each.norms.losses for each in parts]),
-        )
+        norms = BatchNorms.joined([each.norms for each in parts])
         return Renewal(torch.cat([each.steps for each in parts]), torch.cat([each.rows for each in parts]), norms)
 
     def sorted_by_row(self) -> Renewal:
