@@ -344,7 +344,7 @@ class AuditSpec:
 
     @property
     def leaves_out_rows(self) -> bool:
-        """Return whether the canaries are training examples, about half of which are left out."""
+        """Return whether the canaries are training examples, which coins leave out."""
         match self.kind:
             case "rows":
                 return True

@@ -197,14 +197,9 @@ def corrected(extreme: Extreme, found: Moments) -> float:
     noise, value = deviations(found), found.value
     parts = value.reshape(len(extreme.of), -1)
     centre = np.repeat(parts.mean(-1), parts.shape[1])
-    apart, expected = (
-        (parts.var(-1, ddof=1), (noise**2).reshape(parts.shape).mean(-1))
-        if parts.shape[1] > 1
-        else (
-            np.ones(len(parts)),
-            np.zeros(len(parts)),
-        )
-    )
+    apart, expected = np.ones(len(parts)), np.zeros(len(parts))
+    if parts.shape[1] > 1:
+        apart, expected = parts.var(-1, ddof=1), (noise**2).reshape(parts.shape).mean(-1)
     with np.errstate(divide="ignore", invalid="ignore"):
         kept = np.where(apart > 0.0, np.clip(1.0 - expected / apart, 0.0, 1.0), 0.0)
     means = centre + np.repeat(kept, parts.shape[1]) * (value - centre)
