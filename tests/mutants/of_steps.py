@@ -182,7 +182,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/noise/noise_sources.py",
         NOISE,
         B(
-            "from dpsweep.workers.noise.gaussian_sources import KeyedNoise\n\n    return KeyedNoise(device)\n",
+            "from dpsweep.workers.noise.gaussian_sources import KeyedNoise\n\n    return KeyedNoise(device, draws)\n",
             "from dpsweep.workers.noise.gaussian_sources import SeededNoise\n\n    return SeededNoise(seed, device)\n",
             "noise of a released model comes from the seed",
             True,

@@ -456,14 +456,13 @@ class GradientEngine:
         passes = self._passes(capturing, x, y, sides, alone=alone, sizes=(1,), orders=orders)
         return verify(self.model, self._loss, passes)
 
-    def _check(self, capturing: Capturing, x: Tensor, y: Tensor, turn: int, sizes: Sequence[int] = ()) -> bool:
-        """`check` on these rows; one half of the examples, another one in each turn, is kept. Returns True.
+    def _check(self, capturing: Capturing, x: Tensor, y: Tensor, turn: int, sizes: Sequence[int] = ()) -> None:
+        """`check` on these rows; one half of the examples, another one in each turn, is kept.
 
         One example is compared with autograd alone if layers run on copies of their parameters.
         """
         sides, alone = self._sides(x, turn)[turn % 2 :][:1], int(bool(on_copies(self._layers)))
         check(self.model, self._loss, self._passes(capturing, x, y, sides, alone=alone, sizes=sizes, repeats=0))
-        return True
 
     def _sides(self, x: Tensor, turn: int = 0) -> Sequence[Side]:
         examples, like = len(x) // self._multiplicity, next(iter(self._parameters.values()))

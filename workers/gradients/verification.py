@@ -233,8 +233,8 @@ class Disagreement(InvalidInput):
 
 
 def in_double_where_rounding_matters(
-    compare: Callable[[Tensor, Tensor], bool], model: nn.Module, x: Tensor, y: Tensor
-) -> bool:
+    compare: Callable[[Tensor, Tensor], T], model: nn.Module, x: Tensor, y: Tensor
+) -> T:
     """Return ``compare(x, y)``, repeated in double precision if gradients disagree.
 
     In a deep ReLU network the input of a unit may round to different sides of zero in a batch and alone, and such a

@@ -73,16 +73,17 @@ def load_checkpoint(uri: str, owner: str, expected: bytes | None = None) -> dict
         raise InvalidInput(
             f"{uri} is of another version of dpsweep; finish the trial with that version, or {START_ANEW}"
         )
+    damaged = DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     digest = data[len(_MAGIC) : _START]
     found = hashlib.sha256(memoryview(data)[_START:]).digest()
     if not data.startswith(_MAGIC) or found != digest or found != (expected or found):
-        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
+        raise damaged
     stored = io.BytesIO(data)
     stored.seek(_START)
     try:
         content = load_tensors(stored)
     except NoTensors as error:
-        raise DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}") from error
+        raise damaged from error
     if content["owner"] != owner:
         raise InvalidInput(
             f"{uri} belongs to a trial with other settings, releases or data; use another folder, or {START_ANEW}"

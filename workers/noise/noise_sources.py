@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING, Final
 
 from dpsweep.accounting.registry import lookup
@@ -21,16 +22,10 @@ def _seeded(seed: int, device: torch.device) -> NoiseSource:
     return SeededNoise(seed, device)
 
 
-def _os_entropy(seed: int, device: torch.device) -> NoiseSource:
+def _keyed(draws: int, seed: int, device: torch.device) -> NoiseSource:
     from dpsweep.workers.noise.gaussian_sources import KeyedNoise
 
-    return KeyedNoise(device)
-
-
-def _os_entropy_secure(seed: int, device: torch.device) -> NoiseSource:
-    from dpsweep.workers.noise.gaussian_sources import KeyedNoise
-
-    return KeyedNoise(device, draws=4)
+    return KeyedNoise(device, draws)
 
 
 @dataclass(frozen=True)
@@ -47,8 +42,8 @@ class NoiseSourceKind:
 
 NOISE_SOURCES: Final[Mapping[str, NoiseSourceKind]] = {
     "seeded": NoiseSourceKind(_seeded, is_secret=False),
-    "os_entropy": NoiseSourceKind(_os_entropy, is_secret=True),
-    "os_entropy_secure": NoiseSourceKind(_os_entropy_secure, is_secret=True),
+    "os_entropy": NoiseSourceKind(partial(_keyed, 1), is_secret=True),
+    "os_entropy_secure": NoiseSourceKind(partial(_keyed, 4), is_secret=True),
 }
 
 
