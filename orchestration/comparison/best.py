@@ -21,7 +21,6 @@ from dpsweep.orchestration.comparison.findings import Difference, Findings, warn
 from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, difference, opening, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
-from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, called, first_seed, whose
 from dpsweep.orchestration.comparison.spoken import (
@@ -31,7 +30,6 @@ from dpsweep.orchestration.comparison.spoken import (
     of_seeds,
     says_nothing,
 )
-from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.store.published import PublishedTrial
 
 
@@ -66,32 +64,29 @@ def said_of(found: Findings, setting: Setting, name: str) -> str:
 
     A score of all examples hardly shows what becomes of a rare class.
     """
-    of, cost = metric(name), setting.over_seeds(epsilon)
-    mean = setting.over_seeds(of.value)
-    word = spoken(group_metric(name)) if name == found.main.name else name
-    reached = of.format.one(mean.mean if mean else None)
+    of = metric(name)
+    word = found.word if name == found.main.name else name
+    reached = of.format.one(setting.mean(of.value))
     served = _serves_worst(found, setting) if name == found.main.name else ""
     return (
         f"More private, and cannot be told from it in {word}: {setting.name}, {reached} "
-        f"at ε = {at_most(cost.high if cost else None)}{setting.per_unit}{served}."
+        f"at ε = {at_most(setting.highest_epsilon)}{setting.per_unit}{served}."
     )
 
 
 def _serves_worst(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
-    mean, groups = setting.over_seeds(worst.value), whose(worst, setting)
+    mean, groups = setting.mean(worst.value), whose(worst, setting)
     if mean is None or not groups or not found.has_groups:
         return ""
-    by = spoken_worst(worst)
-    word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
     who = " or ".join(map(called, sorted(groups)))
-    return f", which serves {who} worst, with{word} {worst.format.one(mean.mean)}"
+    return f", which serves {who} worst, with{found.worst_word_unless_main} {worst.format.one(mean)}"
 
 
 def _cost(setting: Setting) -> float:
     """Return the epsilon of a setting as it is shown, so that rounding makes none cheaper."""
-    cost = setting.over_seeds(epsilon)
-    return float(f"{cost.high:.2g}") if cost else float("inf")
+    cost = setting.highest_epsilon
+    return math.inf if cost is None else float(f"{cost:.2g}")
 
 
 WORST_GROUP: Final = "worst_group"
@@ -125,8 +120,8 @@ class Best:
     more_private: str = ""
 
     def __repr__(self) -> str:
-        cost = self.setting.over_seeds(epsilon)
-        spent = f", ε{per_unit(self.unit)} {cost.high:.4g} ({self.kind})" if cost else ""
+        cost = self.setting.highest_epsilon
+        spent = "" if cost is None else f", ε{per_unit(self.unit)} {cost:.4g} ({self.kind})"
         return f"<Best {self.name}: {self.by} {self.value:.4g}{spent}, trial {self.trial.key}>"
 
     def _repr_html_(self) -> str:
@@ -155,13 +150,12 @@ class Best:
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""
-        cost = self.setting.over_seeds(epsilon)
         return {
             "setting": self.name,
             "by": self.by,
             "value": self.value,
             "interval": self.interval and asdict(self.interval),
-            "epsilon": cost.high if cost else None,
+            "epsilon": self.setting.highest_epsilon,
             "kind": self.kind,
             "unit": self.unit,
             "reasons": list(self.reasons),
@@ -204,8 +198,7 @@ def best(
         raise InvalidInput(_not_of_use(found, useless))
     if winner is None:
         raise InvalidInput(_nothing(found, name, max_epsilon, least))
-    mean = winner.over_seeds(metric(name).value)
-    value = mean.mean if mean else math.nan
+    value = _mean(winner, name)
     undecided = found.undecided(winner, name, allowed)
     alike = tuple(each for each in undecided if each.verdict == "not distinguishable")
     unordered = tuple(each for each in undecided if each not in alike)
@@ -243,16 +236,13 @@ def _name(found: Findings, name: str) -> str:
 
 
 def _fulfils(setting: Setting, max_epsilon: float, least: Mapping[str, float]) -> bool:
-    cost = setting.over_seeds(epsilon)
-    found = {name: setting.over_seeds(metric(name).value) for name in least}
-    return (
-        cost is not None
-        and cost.high <= max_epsilon
-        and all((each := found[name]) is not None and _reaches(name, each.mean, value) for name, value in least.items())
-    )
+    cost = setting.highest_epsilon
+    is_cheap = cost is not None and cost <= max_epsilon
+    return is_cheap and all(_reaches(name, _mean(setting, name), value) for name, value in least.items())
 
 
 def _reaches(name: str, mean: float, value: float) -> bool:
+    """Return whether a mean is as good as a value; an unknown one (NaN) is not."""
     return mean >= value if metric(name).better == "higher" else mean <= value
 
 
@@ -266,18 +256,18 @@ def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str,
         return f"no private setting of this sweep has {name}; choose by another metric"
     reached = {each: found.best(each) for each in least}
     tops = [
-        f"the {limits[metric(each).better][1]} of {each} is {_top(setting, each):.4g}"
+        f"the {limits[metric(each).better][1]} of {each} is {_mean(setting, each):.4g}"
         for each, setting in reached.items()
         if setting
     ]
-    costs = [cost.high for setting in found.private if (cost := setting.over_seeds(epsilon))]
+    costs = [cost for setting in found.private if (cost := setting.highest_epsilon) is not None]
     tops += [f"the least epsilon is {min(costs):.4g}"] if costs and math.isfinite(max_epsilon) else []
     return f"no private setting has {' and '.join(conditions)}; {', '.join(tops)}: relax a condition"
 
 
-def _top(setting: Setting, name: str) -> float:
-    found = setting.over_seeds(metric(name).value)
-    return found.mean if found else math.nan
+def _mean(setting: Setting, name: str) -> float:
+    found = setting.mean(metric(name).value)
+    return math.nan if found is None else found
 
 
 def parse_conditions(texts: Sequence[str]) -> dict[str, float]:
@@ -307,8 +297,7 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
 
 def _lines(found: Best, most: int | None, how_to_see_more: str) -> Iterator[str]:
     """Yield the lines on a setting and on those near it, at most so many of each kind."""
-    shown, cost = metric(found.by).format, found.setting.over_seeds(epsilon)
-    interval = found.interval
+    shown, interval = metric(found.by).format, found.interval
     within = ""
     if interval is not None and says_nothing(interval, shown):
         within = f" ({between(interval, shown)}: the 95% interval spans the whole range)"
@@ -318,7 +307,7 @@ def _lines(found: Best, most: int | None, how_to_see_more: str) -> Iterator[str]
         yield found.unknown_cost
     words = by_selection(metric(found.by), found.value, interval)
     within = f", {words}{within}" if words else within
-    claim = f"epsilon{per_unit(found.unit)} {at_most(cost.high if cost else None)} ({found.kind})"
+    claim = f"epsilon{per_unit(found.unit)} {at_most(found.setting.highest_epsilon)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if found.more_private:
         yield found.more_private

@@ -16,10 +16,16 @@ from scipy import special
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
-from dpsweep.orchestration.comparison.formats import SHARES, first_few, listed
+from dpsweep.orchestration.comparison.formats import SHARES, amount, first_few, listed
 from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
-from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.rate_metrics import (
+    GROUP_METRICS,
+    WORST_GROUP_METRICS,
+    group_metric,
+    spoken,
+    spoken_worst,
+)
 from dpsweep.orchestration.comparison.sanity import (
     UnknownCost,
     best_constant,
@@ -31,7 +37,6 @@ from dpsweep.orchestration.comparison.sanity import (
     why_useless,
 )
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names
-from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedSweep, PublishedTrial, has_groups
 
 Verdict = Literal["better", "worse", "not distinguishable", "unknown (one seed)", "unknown"]
@@ -106,6 +111,21 @@ class Findings:
     def task(self) -> str:
         """The task of the sweep, a name in `dpsweep.workers.tasks.TASKS`."""
         return str(self.main.task)
+
+    @property
+    def word(self) -> str:
+        """Accuracy, or the main score of the task, as a sentence calls it."""
+        return spoken(group_metric(self.main.name))
+
+    @property
+    def worst_word(self) -> str:
+        """The metric of groups behind `worst_group`, as a sentence calls it."""
+        return spoken_worst(self.worst_group)
+
+    @property
+    def worst_word_unless_main(self) -> str:
+        """Return `worst_word` with a space before it; "" where it is that of the main score."""
+        return "" if self.worst_word == self.word else f" {self.worst_word}"
 
     @cached_property
     def trials(self) -> tuple[PublishedTrial, ...]:
@@ -193,6 +213,13 @@ class Findings:
         return tuple(self.difference(one, other, name) for one, other in pairs for name in self.headline)
 
     @cached_property
+    def pairs(self) -> tuple[tuple[Setting, Setting], ...]:
+        """Every two `methods`; of one method alone, its best value with each other."""
+        if len(self.methods) == 1:
+            return tuple((self.methods[0], other) for other in self.rivals(self.methods[0]))
+        return tuple(itertools.combinations(self.methods, 2))
+
+    @cached_property
     def comparisons(self) -> int:
         """Number of differences that headlines may state: all pairs of private settings in each metric."""
         count = len(self.private)
@@ -267,15 +294,12 @@ class Findings:
         return [each for each in (self.useful if among is None else among) if not np.isnan(self.value(each, name))]
 
     def detectable(self, name: str) -> float | None:
-        """Return the difference of two methods in a metric that these seeds and test examples find in four of five
-        sweeps. Of one method, that of its best value and another.
+        """Return the difference of one of the `pairs` in a metric that these seeds and test examples find in four of
+        five sweeps.
 
         By the median half width of the measured differences; None with one seed, one setting or without intervals.
         """
-        pairs = list(itertools.combinations(self.methods, 2))
-        if len(self.methods) == 1:
-            pairs = [(self.methods[0], other) for other in self.rivals(self.methods[0])]
-        found = [self.difference(*pair, name).interval for pair in pairs]
+        found = [self.difference(*pair, name).interval for pair in self.pairs]
         halves = [(each.high - each.low) / 2.0 for each in found if each is not None and not each.is_of_one_seed]
         if not halves:
             return None
@@ -300,8 +324,7 @@ class Findings:
         return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
 
     def _rivals(self, one: Setting) -> list[Setting]:
-        cost = _cost(one)
-        return [other for other in self.private if other is not one and _cost(other) <= cost]
+        return [other for other in self.private if other is not one and other.level <= one.level]
 
     def _is_ahead(self, one: Setting, other: Setting) -> bool:
         return any(self.difference(one, other, name).verdict == "better" for name in self.headline)
@@ -383,17 +406,12 @@ def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
 
 
 def _mean(setting: Setting, name: str) -> float:
-    found = setting.over_seeds(metric(name).value)
-    return found.mean if found else float("nan")
+    found = setting.mean(metric(name).value)
+    return math.nan if found is None else found
 
 
 def _method(setting: Setting) -> tuple[object, ...]:
     return (*setting.method, *(setting.labels.get(name) for name in COMPARED))
-
-
-def _cost(setting: Setting) -> float:
-    found = setting.over_seeds(epsilon)
-    return float(f"{found.mean:.2g}") if found else float("inf")
 
 
 def tuned_values(found: Findings) -> dict[str, int]:
@@ -461,7 +479,7 @@ def _above_baseline(found: Findings) -> list[str]:
 
 
 def _amount(gain: float, of: Metric) -> str:
-    return f"{100 * gain:.1f} points" if of.format in SHARES else f"{gain:.3g} of {of.heading}"
+    return amount(gain, of.format) + ("" if of.format in SHARES else f" of {of.heading}")
 
 
 def _constant(found: Findings) -> list[str]:

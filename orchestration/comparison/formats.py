@@ -278,6 +278,15 @@ def difference(value: float | None, shown: Format) -> str:
     return points(value) if shown in SHARES else signed(value)
 
 
+def amount(value: float, shown: Format) -> str:
+    """Return the size of a difference of two numbers of one format: of shares in percentage points.
+
+    >>> amount(-0.0213, PERCENT), amount(0.0213, NUMBER)
+    ('2.1 points', '0.0213')
+    """
+    return f"{abs(100 * value):.1f} points" if shown in SHARES else f"{abs(value):.3g}"
+
+
 def possible(shown: Format) -> tuple[float, float]:
     """Return the smallest and the largest possible value of a number in this format."""
     return _POSSIBLE.get(id(shown), (0.0, 1.0))

@@ -58,8 +58,7 @@ def _is_constant(trial: PublishedTrial) -> bool:
 
 def constant_of(setting: Setting) -> float | None:
     """Return the mean over seeds of `constant_score` on the setting's test data; None if it is not known."""
-    found = setting.over_seeds(lambda trial: constant_score(trial.quality) if trial.quality else None)
-    return found.mean if found else None
+    return setting.mean(lambda trial: constant_score(trial.quality) if trial.quality else None)
 
 
 def lost_runs(setting: Setting, main: Metric) -> str:
@@ -210,5 +209,5 @@ def _reference(setting: Setting) -> tuple[str, float] | None:
 
 
 def _mean(setting: Setting, main: Metric) -> float:
-    found = setting.over_seeds(main.value)
-    return found.mean if found and math.isfinite(found.mean) else -math.inf
+    found = setting.mean(main.value)
+    return -math.inf if found is None else found

@@ -232,6 +232,25 @@ class Setting:
         """
         return spread(value(trial) for trial in self.trials)
 
+    def mean(self, value: Value) -> float | None:
+        """Return the mean of `over_seeds`; None if no trial has a finite value."""
+        found = self.over_seeds(value)
+        return found.mean if found else None
+
+    @property
+    def highest_epsilon(self) -> float | None:
+        """The largest worst-case epsilon of a trial; None for a baseline."""
+        found = self.over_seeds(epsilon)
+        return found.high if found else None
+
+    @property
+    def level(self) -> float:
+        """The worst-case epsilon to two digits, as trials that were calibrated to one target have it alike; infinite
+        for a baseline.
+        """
+        found = self.mean(epsilon)
+        return math.inf if found is None else float(f"{found:.2g}")
+
 
 def first_seed(setting: Setting) -> PublishedTrial:
     """Return the trial with the lowest seeds, which represents its setting; choosing the best trial would bias its
@@ -329,8 +348,8 @@ def best_trade_offs(
     private = [setting for setting in settings if not setting.is_baseline and setting.name not in useless]
     costed = []
     for setting in private:
-        cost, total, worst = map(setting.over_seeds, (epsilon, main, worst_group.value))
-        if cost and total:
+        total, worst = map(setting.mean, (main, worst_group.value))
+        if total is not None and math.isfinite(setting.level):
             sign = -1.0 if worst_group.better == "higher" else 1.0
-            costed.append((setting, (float(f"{cost.mean:.2g}"), -total.mean, sign * worst.mean if worst else math.inf)))
+            costed.append((setting, (setting.level, -total, sign * worst if worst is not None else math.inf)))
     return tuple(costed[i][0] for i in pareto_front([cost for _, cost in costed]))

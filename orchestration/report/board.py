@@ -199,12 +199,11 @@ def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
         first = found.private[0].name if found.private else ""
         return f"none of use: {first} {useless[first].partition(' (')[0]}" if first else ""
     score, setting, count = max(means, key=lambda each: each[0])
-    cost = setting.over_seeds(epsilon)
     seeds = f"mean of {count} seeds" if count > 1 else "one seed"
     of = task_called(data.task).main.replace("_", " ")
     shown = group_metric(task_called(data.task).main).format.one(score)
     claim = f"{setting.per_unit}{', an estimate' * bool(setting.reasons)}"
-    return f"{setting.name}: {of} {shown} ({seeds}) at ε = {at_most(cost.high if cost else None)}{claim}"
+    return f"{setting.name}: {of} {shown} ({seeds}) at ε = {at_most(setting.highest_epsilon)}{claim}"
 
 
 def _curves(data: PublishedSweep) -> list[dict[str, Any]]:

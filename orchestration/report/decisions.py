@@ -6,9 +6,8 @@ from collections.abc import Iterable, Sequence
 
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, first_few, listed, number
+from dpsweep.orchestration.comparison.formats import SHARES, Format, amount, at_most, first_few, listed, number
 from dpsweep.orchestration.comparison.metrics import metric
-from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, says_nothing, unknown_of_one_seed
@@ -27,11 +26,11 @@ def decisions(found: Findings, delta: float) -> list[str]:
     fairest = found.best(worst, [best, *found.useful]) if found.has_groups else None
     if fairest is not None and _shown(fairest, worst) == _shown(best, worst):
         fairest = best  # a difference that is not shown is no rank
-    sentences = [_most_accurate(found, best, delta), *_distinguished(found, best, main, f"in {_main_name(found)}")]
+    sentences = [_most_accurate(found, best, delta), *_distinguished(found, best, main, f"in {found.word}")]
     if fairest is not None:
         sentences += [_fairest(found, fairest, best)]
-        by = spoken_worst(found.worst_group)
-        where = "for the worst-served group" if by == _main_name(found) else f"in the {by} of the worst-served group"
+        by = found.worst_word_unless_main
+        where = f"in the{by} of the worst-served group" if by else "for the worst-served group"
         sentences += _distinguished(found, fairest, worst, where)
     return [*sentences, *_could_show(found), *_looks(found), *_caveats(found, best)]
 
@@ -41,7 +40,7 @@ def nothing_to_take(found: Findings) -> str:
     if not found.private:
         return f"No private trial has finished, so there is no trade-off to show{_without_privacy(found)}."
     if not found.useless:
-        return f"No private setting has {_main_name(found)} to compare."
+        return f"No private setting has {found.word} to compare."
     if found.too_few_to_test:
         return f"Nothing trained here can be judged: {found.too_few_to_test}."
     name, why = next(iter(found.useless.items()))
@@ -54,37 +53,32 @@ def _without_privacy(found: Findings) -> str:
     """Return what the best baseline reaches, as a clause; "" without one."""
     if not found.baselines:
         return ""
-    of, best = found.main, found.baselines[0]
-    mean = best.over_seeds(of.value)
-    return f"; without privacy, {_main_name(found)} is {of.format.one(mean.mean if mean else None)}"
+    return f"; without privacy, {found.word} is {_shown(found.baselines[0], found.main.name)}"
 
 
 def _most_accurate(found: Findings, best: Setting, delta: float) -> str:
-    cost = best.over_seeds(epsilon)
     most = "most accurate" if found.main.name == "accuracy" else "best"
     which = "private" if len(found.private) == 1 else f"{most} private"
-    word = "" if found.main.name == "accuracy" else f"{_main_name(found)} "
+    word = "" if found.main.name == "accuracy" else f"{found.word} "
     reached = f"{word}{_with_interval(found, best, found.main.name)}"
-    paid = f"ε = {at_most(cost.mean if cost else None)}{best.per_unit}, δ = {delta:g}{_seeds(best)}"
+    paid = f"ε = {at_most(best.mean(epsilon))}{best.per_unit}, δ = {delta:g}{_seeds(best)}"
     return (
         f"The {which} setting, {best.name}, reaches {reached} on test data{_against_baseline(found, best)}, at {paid}."
     )
 
 
 def _shown(setting: Setting, name: str) -> str:
-    mean = setting.over_seeds(metric(name).value)
-    return metric(name).format.one(mean.mean if mean else None)
+    return metric(name).format.one(setting.mean(metric(name).value))
 
 
 def _with_interval(found: Findings, setting: Setting, name: str) -> str:
     """Return a metric of a setting that results have chosen, with its interval."""
-    of = metric(name)
-    mean, text = setting.over_seeds(of.value), _shown(setting, name)
+    of, text = metric(name), _shown(setting, name)
     interval = found.interval_of_chosen(setting, name)
     if interval is None:
         return text
     over = " over test examples alone" if interval.is_of_one_seed else ""
-    words = by_selection(of, mean.mean if mean else None, interval)
+    words = by_selection(of, setting.mean(of.value), interval)
     without = f"{words}; " if words else ""
     if says_nothing(interval, of.format):
         return f"{text} ({without}{between(interval, of.format)} anything else)"
@@ -92,28 +86,23 @@ def _with_interval(found: Findings, setting: Setting, name: str) -> str:
 
 
 def _against_baseline(found: Findings, best: Setting) -> str:
-    change, shown = best.over_seeds(metric(f"{found.main.name}_change").value), found.main.format
+    change, shown = best.mean(metric(f"{found.main.name}_change").value), found.main.format
     if found.unknown_cost:
         text = ""
     elif interval := found.change_of_chosen(best, found.main.name):
         over = "over test examples alone " if interval.is_of_one_seed else ""
         ends = f"{over}{difference_between(interval, shown)}"
-        text = f", {_below(interval.value, shown)} the best non-private setting ({ends})"
+        text = f", {below(interval.value, shown)} the best non-private setting ({ends})"
     else:
-        text = f", {_below(change.mean, shown)} the non-private baseline" if change else ""
+        text = "" if change is None else f", {below(change, shown)} the non-private baseline"
     constant = constant_of(best)
     always = f", where always predicting {best_constant(found.main)} reaches"
     return text if constant is None or found.main.task == "regression" else f"{text}{always} {shown.one(constant)}"
 
 
-def _below(change: float, shown: Format) -> str:
-    amount = f"{abs(100 * change):.1f} points" if shown in SHARES else f"{abs(change):.3g}"
-    return f"{amount} {'below' if change <= 0 else 'above'}"
-
-
-def _main_name(found: Findings) -> str:
-    """Return the name of accuracy, or of the main score of the task, for use inside a sentence."""
-    return spoken(group_metric(found.main.name))
+def below(change: float, shown: Format) -> str:
+    """Return how far a number lies below or above another."""
+    return f"{amount(change, shown)} {'below' if change <= 0 else 'above'}"
 
 
 def _seeds(setting: Setting) -> str:
@@ -127,7 +116,7 @@ def _seeds(setting: Setting) -> str:
 
 
 def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
-    worst, by = found.worst_group, spoken_worst(found.worst_group)
+    worst, by = found.worst_group, found.worst_word
     low, high = ("lowest", "highest") if worst.better == "higher" else ("highest", "lowest")
     groups = " or ".join(sorted(whose(worst, fairest)))
     whom = f"group {groups} gets {_with_interval(found, fairest, worst.name)}"
@@ -139,7 +128,7 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
     total = _with_interval(found, fairest, found.main.name)
     return (
         f"The {high} {by} of a worst-served group is that of {fairest.name}: {whom}, against {other} under "
-        f"{best.name}; its {_main_name(found)} is {total} overall."
+        f"{best.name}; its {found.word} is {total} overall."
     )
 
 
@@ -224,19 +213,14 @@ def _could_show(found: Findings) -> list[str]:
         return []
     sizes, hidden = [], []
     for name, size in known:
-        is_share = metric(name).format in SHARES
-        amount = f"{100 * size:.1f} points" if is_share else number(size)
-        where = (
-            _main_name(found)
-            if name == found.main.name
-            else f"the {spoken_worst(found.worst_group)} of the worst group"
-        )
-        if is_share and size >= 1.0:
-            hidden.append(where)
+        where = found.word if name == found.main.name else f"the {found.worst_word} of the worst group"
+        found_in_most = reliable(size, metric(name).format)
+        if found_in_most:
+            sizes.append(f"{found_in_most} in {where}")
         else:
-            sizes.append(f"{amount} in {where}")
-    counts = sorted(len(setting.trials) for setting in (found.methods if len(found.methods) > 1 else found.useful))
-    runs = f"{counts[0]}" if counts[0] == counts[-1] else f"{counts[0]} to {counts[-1]}"
+            hidden.append(where)
+    counts = {len(setting.trials) for pair in found.pairs for setting in pair}
+    runs = f"{min(counts)}" if len(counts) == 1 else f"{min(counts)} to {max(counts)}"
     said = []
     if sizes:
         said += [
@@ -246,6 +230,13 @@ def _could_show(found: Findings) -> list[str]:
     if hidden:
         said += [f"With {runs} runs of each setting, no difference in {listed(hidden)} can be found reliably."]
     return said
+
+
+def reliable(size: float, shown: Format) -> str:
+    """Return the smallest difference that is found in four of five sweeps; "" for shares of which none is."""
+    if shown in SHARES:
+        return "" if size >= 1.0 else amount(size, shown)
+    return number(size)
 
 
 def _looks(found: Findings) -> list[str]:

@@ -17,7 +17,6 @@ from dpsweep.orchestration.comparison.settings import (
     group_epsilon_error,
     group_value,
 )
-from dpsweep.orchestration.comparison.values import epsilon
 from dpsweep.orchestration.report.plot import BAND, FONT, INK, MUTED, RULE, Plot, Style
 from dpsweep.orchestration.store.published import PublishedEpoch, PublishedGroup, PublishedTrial
 from dpsweep.workers.tasks import task_called
@@ -199,9 +198,8 @@ def histograms(scene: Scene) -> dict[str, Plot]:
                 hovertemplate=f"<b>{plain_text(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
                 meta=meta_of(setting),
             )
-            worst = setting.over_seeds(epsilon)
-            if worst is not None:
-                _mark_worst_case(figure, worst.high)
+            if (worst := setting.highest_epsilon) is not None:
+                _mark_worst_case(figure, worst)
     for figure in drawn.values():
         figure.update_xaxes(title_text="ε<sub>i</sub>", rangemode="tozero")
         figure.update_yaxes(title_text="share of examples", tickformat=".0%", rangemode="tozero")
@@ -348,14 +346,13 @@ def whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any
 
 def _cost_range(settings: Sequence[Setting]) -> tuple[float, float] | None:
     """Axis range for a mean epsilon_i: 0 to just above the largest worst case. Noisy released means may lie outside."""
-    costs = [cost.high for setting in settings if (cost := setting.over_seeds(epsilon))]
+    costs = [cost for setting in settings if (cost := setting.highest_epsilon) is not None]
     return (0.0, 1.04 * max(costs)) if costs else None
 
 
 def meta_of(setting: Setting) -> dict[str, str]:
     """Return attributes by which the legend of the page shows and hides traces and rows."""
-    cost = setting.over_seeds(epsilon)
-    level = f"{cost.mean:.2g}" if cost and not setting.is_baseline else ""
+    level = "" if math.isinf(setting.level) else f"{setting.level:.2g}"
     return {"clipping": setting.clipping, "schedule": setting.schedule, "epsilon": level}
 
 

@@ -5,6 +5,7 @@ The three questions are those that people bring: how private is it, for whom, an
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -28,12 +29,12 @@ from dpsweep.orchestration.comparison.formats import (
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import metric
-from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken, spoken_worst
+from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
-from dpsweep.orchestration.comparison.values import epsilon, median_epsilon
-from dpsweep.orchestration.report.decisions import nothing_to_take
+from dpsweep.orchestration.comparison.values import median_epsilon
+from dpsweep.orchestration.report.decisions import below, nothing_to_take, reliable
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep
@@ -96,20 +97,18 @@ def decision(found: Findings, delta: float) -> list[str]:
     best = found.best(found.main.name)
     if best is None:
         return [nothing_to_take(found)]
-    cost, reached = best.over_seeds(epsilon), best.over_seeds(found.main.value)
-    shown, word = found.main.format, spoken(group_metric(found.main.name))
+    shown = found.main.format
     interval = found.interval_of_best(best, found.main.name)
     among = found.choice(found.main.name)
     choice = f" after choosing among {among}" if among else ""
     within = f" [{between(interval, shown)}{choice}]" if interval else ""
     claim = "" if not best.reasons else ", an estimate and no guarantee"
-    levels = [each.over_seeds(epsilon) for each in found.useful]
-    several = len({f"{each.mean:.2g}" for each in levels if each}) > 1
+    several = len({each.level for each in found.useful if math.isfinite(each.level)}) > 1
     unsure = unsure_of_few_seeds(found, best)
     taken = f"Take {best.name}:" if len(found.private) > 1 and not unsure else f"{best.name} reaches"
     sentences = [
-        f"{taken} {word} {shown.one(reached.mean if reached else None)}"
-        f"{within} at ε = {at_most(cost.high if cost else None)}{best.per_unit} (δ = {delta:g}{claim}), "
+        f"{taken} {found.word} {shown.one(best.mean(found.main.value))}"
+        f"{within} at ε = {at_most(best.highest_epsilon)}{best.per_unit} (δ = {delta:g}{claim}), "
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
     sentences += [*unsure, *_alike(found, best)]
@@ -128,9 +127,8 @@ def _compared(found: Findings, best: Setting) -> str:
     within = _bracketed(difference_between, interval, found.main.format)
     if change is None:
         return "what privacy costs is unknown"
-    size = f"{abs(100 * change):.1f} points" if found.main.format in SHARES else f"{abs(change):.3g}"
     chance = ", which may be chance" * _may_be_chance(interval)
-    return f"{size} {'below' if change <= 0 else 'above'} no privacy{within}{chance}"
+    return f"{below(change, found.main.format)} no privacy{within}{chance}"
 
 
 def _bracketed(
@@ -150,8 +148,8 @@ def _against_baseline(
     interval = found.change_of_chosen(setting, of)
     if interval is not None:
         return interval.value, interval
-    own, other = (each.over_seeds(metric(of).value) for each in (setting, found.baselines[0]))
-    return (own.mean - other.mean if own and other else None), None
+    own, other = (each.mean(metric(of).value) for each in (setting, found.baselines[0]))
+    return (None if own is None or other is None else own - other), None
 
 
 def _may_be_chance(interval: ConfidenceInterval | None) -> bool:
@@ -160,25 +158,23 @@ def _may_be_chance(interval: ConfidenceInterval | None) -> bool:
 
 def _served_worst(found: Findings, best: Setting) -> str:
     worst, groups = found.worst_group, whose(found.worst_group, best)
-    mean = best.over_seeds(worst.value)
+    mean = best.mean(worst.value)
     if not groups or mean is None:
         return "; no group is large enough to be shown"
     if not found.has_groups:
         return ""
     interval = found.interval_of_chosen(best, worst.name)
     within = _bracketed(between, interval, worst.format)
-    by = spoken_worst(worst)
-    word = "" if by == spoken(group_metric(found.main.name)) else f" {by}"
     who = " or ".join(map(called, sorted(groups)))
-    return f"; worst served: {who} with{word} {worst.format.one(mean.mean)}{_corrected(worst, best, interval)}{within}"
+    reached = f"{worst.format.one(mean)}{_corrected(worst, best, interval)}{within}"
+    return f"; worst served: {who} with{found.worst_word_unless_main} {reached}"
 
 
 def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval | None) -> str:
     """Return the value without the bias of choosing an extreme of several groups, in brackets; "" where there is
     none.
     """
-    mean = setting.over_seeds(extreme.value)
-    words = by_selection(extreme, mean.mean if mean else None, interval)
+    words = by_selection(extreme, setting.mean(extreme.value), interval)
     return f" ({words})" if words else ""
 
 
@@ -195,7 +191,7 @@ def _alike(found: Findings, best: Setting) -> list[str]:
     names = [each.other for each in near if cheaper is None or each.other != cheaper.name]
     sentences = [said_of(found, cheaper, found.main.name)] if cheaper else []
     if names:
-        also = " either" if cheaper else f" in {spoken(group_metric(found.main.name))}"
+        also = " either" if cheaper else f" in {found.word}"
         sentences.append(f"{first_few(names)} cannot be told from it{also}.")
     return sentences
 
@@ -204,27 +200,26 @@ def _by_level(found: Findings) -> str:
     """Return a sentence on the best setting at each epsilon, ascending."""
     levels: dict[float, list[Setting]] = {}
     for setting in found.useful:
-        if cost := setting.over_seeds(epsilon):
-            levels.setdefault(float(f"{cost.mean:.2g}"), []).append(setting)
+        if math.isfinite(setting.level):
+            levels.setdefault(setting.level, []).append(setting)
     of, clauses = found.main, []
     for level, settings in sorted(levels.items()):
         best = found.best(of.name, settings)
-        mean = best.over_seeds(of.value) if best else None
-        if best and mean:
-            clauses.append(f"ε = {number(level)}: {of.format.one(mean.mean)}")
+        if best:
+            clauses.append(f"ε = {number(level)}: {of.format.one(best.mean(of.value))}")
     return f"The best at {listed(clauses)}."
 
 
 def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
-    cost = setting.over_seeds(epsilon)
+    cost = setting.highest_epsilon
     privacy = next((trial.privacy for trial in setting.trials if trial.privacy), None)
     whole, seeds = composed(data.trials), setting.composition
     rows: list[tuple[str, float]] = []
-    median = setting.over_seeds(median_epsilon)
-    if median:
-        rows.append((_MEDIAN, median.mean))
-    if cost:
-        rows.append(("anybody, one model", cost.high))
+    median = setting.mean(median_epsilon)
+    if median is not None:
+        rows.append((_MEDIAN, median))
+    if cost is not None:
+        rows.append(("anybody, one model", cost))
     sizes = [size for size in (privacy.group_epsilons if privacy else {}) if size > 1]
     if sizes and privacy:
         rows.append((f"any {max(sizes)} records together, one model", privacy.group_epsilons[max(sizes)]))
@@ -243,7 +238,7 @@ def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
         words.append(
             f"Whoever sees this page sees all {whole.trials} private models at work: ε = {at_most(whole.epsilon)}."
         )
-    big = f"ε = {at_most(cost.high)}" if cost else "unknown"
+    big = "unknown" if cost is None else f"ε = {at_most(cost)}"
     finite = [(name, value) for name, value in rows if value < float("inf")]
     return Tile("first-privacy", "How private?", big, tuple(words), _bars(finite), "ε by what somebody sees")
 
@@ -290,12 +285,12 @@ def _for_nobody(found: Findings, setting: Setting) -> Tile:
 def _for_whom(found: Findings, best: Setting) -> Tile:
     """Return the answer without its picture."""
     worst = found.worst_group
-    groups, mean = sorted(whose(worst, best)), best.over_seeds(worst.value)
+    groups, mean = sorted(whose(worst, best)), best.mean(worst.value)
     if not groups or mean is None:
         return _of_groups("unknown", "No group of the test data is large enough to be shown.")
     if not found.has_groups:
         return _of_groups("not compared", _only(*group_names(best.trials)))
-    big = f"{' or '.join(map(called, groups))}: {worst.format.one(mean.mean)}"
+    big = f"{' or '.join(map(called, groups))}: {worst.format.one(mean)}"
     return _of_groups(big, _worst_words(found, best), *_gap_words(found, best))
 
 
@@ -311,7 +306,7 @@ def _of_groups(big: str, *words: str) -> Tile:
 
 def _groups_title(found: Findings) -> str:
     beside = " (grey: without privacy)" if found.baselines else ""
-    return f"{opening(spoken(group_metric(found.main.name)))} by group{_with_intervals(found)}{beside}"
+    return f"{opening(found.word)} by group{_with_intervals(found)}{beside}"
 
 
 def _with_intervals(found: Findings) -> str:
@@ -324,7 +319,7 @@ def _worst_words(found: Findings, setting: Setting) -> str:
     interval = found.interval_of_chosen(setting, worst.name)
     within = _bracketed(between, interval, worst.format)
     each = " of each run" if len(whose(worst, setting)) > 1 else ""
-    whom = f"{opening(spoken_worst(worst))} of the worst-served group{each}"
+    whom = f"{opening(found.worst_word)} of the worst-served group{each}"
     text = f"{whom}{_corrected(worst, setting, interval)}{within}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
@@ -403,7 +398,7 @@ def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
 
 
 def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
-    of, word = found.main, spoken(group_metric(found.main.name))
+    of, word = found.main, found.word
     words: list[str] = []
     if found.too_few_to_test:
         big = "unknown"
@@ -420,11 +415,11 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
     else:
         change, interval = _against_baseline(found, best)
         big = "unknown" if change is None else _signed(change, of.format)
-        own, other = (each.over_seeds(of.value) for each in (best, found.baselines[0]))
+        own, other = (of.format.one(each.mean(of.value)) for each in (best, found.baselines[0]))
         ends = _bracketed(difference_between, interval, of.format)
         words.append(
             f"{opening(word)} against the best training without privacy{ends}: "
-            f"{of.format.one(own.mean if own else None)} for {of.format.one(other.mean if other else None)}."
+            f"{own} for {other}."
             f"{' The difference may be chance.' * _may_be_chance(interval)}"
         )
     if best is not None:
@@ -438,10 +433,13 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
     size = found.detectable(found.main.name)
     if runs == 1 or size is None:
         return []
-    if found.main.format in SHARES and size >= 1.0:
-        return [f"{opening(of_seeds(runs))} find no difference between methods reliably."]
-    amount = f"{100 * size:.1f} points" if found.main.format in SHARES else number(size)
-    return [f"{opening(of_seeds(runs))} find differences between methods of {amount} in 4 of 5 sweeps."]
+    shown = reliable(size, found.main.format)
+    what = (
+        f"differences between methods of {shown} in 4 of 5 sweeps"
+        if shown
+        else "no difference between methods reliably"
+    )
+    return [f"{opening(of_seeds(runs))} find {what}."]
 
 
 def _by_method(found: Findings, style: Style) -> Plot | None:
@@ -482,8 +480,8 @@ def _by_method(found: Findings, style: Style) -> Plot | None:
 
 
 def _mean(setting: Setting, found: Findings) -> float:
-    mean = setting.over_seeds(found.main.value)
-    return mean.mean if mean else float("-inf")
+    mean = setting.mean(found.main.value)
+    return float("-inf") if mean is None else mean
 
 
 def _picture(rows: int) -> Plot:

@@ -175,9 +175,8 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
     if not ratios:
         return [_withheld(data)] if private else []
     ratio, setting = max(ratios, key=lambda pair: pair[0])
-    median, cost = setting.over_seeds(median_epsilon), setting.over_seeds(epsilon)
     low = min(ratio for ratio, _ in ratios)
-    paid = f"εᵢ = {number(median.mean if median else None)} of {at_most(cost.mean if cost else None)}"
+    paid = f"εᵢ = {number(setting.mean(median_epsilon))} of {at_most(setting.mean(epsilon))}"
     median_paid = f"under {setting.name} the median example paid {paid}"
     if ratio < _OVERSTATED:
         return [f"The median example paid about as much as the worst case: {median_paid}.", *_correlations(private)]
@@ -248,13 +247,12 @@ def group_correlation(setting: Setting) -> Correlation | None:
     Groups whose mean has a standard error above a tenth of the worst case are left out: they are so small that the
     noise of the release dominates.
     """
-    cost = setting.over_seeds(epsilon)
-    tolerable = 0.1 * cost.mean if cost else 0.0
+    tolerable = 0.1 * (setting.mean(epsilon) or 0.0)
     pairs = [
-        (served.mean, paid.mean)
+        (served, paid)
         for name in group_names(setting.trials)
-        if (served := setting.over_seeds(group_value(name, lambda group: group.main)))
-        and (paid := setting.over_seeds(group_epsilon(name)))
+        if (served := setting.mean(group_value(name, lambda group: group.main))) is not None
+        and (paid := setting.mean(group_epsilon(name))) is not None
         and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable
     ]
     r = pearson(*zip(*pairs, strict=True)) if len(pairs) >= 3 else None

@@ -74,8 +74,7 @@ def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
     """Return the 95% interval to show below a number; "" if none is known."""
     is_known = metric.measure is not None and setting.over_seeds(metric.value) is not None
     interval = found.evidence.interval(setting, metric.name) if is_known else None
-    mean = setting.over_seeds(metric.value)
-    words = by_selection(metric, mean.mean if mean else None, interval)
+    words = by_selection(metric, setting.mean(metric.value), interval)
     return (f"<br><small>{words}</small>" if words else "") + _range(interval, metric.format)
 
 

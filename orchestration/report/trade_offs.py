@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -71,13 +72,12 @@ def worst_axis(scene: Scene) -> Axis:
 def _privacy(scene: Scene, y: Axis) -> Plot | None:
     """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
     private = [setting for setting in scene.settings if not setting.is_baseline]
-    costs = {f"{cost.mean:.2g}" for cost in (setting.over_seeds(epsilon) for setting in private) if cost}
-    if len(costs) < 2:
+    if len({setting.level for setting in private if math.isfinite(setting.level)}) < 2:
         return None
     figure = _scatter(replace(scene, settings=private), _EPSILON_AXIS, y)
     figure.update_xaxes(type="log", dtick="D2")
     baselines = [setting for setting in scene.settings if setting.is_baseline]
-    levels = sorted((level.mean, each.name) for each in baselines if (level := each.over_seeds(y.value)))
+    levels = sorted((level, each.name) for each in baselines if (level := each.mean(y.value)) is not None)
     for mean, _ in levels:
         figure.add_hline(mean, line={"color": MUTED, "width": 1, "dash": "dot"})
     # the highest above its line and the lowest below: names of lines close together would cover each other
