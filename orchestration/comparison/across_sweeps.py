@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import MISSING
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
-from dpsweep.orchestration.comparison.parameters import asked, flattened, varying
+from dpsweep.orchestration.comparison.parameters import asked, flattened, in_words, shown, varying
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
@@ -47,7 +47,7 @@ class BetweenSweeps:
 
     def cells(self) -> tuple[str, ...]:
         """Return the table cells of the parameter: its name, and its value in each sweep."""
-        return (spoken(self.name), *(", ".join(map(shown, each)) or MISSING for each in self.values.values()))
+        return (in_words(self.name), *(", ".join(map(shown, each)) or MISSING for each in self.values.values()))
 
 
 def between_sweeps(kinds: Sequence[_Settings]) -> tuple[BetweenSweeps, ...]:
@@ -75,21 +75,7 @@ def _names(settings: _Settings) -> list[str]:
 
 def phrase(name: str, value: Label) -> str:
     """Return a parameter as words: ``clipping bound 0.5``."""
-    return f"{spoken(name)} {shown(value)}"
-
-
-def spoken(name: str) -> str:
-    """Return the name of a parameter as words.
-
-    >>> spoken("clipping.params.count_memory"), spoken("data.name")
-    ('clipping count memory', 'data')
-    """
-    return name.removesuffix(".name").replace(".params.", " ").replace("_", " ").replace(".", " ")
-
-
-def shown(value: Label) -> str:
-    """Return the value of a parameter as text."""
-    return f"{value:g}" if isinstance(value, float) else str(value)
+    return f"{in_words(name)} {shown(value)}"
 
 
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
@@ -122,7 +108,7 @@ class Compared:
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON, with every metric that the report shows for settings."""
         found = {metric.name: self.setting.over_seeds(metric.value) for metric in self.metrics}
-        shown = {metric.name: shown_over_seeds(metric, self.setting) for metric in self.metrics}
+        texts = {metric.name: shown_over_seeds(metric, self.setting) for metric in self.metrics}
         cost = self.setting.composition
         return {
             "sweep": self.folder,
@@ -131,7 +117,7 @@ class Compared:
             "composed": cost and cost.as_dict(),
             "reasons": list(self.setting.reasons),
             "metrics": {
-                name: {"shown": shown[name], **(asdict(spread) if spread else {})} for name, spread in found.items()
+                name: {"shown": texts[name], **(asdict(spread) if spread else {})} for name, spread in found.items()
             },
         }
 

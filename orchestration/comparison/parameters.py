@@ -100,6 +100,20 @@ def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
     return PublishedDataset(data.name, digest, data.name, sizes)
 
 
+def in_words(name: str) -> str:
+    """Return the name of a parameter as words.
+
+    >>> in_words("clipping.params.count_memory"), in_words("data.name")
+    ('clipping count memory', 'data')
+    """
+    return name.removesuffix(".name").replace(".params.", " ").replace("_", " ").replace(".", " ")
+
+
+def shown(value: Label) -> str:
+    """Return the value of a parameter as text."""
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
 def flattened(value: Mapping[str, Any], prefix: str = "") -> dict[str, Label]:
     """Flatten nested parameters to dotted names; None values are left out."""
     flat: dict[str, Label] = {}

@@ -26,6 +26,7 @@ from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
 from dpsweep.orchestration.comparison.ledger import Composition, composed
+from dpsweep.orchestration.comparison.parameters import shown
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
 from dpsweep.orchestration.comparison.told_reasons import reasons_of_trials
 from dpsweep.orchestration.comparison.values import Value, epsilon, main
@@ -118,12 +119,9 @@ def _spreads_more(apart: Array, freedom: int, level: float) -> Array:
 
 def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> Value:
     """Return a function from a trial to ``value`` of its test group called ``name``."""
-
-    def of_trial(trial: PublishedTrial) -> float | None:
-        groups = trial.quality.groups if trial.quality else ()
-        return next((value(group) for group in groups if group.name == name), None)
-
-    return of_trial
+    return lambda trial: next(
+        (value(group) for group in (trial.quality.groups if trial.quality else ()) if group.name == name), None
+    )
 
 
 def group_epsilon(name: str) -> Value:
@@ -142,20 +140,14 @@ def group_loss_correlation(name: str) -> Value:
 
 
 def _group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Value:
-    def of_trial(trial: PublishedTrial) -> float | None:
-        groups = trial.individuals.groups if trial.individuals else ()
-        return next((value(group) for group in groups if group.name == name), None)
-
-    return of_trial
+    return lambda trial: next(
+        (value(group) for group in (trial.individuals.groups if trial.individuals else ()) if group.name == name), None
+    )
 
 
 def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
     """Return a function from a trial to ``value`` of the attack on the group called ``name``."""
-
-    def of_trial(trial: PublishedTrial) -> float | None:
-        return next((value(group) for group in trial.attacks if group.name == name), None)
-
-    return of_trial
+    return lambda trial: next((value(group) for group in trial.attacks if group.name == name), None)
 
 
 @dataclass(frozen=True)
@@ -298,7 +290,7 @@ _PLAIN = ("clipping", "schedule")
 
 def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
     """Return each label as shown to readers: "flat", "exponential", "epsilon 3", "model mlp"."""
-    values = {key: f"{value:g}" if isinstance(value, float) else str(value) for key, value in labels.items()}
+    values = {key: shown(value) for key, value in labels.items()}
     return {key: value if key in _PLAIN else f"{key.replace('_', ' ')} {value}" for key, value in values.items()}
 
 

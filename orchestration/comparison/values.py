@@ -45,8 +45,13 @@ def user_accuracy(trial: PublishedTrial) -> float | None:
 
 def user_accuracy_gap(trial: PublishedTrial) -> float | None:
     """Return the largest minus smallest `user_accuracy` over the groups of the test data."""
+    return _gap(trial, lambda group: group.user_accuracy)
+
+
+def _gap(trial: PublishedTrial, value: Callable[[PublishedGroup], float | None]) -> float | None:
+    """Return the largest minus the smallest value of a group of the test data; None for fewer than two."""
     groups = trial.quality.groups if trial.quality else ()
-    known = [group.user_accuracy for group in groups if group.user_accuracy is not None]
+    known = [found for group in groups if (found := value(group)) is not None]
     return max(known) - min(known) if len(known) > 1 else None
 
 
@@ -64,13 +69,7 @@ def score_called(name: str) -> Value:
 
 def score_gap(name: str) -> Value:
     """Return a function from a trial to the largest minus the smallest score over the groups of its test data."""
-
-    def of_trial(trial: PublishedTrial) -> float | None:
-        groups = trial.quality.groups if trial.quality else ()
-        known = [group.scores[name] for group in groups if name in group.scores]
-        return max(known) - min(known) if len(known) > 1 else None
-
-    return of_trial
+    return lambda trial: _gap(trial, lambda group: group.scores.get(name))
 
 
 def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
@@ -107,10 +106,7 @@ def unequal_cost(trial: PublishedTrial) -> float | None:
     """Return the largest minus smallest accuracy change over groups: 0 if all groups lose the same accuracy
     (paper D).
     """
-    if trial.quality is None:
-        return None
-    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
-    return max(changes) - min(changes) if len(changes) > 1 else None
+    return _gap(trial, lambda group: group.accuracy_change)
 
 
 def mean_epsilon(trial: PublishedTrial) -> float | None:
@@ -273,11 +269,7 @@ def of_two_classes(name: str) -> Value:
     """Return a function from a trial to the rate ``name`` of `dpsweep.workers.evaluation.rates.OF_TWO_CLASSES` over
     all its test examples.
     """
-
-    def of_trial(trial: PublishedTrial) -> float | None:
-        return two_classes(name)(trial.quality.counts) if trial.quality else None
-
-    return of_trial
+    return lambda trial: two_classes(name)(trial.quality.counts) if trial.quality else None
 
 
 def two_classes(name: str) -> Callable[[ConfusionCounts | None], float | None]:
@@ -332,13 +324,7 @@ def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
 
 def gap_in_training(name: str) -> Value:
     """Return a function from a trial to the largest minus the smallest `in_training` over its groups."""
-
-    def of_trial(trial: PublishedTrial) -> float | None:
-        groups = trial.quality.groups if trial.quality else ()
-        known = [value for group in groups if (value := in_training(name)(group)) is not None]
-        return max(known) - min(known) if len(known) > 1 else None
-
-    return of_trial
+    return lambda trial: _gap(trial, in_training(name))
 
 
 def recall_by_class(trial: PublishedTrial) -> Mapping[str, float | None]:

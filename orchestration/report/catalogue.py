@@ -160,22 +160,12 @@ class DrawnFigure:
     figure: Plot
 
 
-def drawn_figures(data: PublishedSweep, useless: Container[str] = ()) -> tuple[DrawnFigure, ...]:
-    """Return every figure for which there is data, in the order of `FIGURES`. useless: names of settings that wear
+def drawn_figures(
+    data: PublishedSweep, useless: Container[str] = (), kinds: Sequence[Figure] = FIGURES
+) -> tuple[DrawnFigure, ...]:
+    """Return every figure of these kinds for which there is data, in their order. useless: names of settings that wear
     no ring.
     """
-    return _drawn(data, FIGURES, useless)
-
-
-def figures_for_mlflow(data: PublishedSweep, useless: Container[str] = ()) -> dict[str, str]:
-    """Return the figures to attach to the sweep's MLflow run, by name, as HTML pages. useless: as in
-    `drawn_figures`.
-    """
-    attached = [kind for kind in FIGURES if kind.in_mlflow]
-    return {drawn.name: drawn.figure.page() for drawn in _drawn(data, attached, useless)}
-
-
-def _drawn(data: PublishedSweep, kinds: Sequence[Figure], useless: Container[str]) -> tuple[DrawnFigure, ...]:
     settings = finished_settings(data.trials)
     worst = WORST_GROUP_METRICS[data.worst_group]
     scene = Scene(settings, style_of(settings), group_names(data.trials), worst, data.task, useless)
@@ -185,3 +175,11 @@ def _drawn(data: PublishedSweep, kinds: Sequence[Figure], useless: Container[str
         for which, figure in kind.draw(scene).items()
         if figure is not None and figure.data
     )
+
+
+def figures_for_mlflow(data: PublishedSweep, useless: Container[str] = ()) -> dict[str, str]:
+    """Return the figures to attach to the sweep's MLflow run, by name, as HTML pages. useless: as in
+    `drawn_figures`.
+    """
+    attached = [kind for kind in FIGURES if kind.in_mlflow]
+    return {drawn.name: drawn.figure.page() for drawn in drawn_figures(data, useless, attached)}

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from html import escape
 from typing import Final
 
@@ -89,86 +89,14 @@ def losses_table(settings: Sequence[Setting], style: Style) -> str:
     return "<h3>εᵢ and loss</h3>" + table(heads, rows) if rows else ""
 
 
-def _section(heading: str, text: str, found: str) -> str:
-    """Return the section around a table; "" if the table is empty."""
-    return section(heading, text, found) if found else ""
-
-
-def attacks_section(settings: Sequence[Setting], style: Style) -> str:
-    """Return the section on membership attacks; "" if no trial was attacked or the results are withheld."""
-    return _section(
-        "Who can be found in the model",
-        "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
-        "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
-        "group.</p>",
-        attacks_table(settings, style),
-    )
+def _section(heading: str, text: str, heads: Iterable[tuple[str, str]], rows: Sequence[Sequence[Cell]]) -> str:
+    """Return the section around a table; "" without a row."""
+    return section(heading, text, table(heads, rows)) if rows else ""
 
 
 def training_scores_section(settings: Sequence[Setting], style: Style, task: str) -> str:
     """Return the section on training examples; "" if no trial was scored on them or the results are withheld."""
-    return _section(
-        "How well the models know their training examples",
-        "<p>The final models on their own training examples, and below, how much better or worse that is than on test "
-        "data. Where it is better, guessing that an example was trained on if it is predicted right succeeds more "
-        "often than chance (Yeom et al. 2018).</p>",
-        training_scores_table(settings, style, main_metric(task)),
-    )
-
-
-def memberships_section(trials: Sequence[PublishedTrial]) -> str:
-    """Return the section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
-    return _section(
-        "Who can be found with reference models",
-        "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
-        "over its mean probability under models trained with and without it. The area is the probability that a "
-        "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
-        memberships_table(trials),
-    )
-
-
-def exposures_section(trials: Sequence[PublishedTrial]) -> str:
-    """Return the section on secrets; "" if no trial was trained on any or the results are withheld."""
-    return _section(
-        "Which secrets can be extracted",
-        "<p>Random sequences of tokens were written over training examples. The exposure of one is log<sub>2</sub> R − "
-        "log<sub>2</sub> r bits, where r is the rank of its loss among R sequences that the model has not seen; "
-        "guessing gives 1.4. It has rank 1 where it can be extracted. The limit is what ε allows.</p>",
-        exposures_table(trials),
-    )
-
-
-def audits_section(trials: Sequence[PublishedTrial]) -> str:
-    """Return the section on audits; "" if no trial was audited or the results are withheld."""
-    assumed = "; ".join(f"{name} assumes {assumption}" for name, assumption in ASSUMPTIONS.items())
-    return _section(
-        "What an audit proves",
-        "<p>A fair coin for each canary, a random training example or a made-up gradient, decided whether it was "
-        "trained on. Guesses from the fall of its loss, or from its direction in the model or in every noisy sum, "
-        "prove that ε is at least so much: over all canaries, and over examples of each group that has enough. "
-        f"Of the tests, {assumed}. All bounds of an audit hold together with its confidence: at 95%, one audit of a "
-        "right trial in twenty may accuse it, and all audits are kept. A low bound does not show that little leaks. "
-        "One above the claim contradicts it, and so does one above what a made-up gradient pays. That is less where a "
-        "filter or further releases are part of the claim.</p>",
-        audits_table(trials),
-    )
-
-
-def accounts_section(trials: Sequence[PublishedTrial]) -> str:
-    """Return the section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
-    return _section(
-        "Accounted again",
-        "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
-        "the worst case; statistics of εᵢ are exact.</p>",
-        accounts_table(trials),
-    )
-
-
-def training_scores_table(settings: Sequence[Setting], style: Style, main: Metric) -> str:
-    """Return the main score on training examples, and its difference to test examples, overall and by group.
-
-    Returns "" if no trial has it.
-    """
+    main = main_metric(task)
     scored = [setting for setting in settings if setting.over_seeds(on_training)]
     names = group_names([trial for setting in scored for trial in setting.trials])
     of_groups = ((group_value(name, _on_training), group_value(name, _on_test)) for name in names)
@@ -178,7 +106,14 @@ def training_scores_table(settings: Sequence[Setting], style: Style, main: Metri
         for setting in scored
     ]
     heads = [(f"{opening(main.heading.removeprefix('Test '))} on training examples", ""), ("All", "n")]
-    return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
+    return _section(
+        "How well the models know their training examples",
+        "<p>The final models on their own training examples, and below, how much better or worse that is than on test "
+        "data. Where it is better, guessing that an example was trained on if it is predicted right succeeds more "
+        "often than chance (Yeom et al. 2018).</p>",
+        [*heads, *((name, "n") for name in names)],
+        rows,
+    )
 
 
 def _on_training(group: PublishedGroup) -> float | None:
@@ -199,15 +134,22 @@ def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -
     return f"{main.format.over_seeds(one)}<br><small>{beside} to test</small>"
 
 
-def attacks_table(settings: Sequence[Setting], style: Style) -> str:
-    """Return the success of the membership attack, by setting and group; "" if no trial was attacked."""
+def attacks_section(settings: Sequence[Setting], style: Style) -> str:
+    """Return the section on membership attacks; "" if no trial was attacked or the results are withheld."""
     attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
     names = group_names([trial for setting in attacked for trial in setting.trials])
     rows: list[list[Cell]] = [
         [(named(setting, style), ""), *((_attack_cell(setting, name), "n") for name in names)] for setting in attacked
     ]
     heads = [("Right guesses of membership", ""), *((name, "n") for name in names)]
-    return table(heads, rows) if rows else ""
+    return _section(
+        "Who can be found in the model",
+        "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
+        "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
+        "group.</p>",
+        heads,
+        rows,
+    )
 
 
 def _attack_cell(setting: Setting, name: str) -> str:
@@ -222,10 +164,8 @@ def _attack_cell(setting: Setting, name: str) -> str:
     return f"{100 * rate.mean:.1f} ± {100 * error:.1f}%<br><small>{', '.join(below)}</small>"
 
 
-def memberships_table(trials: Sequence[PublishedTrial]) -> str:
-    """Return areas of the likelihood-ratio attack with their intervals, by trial and group; "" if none was
-    attacked so.
-    """
+def memberships_section(trials: Sequence[PublishedTrial]) -> str:
+    """Return the section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
     attacked = [trial for trial in trials if trial.memberships]
     names = dict.fromkeys(group.name for trial in attacked for group in trial.memberships)
     rows: list[list[Cell]] = []
@@ -235,7 +175,14 @@ def memberships_table(trials: Sequence[PublishedTrial]) -> str:
             [(escape(trial.key), ""), *((_area(found.get(name), _allowed(trial, name)), "n") for name in names)]
         )
     heads = [("Area under the ROC curve", ""), *((name, "n") for name in names)]
-    return table(heads, rows) if rows else ""
+    return _section(
+        "Who can be found with reference models",
+        "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
+        "over its mean probability under models trained with and without it. The area is the probability that a "
+        "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
+        heads,
+        rows,
+    )
 
 
 def _allowed(trial: PublishedTrial, name: str) -> float | None:
@@ -254,8 +201,8 @@ def _area(found: MembershipAttack | None, allowed: float | None) -> str:
     return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; {alone}{bound}</small>"
 
 
-def exposures_table(trials: Sequence[PublishedTrial]) -> str:
-    """Return the mean exposure of the secrets of each trial with its interval and limit; "" if there were none."""
+def exposures_section(trials: Sequence[PublishedTrial]) -> str:
+    """Return the section on secrets; "" if no trial was trained on any or the results are withheld."""
     rows: list[list[Cell]] = []
     for trial in trials:
         if (found := trial.exposure) is not None:
@@ -266,7 +213,14 @@ def exposures_table(trials: Sequence[PublishedTrial]) -> str:
             shown = (mean, allowed, f"{found.extracted} of {found.canaries}", counts, f"{found.candidates:,}")
             rows.append([(escape(trial.key), ""), *((value, "n") for value in shown)])
     names = ("Exposure in bits", "ε allows", "Extracted", "Secrets × examples", "Candidates")
-    return table([("Trial", ""), *((name, "n") for name in names)], rows) if rows else ""
+    return _section(
+        "Which secrets can be extracted",
+        "<p>Random sequences of tokens were written over training examples. The exposure of one is log<sub>2</sub> R − "
+        "log<sub>2</sub> r bits, where r is the rank of its loss among R sequences that the model has not seen; "
+        "guessing gives 1.4. It has rank 1 where it can be extracted. The limit is what ε allows.</p>",
+        [("Trial", ""), *((name, "n") for name in names)],
+        rows,
+    )
 
 
 def _epsilon_of_secret(trial: PublishedTrial, found: ExposureAttack) -> tuple[float, float] | None:
@@ -282,10 +236,9 @@ _CANARIES: Final = {"rows": "Examples", "gradient": "Gradients"}
 _TRANSCRIPTS: Final = {"last_model": "seen in the last model", "iterates": "seen in every noisy sum"}
 
 
-def audits_table(trials: Sequence[PublishedTrial]) -> str:
-    """Return the claim and the audited lower bounds of each trial, over all canaries and by group; "" without an
-    audit.
-    """
+def audits_section(trials: Sequence[PublishedTrial]) -> str:
+    """Return the section on audits; "" if no trial was audited or the results are withheld."""
+    assumed = "; ".join(f"{name} assumes {assumption}" for name, assumption in ASSUMPTIONS.items())
     audited = [(trial, trial.audit, "") for trial in trials if trial.audit is not None]
     for trial in trials:
         count = len(trial.audits)
@@ -303,7 +256,18 @@ def audits_table(trials: Sequence[PublishedTrial]) -> str:
         rows.append([(escape(trial.key), ""), (whom, ""), *((text, "n") for text in (*facts, *bounds))])
     numbers = ("Claimed ε", "ε of a gradient", "Confidence", "Right guesses", "ε at least")
     heads = [("Trial", ""), ("Canaries", ""), *((text, "n") for text in numbers)]
-    return table([*heads, *((name, "n") for name in names)], rows) if rows else ""
+    return _section(
+        "What an audit proves",
+        "<p>A fair coin for each canary, a random training example or a made-up gradient, decided whether it was "
+        "trained on. Guesses from the fall of its loss, or from its direction in the model or in every noisy sum, "
+        "prove that ε is at least so much: over all canaries, and over examples of each group that has enough. "
+        f"Of the tests, {assumed}. All bounds of an audit hold together with its confidence: at 95%, one audit of a "
+        "right trial in twenty may accuse it, and all audits are kept. A low bound does not show that little leaks. "
+        "One above the claim contradicts it, and so does one above what a made-up gradient pays. That is less where a "
+        "filter or further releases are part of the claim.</p>",
+        [*heads, *((name, "n") for name in names)],
+        rows,
+    )
 
 
 def _audited(bound: float | None, paid: float | None) -> str:
@@ -312,12 +276,18 @@ def _audited(bound: float | None, paid: float | None) -> str:
     return at_least(bound) + ("<br><small>contradicts the claim</small>" if contradicts else "")
 
 
-def accounts_table(trials: Sequence[PublishedTrial]) -> str:
-    """Return one row per accounting of `dpsweep account`; "" if there is none."""
+def accounts_section(trials: Sequence[PublishedTrial]) -> str:
+    """Return the section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
     words, numbers = ("Trial", "Method", "Groups"), ("δ", "ε", "Median εᵢ", "Mean εᵢ")
     heads = (*((text, "") for text in words), *((text, "n") for text in numbers))
     rows = [_account_row(trial, account) for trial in trials for account in trial.accounts]
-    return table(heads, rows) if rows else ""
+    return _section(
+        "Accounted again",
+        "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
+        "the worst case; statistics of εᵢ are exact.</p>",
+        heads,
+        rows,
+    )
 
 
 def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[Cell]:

@@ -113,15 +113,11 @@ def by_group(
         figure.add_scatter(
             x=[found.mean for _, _, found, _ in known],
             y=[row + offset for row, *_ in known],
-            error_x={
-                "type": "data",
-                "symmetric": False,
-                "array": [max(found.high - found.mean, least) for _, _, found, least in known],
-                "arrayminus": [max(found.mean - found.low, least) for _, _, found, least in known],
-                "thickness": 1.2,
-                "width": 0,
-                "color": style.colour(setting),
-            },
+            error_x=whiskers(
+                [max(found.high - found.mean, least) for _, _, found, least in known],
+                [max(found.mean - found.low, least) for _, _, found, least in known],
+                color=style.colour(setting),
+            ),
             mode="markers",
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
             name=setting.name,
@@ -331,17 +327,10 @@ _LOOK: Final = {
 }
 
 
-def whiskers(mean: float, low: float, high: float, colour: str) -> dict[str, Any]:
-    """Return error bars from ``low`` to ``high`` around ``mean``, as plotly takes them."""
-    return {
-        "type": "data",
-        "symmetric": False,
-        "array": [high - mean],
-        "arrayminus": [mean - low],
-        "color": colour,
-        "thickness": 1.2,
-        "width": 0,
-    }
+def whiskers(above: Sequence[float], below: Sequence[float], **look: Any) -> dict[str, Any]:
+    """Return error bars that reach so far above and below each value, as plotly takes them."""
+    bars = {"type": "data", "symmetric": False, "array": [*above], "arrayminus": [*below]}
+    return {**bars, "thickness": 1.2, "width": 0, **look}
 
 
 def _cost_range(settings: Sequence[Setting]) -> tuple[float, float] | None:
@@ -390,8 +379,3 @@ def numbers(setting: Setting) -> dict[str, float]:
 def is_number(value: object) -> TypeGuard[int | float]:
     """Return whether a hyperparameter is a number."""
     return isinstance(value, int | float) and not isinstance(value, bool)
-
-
-def spoken_place(name: str) -> str:
-    """Return the name of a hyperparameter in words."""
-    return name.replace(".params.", " ").replace(".", " ").replace("_", " ")

@@ -509,10 +509,11 @@ def _dots(
 ) -> None:
     """Add the values of a setting, one in each row, with their intervals."""
     colour = style.colour(setting)
-    bars = whiskers(0.0, 0.0, 0.0, colour) | {
-        "array": [max(interval.high - value, 0.0) if interval else 0.0 for *_, value, interval in points],
-        "arrayminus": [max(value - interval.low, 0.0) if interval else 0.0 for *_, value, interval in points],
-    }
+    bars = whiskers(
+        [max(interval.high - value, 0.0) if interval else 0.0 for *_, value, interval in points],
+        [max(value - interval.low, 0.0) if interval else 0.0 for *_, value, interval in points],
+        color=colour,
+    )
     figure.add_scatter(
         x=[value for _, _, value, _ in points],
         y=[row for row, *_ in points],

@@ -10,7 +10,17 @@ from dpsweep.accounting.attacks import epsilon_of_area
 from dpsweep.orchestration.comparison.formats import correlation
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.settings import Setting, first_seed, group_value
-from dpsweep.orchestration.report.figures import Scene, blank, by_group, faded, label_end, line, meta_of, plain_text
+from dpsweep.orchestration.report.figures import (
+    Scene,
+    blank,
+    by_group,
+    faded,
+    label_end,
+    line,
+    meta_of,
+    plain_text,
+    whiskers,
+)
 from dpsweep.orchestration.report.plot import INK, Plot
 from dpsweep.orchestration.store.published import Density, PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import auc_interval
@@ -131,15 +141,12 @@ def _risk(scene: Scene, setting: Setting, trial: PublishedTrial, privacy: Publis
         mark(f"attack by {label}", shown, symbol, _STAGGER * (place - 1), color=INK)
         low, high = ([epsilon_of_area(end, privacy.delta) for end in side] for side in zip(*ends, strict=True))
         at = [*shown.values()]
-        figure.data[-1]["error_x"] = {
-            "type": "data",
-            "symmetric": False,
-            "array": [end - value for end, value in zip(high, at, strict=True)],
-            "arrayminus": [value - end for end, value in zip(low, at, strict=True)],
-            "thickness": 1.0,
-            "width": 0,
-            "color": INK,
-        }
+        figure.data[-1]["error_x"] = whiskers(
+            [end - value for end, value in zip(high, at, strict=True)],
+            [value - end for end, value in zip(low, at, strict=True)],
+            thickness=1.0,
+            color=INK,
+        )
     if trial.individuals is not None:
         means = {group.name: group.mean for group in trial.individuals.groups}
         mark("bound: mean εᵢ", means, "line-ns-open", 0.0, size=22)

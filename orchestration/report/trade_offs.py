@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from dpsweep.orchestration.comparison.formats import SHARES
+from dpsweep.orchestration.comparison.parameters import in_words
 from dpsweep.orchestration.comparison.rate_metrics import spoken, spoken_worst
 from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs
 from dpsweep.orchestration.comparison.values import epsilon, main
@@ -17,7 +18,6 @@ from dpsweep.orchestration.report.figures import (
     meta_of,
     numbers,
     plain_text,
-    spoken_place,
     whiskers,
 )
 from dpsweep.orchestration.report.plot import INK, MUTED, Plot
@@ -53,7 +53,7 @@ def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
             values.setdefault(name, set()).add(value)
     varied = [name for name, several in values.items() if len(several) > 1]
     return {
-        setting: "".join(f"<br>{plain_text(spoken_place(name))}: {own[name]:g}" for name in varied if name in own)
+        setting: "".join(f"<br>{plain_text(in_words(name))}: {own[name]:g}" for name in varied if name in own)
         for setting, own in found.items()
     }
 
@@ -109,8 +109,8 @@ def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
         figure.add_scatter(
             x=[across.mean],
             y=[up.mean],
-            error_x=whiskers(across.mean, across.low, across.high, style.colour(setting)),
-            error_y=whiskers(up.mean, up.low, up.high, style.colour(setting)),
+            error_x=whiskers([across.high - across.mean], [across.mean - across.low], color=style.colour(setting)),
+            error_y=whiskers([up.high - up.mean], [up.mean - up.low], color=style.colour(setting)),
             mode="markers",
             marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
             name=setting.name,

@@ -18,6 +18,7 @@ from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.individuals import VADHAN, GroupComparison, compare_groups, linear_heading
+from dpsweep.orchestration.comparison.parameters import in_words
 from dpsweep.orchestration.comparison.rate_metrics import spoken
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.statistics import spread
@@ -32,7 +33,7 @@ from dpsweep.orchestration.report.figures import (
     meta_of,
     numbers,
     plain_text,
-    spoken_place,
+    whiskers,
 )
 from dpsweep.orchestration.report.plot import PALETTE, Plot
 from dpsweep.orchestration.report.trade_offs import total_axis, worst_axis
@@ -284,7 +285,7 @@ def tuning_curves(scene: Scene) -> dict[str, Plot]:
         for up in (total_axis(scene, ""), worst_axis(scene)):
             figure = _curve(scene, name, up)
             if figure.data:
-                drawn[f"{up.title} against {spoken_place(name)}"] = figure
+                drawn[f"{up.title} against {in_words(name)}"] = figure
     return drawn
 
 
@@ -317,19 +318,15 @@ def _curve(scene: Scene, name: str, up: Axis) -> Plot:
         figure.add_scatter(
             x=[at for at, *_ in points],
             y=[found.mean for _, found, _ in points],
-            error_y={
-                "type": "data",
-                "symmetric": False,
-                "array": [found.high - found.mean for _, found, _ in points],
-                "arrayminus": [found.mean - found.low for _, found, _ in points],
-                "thickness": 1.2,
-                "width": 0,
-            },
+            error_y=whiskers(
+                [found.high - found.mean for _, found, _ in points],
+                [found.mean - found.low for _, found, _ in points],
+            ),
             mode="lines+markers",
             line={"color": colour, "dash": scene.style.dash(first), "width": 2},
             marker={"color": colour, "symbol": symbol, "size": 9},
             text=[plain_text(setting.name) for *_, setting in points],
-            hovertemplate=f"<b>%{{text}}</b><br>{plain_text(spoken_place(name))} %{{x}}: %{{y}}<extra></extra>",
+            hovertemplate=f"<b>%{{text}}</b><br>{plain_text(in_words(name))} %{{x}}: %{{y}}<extra></extra>",
             name=f"{clipping} · {schedule}",
             meta=meta_of(first),
         )
@@ -353,7 +350,7 @@ def searched_curves(scene: Scene) -> dict[str, Plot]:
             by = tuned[0][1].by.replace("_", " ")
             _label_values(figure, place)
             figure.update_yaxes(title_text=f"{by}, as tuned", tickformat=".3~g" if by == "loss" else ".2~%")
-            drawn[f"{by}, as tuned, against {spoken_place(place)}"] = figure
+            drawn[f"{by}, as tuned, against {in_words(place)}"] = figure
     return drawn
 
 
@@ -386,7 +383,7 @@ def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTu
             "size": [14 if at == chosen else 8 for at in line],
         },
         text=[plain_text(setting.name)] * len(line),
-        hovertemplate=f"<b>%{{text}}</b><br>{plain_text(spoken_place(place))} %{{x}}: %{{y}}<extra></extra>",
+        hovertemplate=f"<b>%{{text}}</b><br>{plain_text(in_words(place))} %{{x}}: %{{y}}<extra></extra>",
         name=setting.name,
         meta=meta_of(setting),
     )
@@ -396,7 +393,7 @@ def _label_values(figure: Plot, place: str) -> None:
     """Set up the x axis of a swept number: logarithmic if all values are positive, ticks at the values if they fit."""
     values = sorted({float(at) for trace in figure.data for at in trace["x"]})
     scale = "log" if all(at > 0 for at in values) else "linear"
-    figure.update_xaxes(title_text=plain_text(spoken_place(place)), type=scale, tickformat=".3~g")
+    figure.update_xaxes(title_text=plain_text(in_words(place)), type=scale, tickformat=".3~g")
     if _are_apart([math.log(at) for at in values] if scale == "log" else values):
         figure.update_xaxes(tickvals=values, ticktext=[f"{at:.3g}" for at in values])
     elif scale == "log":

@@ -9,18 +9,15 @@ import pytest
 from plotly.graph_objects import Figure
 
 from dpsweep.accounting.audits import ASSUMPTIONS
-from dpsweep.orchestration.comparison.metrics import main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.report.exact_results import (
     accounts_section,
     attacks_section,
-    attacks_table,
     audits_section,
     estimates_table,
     losses_table,
     memberships_section,
     training_scores_section,
-    training_scores_table,
 )
 from dpsweep.orchestration.report.figures import Scene
 from dpsweep.orchestration.report.plot import style_of
@@ -43,14 +40,14 @@ def test_correlations_with_loss_are_averaged() -> None:
 
 
 def test_attacks_show_rates_errors_over_seeds_and_examples() -> None:
-    found = rows(attacks_table(SETTINGS, STYLE))
+    found = rows(attacks_section(SETTINGS, STYLE))
     assert found["flat"]["common"] == "60.0 ± 4.2%of 144"
     assert found["dpsgd_f"]["common"] == "55.0 ± 6.0%of 72"
     assert found["non-private"]["rare"] == "60.0 ± 11.0%of 20"
 
 
 def test_scores_on_training_examples_stand_beside_those_on_test_examples() -> None:
-    found = rows(training_scores_table(SETTINGS, STYLE, main_metric("classification")))
+    found = rows(training_scores_section(SETTINGS, STYLE, "classification"))
     assert list(found) == ["non-private", "flat", "dpsgd_f"]
     assert found["dpsgd_f"]["All"] == "62.0%+2.0 points to test"
     assert found["flat"]["rare"].endswith("+10.0 points to test")
