@@ -33,13 +33,19 @@ def nearest(word: str, valid: Collection[str]) -> str:
 
 
 def meant(word: object, valid: Collection[str]) -> str:
-    """Return a question for the closest valid word, with a space behind it; "" if none is close.
+    """Return a question for the closest valid word, with a space behind it; "" if none is close, all that are alike.
 
     >>> meant("posson", ["poisson", "fixed"])
     "did you mean 'poisson'? "
+    >>> meant("betas", ["learning_rate", "beta1", "beta2"])
+    "did you mean 'beta1' or 'beta2'? "
     """
-    close = difflib.get_close_matches(word, valid, n=1) if isinstance(word, str) else []
-    return f"did you mean {close[0]!r}? " if close else ""
+    if not isinstance(word, str):
+        return ""
+    close = difflib.get_close_matches(word, valid, n=max(1, len(valid)))
+    likeness = {each: difflib.SequenceMatcher(None, each, word).ratio() for each in close}
+    closest = [repr(each) for each in close if likeness[each] == likeness[close[0]]]
+    return f"did you mean {' or '.join(sorted(closest))}? " if closest else ""
 
 
 def unlike(message: str, word: object) -> str:

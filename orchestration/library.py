@@ -255,8 +255,9 @@ class StoredSweep:
 
         `by`: a metric; by default accuracy or the main score of the task: r2, micro_f1, token_accuracy. `max_epsilon`:
         largest epsilon of a trial of the setting. `at_least`: lowest means that the setting must reach, such as
-        ``{"worst_group": 0.7}``. The model of the result ``found`` is ``trials[found.trial.key].model()``. Raises:
-        InvalidInput for an unknown metric and if no setting meets the conditions, DataCorruption for damaged files.
+        ``{"worst_group": 0.7}``; the largest of a metric that is better when lower, such as ``loss``. The model of the
+        result ``found`` is ``trials[found.trial.key].model()``. Raises: InvalidInput for an unknown metric and if no
+        setting meets the conditions, DataCorruption for damaged files.
         """
         from dpsweep.orchestration.comparison.best import best
         from dpsweep.orchestration.comparison.findings import findings

@@ -91,7 +91,11 @@ def best(
     ] = math.inf,
     at_least: Annotated[
         list[str] | None,
-        typer.Option(help="A condition, such as worst_group=0.7; may be repeated.", metavar="METRIC=NUMBER"),
+        typer.Option(
+            help="A condition, such as worst_group=0.7; of a metric that is better when lower, such as loss, at most "
+            "that. May be repeated.",
+            metavar="METRIC=NUMBER",
+        ),
     ] = None,
     show_all: Annotated[
         bool, typer.Option("--all", help="Show all settings that may equal it, not the nearest three.")

@@ -42,7 +42,7 @@ from dpsweep.orchestration.store.results import (
     write_result,
     write_statistics,
 )
-from dpsweep.orchestration.sweeps.planned import PlannedTrial
+from dpsweep.orchestration.sweeps.planned import PlannedTrial, accounts_examples
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import AttackResults, read_attacks
 from dpsweep.workers.machine.checkpoint import forget_checkpoint
@@ -103,14 +103,6 @@ def complete_trial(
     individuals = individual_statistics(planned, files, sweep, found.worst_case, scatter) if is_asked else None
     with _ONE_AT_A_TIME:
         return _completed(planned, files, sweep, times, found, individuals)
-
-
-def accounts_examples(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> bool:
-    """Return whether the examples of a trial are accounted for: it is private, has norms, and is no candidate or
-    selection.
-    """
-    is_single = trace.is_private and trace.selection is None  # no individual epsilon is known for a selection
-    return is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)
 
 
 def individual_statistics(

@@ -88,6 +88,11 @@ def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Ou
         raise InvalidInput(
             f"--max-seeds is {most}, and the sweep starts with {max(_FIRST, len(request.sweep.seeds))} seeds; raise it"
         )
+    with closed_to_strangers(), shared(request.connect) as connect:
+        return _look_by_look(replace(request, connect=connect), most, display)
+
+
+def _look_by_look(request: RunRequest, most: int, display: Display) -> Outcome:
     text = _begun(request) or _looking(request.text, _seeds(request.sweep.seeds, _FIRST), 1)
     while True:
         asked = replace(request.of(text), most_seeds=None)

@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Final, TypeVar
+from typing import Final, TypeVar
 
 import torch
 from torch import nn
@@ -29,7 +29,7 @@ from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.store.failures import shown
 from dpsweep.orchestration.store.release_modes import RELEASED
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
-from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, worst_cases
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, accounts_examples, worst_cases
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
@@ -61,10 +61,6 @@ from dpsweep.workers.training.trial_mechanism import (
 from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import require_room
 from dpsweep.workers.trials.feasibility import StepSpec, TriedModel, check_feasible, excerpt
-
-if TYPE_CHECKING:
-    from dpsweep.orchestration.sweeps.planned import PlannedTrial
-
 
 _BYTES_PER_ROW = 8 + 4 + 4 + 4 + 4
 """example_id int64; group int32; norm, contribution and loss float32."""
@@ -114,6 +110,7 @@ def plan_sweep(
     warnings = (
         *_sweep_warnings(sweep),
         *unopposed(sweep, [trial.point for trial in planned]),
+        *_untracked(sweep, planned),
         *never_met(sweep.resources, [trial.point.spec for trial in planned]),
         *_trial_warnings(planned, code),
     )
@@ -427,6 +424,19 @@ def _sweep_warnings(sweep: SweepSpec) -> tuple[str, ...]:
     """Return warnings about the sweep file."""
     axes = ", ".join(repeated(sweep))
     return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
+
+
+def _untracked(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return a warning if the sweep tracks examples at every step, but accounts for the examples of none of its
+    trials.
+    """
+    tracks = [trial for trial in trials if trial.spec.norms.exact_examples]
+    if not tracks or any(accounts_examples(trial.trace, trial, sweep) for trial in tracks):
+        return ()
+    return (
+        "norms.exact_examples is of no use: the epsilons of single examples, whose error it measures, are accounted "
+        "for in no trial of the sweep",
+    )
 
 
 def _trial_warnings(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:

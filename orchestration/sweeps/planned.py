@@ -135,3 +135,11 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
 def worst_cases(trace: Trace, delta: float, sweep: SweepSpec) -> tuple[PrivacyEstimate, ...]:
     """Return the epsilon of a run by the sweep's accountant, then by each of its other accountants."""
     return tuple(account(trace, delta, name) for name in (sweep.privacy.accountant, *sweep.accounting.also))
+
+
+def accounts_examples(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> bool:
+    """Return whether the examples of a trial are accounted for: it is private, has norms, and is no candidate or
+    selection.
+    """
+    is_single = trace.is_private and trace.selection is None  # no individual epsilon is known for a selection
+    return is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)

@@ -273,6 +273,13 @@ class SchedulerSettings(SweepSection):
     accept_unaccounted_selection: bool = False
     """Allow selection by private data, which no epsilon covers."""
 
+    @model_validator(mode="after")
+    def _has_use_for_its_keys(self) -> Self:
+        useless = sorted(self.model_fields_set - {"name"})
+        if self.name == "fifo" and useless:
+            raise InvalidInput(f"fifo stops no trial, and takes no {', '.join(useless)}; leave it out, or take asha")
+        return self
+
 
 class BaselineSettings(SweepSection):
     """Settings that differ for the non-private baseline."""

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import Findings
-from dpsweep.orchestration.pipeline import RunRequest, run_sweep
+from dpsweep.orchestration.pipeline import NoDisplay, RunRequest, run, run_sweep
+from dpsweep.workers.own_code.imports import UserCode
 from tests.orchestration.sample_grids import in_process
 
 TEXT = """
@@ -41,6 +46,29 @@ def test_too_few_seeds_are_refused_before_anything_is_trained(tmp_path: Path) ->
     with pytest.raises(InvalidInput, match="--max-seeds is 1, and the sweep starts with 2 seeds; raise it"):
         run_sweep(request(tmp_path / "sweep", 1))
     assert not list(tmp_path.iterdir())
+
+
+def test_all_looks_have_one_connection(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    connected, looks = [], []
+
+    @contextlib.contextmanager
+    def connect(address: str, code: UserCode) -> Iterator[UserCode]:
+        connected.append(address)
+        yield code
+
+    def look(asked: RunRequest, display: object) -> SimpleNamespace:
+        with asked.connect(asked.address, asked.code):
+            looks.append(len(asked.sweep.seeds))
+        record = SimpleNamespace(failed=False, data=lambda: None, manifest=SimpleNamespace(text=asked.text))
+        return SimpleNamespace(stopped=None, record=record, files=asked.files)
+
+    monkeypatch.setattr(run, "run_sweep", look)
+    for name in ("stored_evidence", "findings", "told_apart"):
+        monkeypatch.setattr(run, name, lambda *arguments: None)
+    asked = replace(request(tmp_path / "sweep", 5), connect=connect)
+    run.run_until_told_apart(asked, 5, NoDisplay())
+    assert looks == [2, 3, 5]
+    assert len(connected) == 1
 
 
 @pytest.mark.long

@@ -240,6 +240,18 @@ def test_delta_above_one_over_n_is_a_warning() -> None:
     assert planned().warnings == ()
 
 
+def test_tracked_examples_whose_epsilons_nobody_computes_are_noted() -> None:
+    norms = {"exact_examples": 10}
+    (note,) = planned(clipping="none", norms=norms).warnings
+    assert note.startswith("norms.exact_examples is of no use")
+    assert planned(norms=norms).warnings == ()
+
+
+def test_both_rates_of_adam_are_meant_by_the_name_of_both() -> None:
+    plan = planned(optimizer={"name": "adam", "betas": [0.9, 0.999]}, clipping="flat", noise="constant")
+    assert "unknown key 'betas' of optimizer 'adam'; did you mean 'beta1' or 'beta2'?" in plan.refusals[0].reason
+
+
 REFUSED = {
     "batch larger than the data": ({"sampling": {"method": "poisson", "batch_size": 5000}}, r"batch_size is 5000"),
     "unreachable target": (

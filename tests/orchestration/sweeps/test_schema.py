@@ -147,6 +147,10 @@ MISTAKES = {
     "delta of one": ({"privacy": {"target_epsilon": 1, "delta": 1}}, r"privacy.delta: .*less than 1"),
     "two levels": ({"privacy": {"target_epsilon": 1, "noise_multiplier": 1, "delta": 0.1}}, r"exactly one of"),
     "no level": ({"privacy": {"delta": 0.1}}, r"exactly one of"),
+    "keys of asha for fifo": (
+        {"scheduler": {"metric": "test_accuracy", "grace_epochs": 2}},
+        r"scheduler: fifo stops no trial, and takes no grace_epochs, metric; leave it out, or take asha",
+    ),
     "asha on test data": ({"scheduler": {"name": "asha", "metric": "test_accuracy"}}, r"accept_unaccounted_selection"),
     "asha without public data": ({"scheduler": {"name": "asha"}}, r"data.public_fraction"),
     "a name that is a path": ({"name": "../elsewhere"}, r"name: "),
