@@ -13,14 +13,13 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoch, Warn
+from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoch, Opening, Warn
 from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.store.integrity import require_unaltered
 from dpsweep.orchestration.store.later_results import AuditRecord, record_of, write_audit
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.limits import FIRST_COME
 from dpsweep.orchestration.store.ownership import claimed, exclusive
 from dpsweep.orchestration.store.results import TrialResult
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -66,7 +65,7 @@ def audit_again(
         exclusive(files.local_folder, files.root),
         claimed(files.claim),
         opening(address)(
-            address, _one_by_one(record.sweep, address), files, code, warn, FIRST_COME, own_connection
+            Opening(address, _one_by_one(record.sweep, address), files, code, warn, own_connection)
         ) as execution,
     ):
         for result in asked:

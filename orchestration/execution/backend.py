@@ -16,7 +16,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.storage_checks import Probe
 from dpsweep.orchestration.store.failures import record_failure
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.limits import Turn
+from dpsweep.orchestration.store.limits import FIRST_COME, Turn
 from dpsweep.orchestration.store.release_modes import Disclosure
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
@@ -152,9 +152,26 @@ Connect = Callable[[str, UserCode], AbstractContextManager[UserCode]]
 """Connects to Ray for the duration of a ``with`` block, from address and the user's code; the block receives that code
 with its locations on the workers.
 """
-Opening = Callable[[str, SweepSpec, SweepFiles, UserCode, Warn, Turn, Connect], AbstractContextManager[Backend]]
-"""Opens a backend for the duration of a ``with`` block, from address, sweep, its files, the user's code, warnings, the
-sweep's turn among those that share its cluster, and what connects to that cluster.
+
+
+@dataclass(frozen=True)
+class Opening:
+    """A sweep for which a backend is opened at ``address``.
+
+    `code`: the user's own. `connect`: connects to the cluster. `turn`: of the sweep among those that share its cluster.
+    """
+
+    address: str
+    sweep: SweepSpec
+    files: SweepFiles
+    code: UserCode
+    warn: Warn
+    connect: Connect
+    turn: Turn = FIRST_COME
+
+
+Open = Callable[[Opening], AbstractContextManager[Backend]]
+"""Opens a backend for the duration of a ``with`` block.
 
 Raises: InvalidInput, before any trial starts, if the backend cannot run the sweep.
 """

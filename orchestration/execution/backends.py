@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Solver
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.apart import run_apart
-from dpsweep.orchestration.execution.backend import Opening
+from dpsweep.orchestration.execution.backend import Open
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import Past
@@ -17,46 +16,27 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import UserCode
 
 
-def backend(address: str, plan: Plan, files: SweepFiles) -> Opening:
+def backend(address: str, plan: Plan, files: SweepFiles) -> Open:
     """Return the backend for ``--address``: this process, a Ray cluster started for the sweep, or a running cluster.
 
     No cluster is started for a sweep whose trials all have results.
     """
     if address == EMBEDDED and all(exists(files.trial(planned.key).result) for planned in plan.trials):
-        return _nothing_left()
+        from dpsweep.orchestration.execution.in_process import nothing_left
+
+        return nothing_left
     return opening(address)
 
 
-def opening(address: str) -> Opening:
+def opening(address: str) -> Open:
     """As `backend`, for work that needs a cluster even if all trials have results, such as accounting them again."""
-    return _OPENINGS.get(address, _on_cluster)()
+    if address == IN_PROCESS:
+        from dpsweep.orchestration.execution.in_process import in_process
 
+        return in_process
+    from dpsweep.orchestration.execution.on_ray import embedded, on_cluster  # late: it imports ray
 
-def _nothing_left() -> Opening:
-    from dpsweep.orchestration.execution.in_process import nothing_left
-
-    return nothing_left
-
-
-def _in_process() -> Opening:
-    from dpsweep.orchestration.execution.in_process import in_process
-
-    return in_process
-
-
-def _embedded() -> Opening:
-    from dpsweep.orchestration.execution.on_ray import embedded
-
-    return embedded
-
-
-def _on_cluster() -> Opening:
-    from dpsweep.orchestration.execution.on_ray import on_cluster
-
-    return on_cluster
-
-
-_OPENINGS: Mapping[str, Callable[[], Opening]] = {IN_PROCESS: _in_process, EMBEDDED: _embedded}
+    return embedded if address == EMBEDDED else on_cluster
 
 
 def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, log: Path) -> Plan:

@@ -11,25 +11,20 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, account_in_process
 from dpsweep.orchestration.execution.backend import (
     AuditedCopy,
-    Connect,
     OnEpoch,
+    Opening,
     TrainingObserver,
     TrialContext,
-    Warn,
     audit_here,
     lighter,
 )
 from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.storage_checks import train_patiently
-from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.limits import Turn
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.machine.devices import missing_gpu
-from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.training.less_memory import LackOfMemory
 from dpsweep.workers.trials.trial import Progress
 
@@ -100,13 +95,12 @@ class InProcess:
 
 
 @contextlib.contextmanager
-def in_process(
-    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn, connect: Connect
-) -> Iterator[InProcess]:
+def in_process(asked: Opening) -> Iterator[InProcess]:
     """Yield the backend for ``--address in-process``.
 
     Raises: InvalidInput for a scheduler that compares parallel trials, and for trials on several ranks.
     """
+    sweep = asked.sweep
     if (most := max((each.processes for each in sweep.resources), default=1)) > 1:
         raise InvalidInput(
             f"resources give a trial {most} ranks, but --address {IN_PROCESS} trains in one process; leave --address "
@@ -119,13 +113,11 @@ def in_process(
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "
             "runs one after the other; use scheduler fifo, or another --address"
         )
-    with nothing_left(address, sweep, files, code, warn, turn, connect) as backend:
+    with nothing_left(asked) as backend:
         yield backend
 
 
 @contextlib.contextmanager
-def nothing_left(
-    address: str, sweep: SweepSpec, files: SweepFiles, code: UserCode, warn: Warn, turn: Turn, connect: Connect
-) -> Iterator[InProcess]:
+def nothing_left(asked: Opening) -> Iterator[InProcess]:
     """Yield the backend for a sweep whose trials all have results: it accepts any scheduler and starts no cluster."""
-    yield InProcess(TrialContext(files, sweep.disclosure, code))
+    yield InProcess(TrialContext(asked.files, asked.sweep.disclosure, asked.code))

@@ -19,8 +19,8 @@ from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.jobs.parallel import AccountingQueue
 from dpsweep.orchestration.execution.backend import (
     AuditedCopy,
-    Connect,
     OnEpoch,
+    Opening,
     TrainingObserver,
     TrialContext,
     Warn,
@@ -33,7 +33,6 @@ from dpsweep.orchestration.execution.cluster import (
     check_shared_storage,
     check_versions,
     connected,
-    connection,
 )
 from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.nodes import check_gpus, cluster_now
@@ -41,8 +40,6 @@ from dpsweep.orchestration.execution.ray_tune import train
 from dpsweep.orchestration.execution.storage_checks import OnSharedStorage, Probe
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.store.failures import shown
-from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.limits import FIRST_COME, Turn
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
@@ -50,7 +47,6 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import LEAST_QUANTITY, AccountingSettings, ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
 from dpsweep.workers.evaluation.attack_results import AuditResult
-from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.training.history import Progress
 
 _RETRIES: Final = 8
@@ -188,53 +184,39 @@ class OnRay:
 
 
 @contextlib.contextmanager
-def embedded(
-    address: str,
-    sweep: SweepSpec,
-    files: SweepFiles,
-    code: UserCode,
-    warn: Warn,
-    turn: Turn = FIRST_COME,
-    connect: Connect = connection,
-) -> Iterator[OnRay]:
+def embedded(asked: Opening) -> Iterator[OnRay]:
     """Yield the backend on a Ray cluster started for the sweep. Raises: InvalidInput if its resources do not
     suffice.
     """
-    with connected(address, files.log, code, connect) as shipped:
+    sweep, warn = asked.sweep, asked.warn
+    with connected(asked.address, asked.files.log, asked.code, asked.connect) as shipped:
         part = {"CPU": sweep.accounting.cpus or 0.0}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part})
         check_ranks(sweep.resources)
         check_gpus(sweep, warn)
         with _queue(sweep.accounting, part, warn) as queue:
-            yield OnRay(sweep, TrialContext(files, sweep.disclosure, shipped), queue, warn)
+            yield OnRay(sweep, TrialContext(asked.files, sweep.disclosure, shipped), queue, warn)
 
 
 @contextlib.contextmanager
-def on_cluster(
-    address: str,
-    sweep: SweepSpec,
-    files: SweepFiles,
-    code: UserCode,
-    warn: Warn,
-    turn: Turn = FIRST_COME,
-    connect: Connect = connection,
-) -> Iterator[OnRay]:
+def on_cluster(asked: Opening) -> Iterator[OnRay]:
     """Yield the backend on a running Ray cluster.
 
     Raises: InvalidInput if its resources do not suffice, or a node cannot read the sweep's files or has another key.
     """
-    with connected(address, files.log, code, connect) as shipped:
+    sweep, warn = asked.sweep, asked.warn
+    with connected(asked.address, asked.files.log, asked.code, asked.connect) as shipped:
         custom = {sweep.accounting.resource: 1.0} if sweep.accounting.resource else {}
         part = {"CPU": reserved_cpus(sweep.accounting), **custom}
         check_resources({**_needs_of_trials(sweep), "accounting a part": part}, _JOIN_TIMEOUT)
         check_ranks(sweep.resources, _JOIN_TIMEOUT)
         check_versions(warn)
         check_gpus(sweep, warn)
-        probe = Probe.written(files.probe)
+        probe = Probe.written(asked.files.probe)
         check_shared_storage(probe, warn)
-        context = TrialContext(files, sweep.disclosure, shipped, probe=probe)
+        context = TrialContext(asked.files, sweep.disclosure, shipped, probe=probe)
         check_keys(context.key_check, warn)
-        turns = Turns(f"{sweep.name} {files.root}", turn)
+        turns = Turns(f"{sweep.name} {asked.files.root}", asked.turn)
         with _queue(sweep.accounting, part, warn) as queue:
             try:
                 yield OnRay(sweep, context, queue, warn, turns)

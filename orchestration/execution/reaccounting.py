@@ -27,14 +27,13 @@ from dpsweep.orchestration.comparison.claims import recomputed, require_founded
 from dpsweep.orchestration.comparison.individuals import exact_statistics
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
-from dpsweep.orchestration.execution.backend import Warn
+from dpsweep.orchestration.execution.backend import Opening, Warn
 from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.execution.upkeep import trained
 from dpsweep.orchestration.store.integrity import require_unaltered
 from dpsweep.orchestration.store.later_results import write_account
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.limits import FIRST_COME
 from dpsweep.orchestration.store.ownership import claimed, exclusive
 from dpsweep.orchestration.store.published import IndividualStatistics
 from dpsweep.orchestration.store.results import StoredResult
@@ -124,7 +123,7 @@ def account_again(
         exclusive(folder.local_folder, folder.root),
         claimed(folder.claim),
         opening(address)(
-            address, _accounting_alone(record.sweep), folder, NO_CODE, warn, FIRST_COME, own_connection
+            Opening(address, _accounting_alone(record.sweep), folder, NO_CODE, warn, own_connection)
         ) as execution,
     ):
         for sentence in in_words(union(result.reasons for result in results)):

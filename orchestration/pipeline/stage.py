@@ -16,7 +16,7 @@ from dpsweep.accounting.records.local_files import make_private_file, make_priva
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import kept_trials
-from dpsweep.orchestration.execution.backend import Backend, Connect
+from dpsweep.orchestration.execution.backend import Backend, Connect, Opening
 from dpsweep.orchestration.execution.backends import backend, opening, plan_at
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.environment import EMBEDDED, open_cluster
@@ -156,12 +156,13 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
         display.warn(warning)
     earlier = earlier_driver(files.status)
     status = _initial_status(request, plan, earlier.spent if earlier else NOTHING_SPENT, display)
+    asked = Opening(request.address, sweep, files, request.code, display.warn, request.connect, request.turn)
     begins = opening(request.address) if request.retry else backend(request.address, plan, files)
     with (
         closed_to_strangers(),
         exclusive(files.local_folder, files.root),
         claimed(files.claim),
-        begins(request.address, sweep, files, request.code, display.warn, request.turn, request.connect) as execution,
+        begins(asked) as execution,
     ):
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)

@@ -28,7 +28,9 @@ from pathlib import Path
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.orchestration.execution.backend import Opening
 from dpsweep.orchestration.execution.on_ray import on_cluster
+from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
@@ -39,7 +41,7 @@ files = SweepFiles(folder)
 trial = TrialFiles(f"{folder}/trials/one")
 write_trial(trial.root)
 parts = [NormShards(trial.norms).files(part) for part in (0, 1)]
-with on_cluster(address, parse_sweep(text), files, NO_CODE, print) as backend:
+with on_cluster(Opening(address, parse_sweep(text), files, NO_CODE, print, own_connection)) as backend:
     assert len(list(backend.scatter(job_of(trial.root, 1e-5), parts))) == 2
     Path(trial.trace).unlink()
     Path(files.probe).write_bytes(b"of another folder")
@@ -77,7 +79,9 @@ import os, signal, subprocess, sys, time
 import ray
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.orchestration.execution.backend import Opening
 from dpsweep.orchestration.execution.on_ray import on_cluster
+from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.accounting.stored_trial import job_of, write_trial
@@ -90,7 +94,7 @@ trial = TrialFiles(f"{folder}/trials/one")
 write_trial(trial.root, rows_per_part=2)
 shards = NormShards(trial.norms)
 parts = [shards.files(part) for part in shards.parts]
-with on_cluster(address, parse_sweep(text), files, NO_CODE, warnings.append) as backend:
+with on_cluster(Opening(address, parse_sweep(text), files, NO_CODE, warnings.append, own_connection)) as backend:
     command = ["unshare", "--mount", sys.executable, "-c", JOINS, address, folder]
     node = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=sys.stderr, stderr=sys.stderr)
     while len(ray.nodes()) < 4 and node.poll() is None:
