@@ -37,7 +37,8 @@ def hugging_face(
     path: a folder that ``save_pretrained`` wrote, or the name of a model in the cache of huggingface_hub; nothing is
     downloaded. The weights are taken as public: they must not depend on the training data. head: ``classification`` and
     ``regression`` are the architecture's, ``linear`` one layer on the mean of the last hidden states. ``causal_lm`` and
-    ``masked_lm`` predict tokens, [b, t, num_classes]. trainable: ``head`` freezes the trunk, ``bias`` all but biases
+    ``masked_lm`` predict tokens, [b, t, num_classes]. Of an encoder-decoder, ``linear`` reads the encoder alone; the
+    other heads read the state at the end of a text. trainable: ``head`` freezes the trunk, ``bias`` all but biases
     and head. With an adapter, it and a new head train, or it alone where the head predicts tokens. A pooler that the
     folder lacks trains with the head. dtype: of the frozen trunk. Trained weights are float32. padding: the id of
     padding, which is masked. checkpointing: whether the activations of a layer are computed again in the backward pass.
@@ -46,8 +47,8 @@ def hugging_face(
     vocabulary and causal.
 
     Raises: InvalidInput where transformers, peft or the model is not on this machine, and for targets that match no
-    layer. Also for tokens that the model does not know, longer texts than it reads, an encoder-decoder, a head for
-    another objective than that of the data, and bfloat16 weights that would train.
+    layer. Also for tokens that the model does not know, longer texts than it reads, an encoder-decoder that would
+    predict tokens, a head for another objective than that of the data, and bfloat16 weights that would train.
     """
     if len(feature_shape) != 1:
         raise InvalidInput(f"hugging_face reads token ids, not features of shape {list(feature_shape)}; use data: text")
@@ -62,6 +63,8 @@ def hugging_face(
     loaded = loaded.to(getattr(torch, dtype))
     if padding is not None:
         getattr(loaded, "config").pad_token_id = padding  # noqa: B009  (by which decoders find the last token of a text)
+    if head != "linear" and getattr(loaded, "config").is_encoder_decoder:  # noqa: B009
+        _require_own_head(loaded, path, checkpointing)
     if checkpointing:
         _recompute_layers(loaded)
     is_kept = adapter is not None and head in _LANGUAGE
@@ -84,8 +87,9 @@ class _Reader(nn.Module):
     def __init__(self, trunk: nn.Module, head: Head, num_classes: int, padding: int | None) -> None:
         super().__init__()
         self.trunk, self.kind, self.outputs, self.padding = trunk, head, num_classes, padding
-        width = int(getattr(trunk, "config").hidden_size)  # noqa: B009  (a Module's attribute, unknown to mypy)
-        self.head = nn.Linear(width, num_classes) if head == "linear" else None
+        config: Any = getattr(trunk, "config")  # noqa: B009  (a Module's attribute, unknown to mypy)
+        self.ends = (config.eos_token_id, config.pad_token_id) if config.is_encoder_decoder else None
+        self.head = nn.Linear(int(config.hidden_size), num_classes) if head == "linear" else None
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the outputs. Padding is not attended to, and left out of means. Raises: InvalidInput for no tokens."""
@@ -94,7 +98,9 @@ class _Reader(nn.Module):
         if self.head is not None:
             out: Tensor = self.head(mean_state(self.trunk, tokens, self.padding))
             return out
-        logits: Tensor = self.trunk(input_ids=tokens, attention_mask=_mask(tokens, self.padding)).logits.float()
+        mask = _mask(tokens, self.padding)
+        read = tokens if self.ends is None else _with_one_end(tokens, mask, *self.ends)
+        logits: Tensor = self.trunk(input_ids=read, attention_mask=mask).logits.float()
         return logits[..., : self.outputs]
 
 
@@ -119,6 +125,16 @@ def _mask(tokens: Tensor, padding: int | None) -> Tensor:
     return torch.ones_like(tokens) if padding is None else (tokens != padding).long()
 
 
+def _with_one_end(tokens: Tensor, mask: Tensor, end: int, padding: int) -> Tensor:
+    """Return tokens [b, t] in which the last one of each text is the end of a text, and no other.
+
+    The head of an encoder-decoder reads the state there, and fails where texts of a batch have different numbers of
+    ends: where one is written in a text, or the tokenizer adds none.
+    """
+    last = (mask * torch.arange(tokens.shape[1], device=tokens.device)).amax(1, keepdim=True)
+    return tokens.masked_fill(tokens == end, padding).scatter(1, last, end)
+
+
 def _require_objective(head: Head, causal: bool | None) -> None:
     """Raises: InvalidInput for a head of language that predicts other tokens than the labels of the data."""
     asked = "causal_lm" if causal else "masked_lm"
@@ -127,6 +143,24 @@ def _require_objective(head: Head, causal: bool | None) -> None:
             f"head {head} does not predict the tokens of objective {asked} of the data; set head: {asked}, or "
             f"objective: {head}"
         )
+
+
+def _require_own_head(loaded: nn.Module, path: str, checkpointing: bool) -> None:
+    """Raises: InvalidInput for an encoder-decoder whose own head cannot be used as its configuration or the user asks.
+
+    The decoder of T5 passes on a state that layers change, so that a layer computed again finds another one.
+    """
+    if checkpointing:
+        raise InvalidInput(
+            f"the model at {path!r} is an encoder-decoder, whose layers cannot be computed again under its own head; "
+            "leave out checkpointing, or set head: linear"
+        )
+    for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
+        if not isinstance(getattr(getattr(loaded, "config"), name, None), int):  # noqa: B009
+            raise InvalidInput(
+                f"the configuration of the encoder-decoder at {path!r} names no {name}; give the config.json that was "
+                "saved with the weights, or set head: linear"
+            )
 
 
 def _head_parameters(loaded: nn.Module) -> list[nn.Parameter]:

@@ -32,12 +32,16 @@ _NEW: Final[tuple[Head, ...]] = ("classification", "regression")
 def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module, list[nn.Parameter]]:
     """Return the model in a folder, or in the cache of huggingface_hub, and the parameters of its head that are random.
 
-    A pooler that the folder lacks counts as part of the head; for head linear it is taken off.
+    A pooler that the folder lacks counts as part of the head; for head linear it is taken off, as is the decoder of an
+    encoder-decoder.
 
-    Raises: InvalidInput where there is no such model, or one that lacks more than a new head, or an encoder-decoder.
+    Raises: InvalidInput where there is no such model, or one that lacks more than a new head, and for an
+    encoder-decoder that would predict tokens.
     """
     folder = _readable_folder(path)
     transformers = require_package("transformers", "hugging_face")
+    if head in ("causal_lm", "masked_lm"):
+        _refuse_encoder_decoder(transformers, folder, path, head)
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     if head in _NEW:
         options["num_labels"] = num_classes
@@ -45,16 +49,26 @@ def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module,
         made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **_LOCAL, **options)
     loaded: nn.Module = made[0]
     config: Any = getattr(loaded, "config")  # noqa: B009  (a Module's attribute, unknown to mypy)
-    if config.is_encoder_decoder:
-        raise InvalidInput(
-            f"the model at {path!r} is an encoder-decoder ({config.model_type}), which is not taken; give an encoder, "
-            "such as BERT, or a decoder, such as GPT-2"
-        )
     config.use_cache = False  # keys for later tokens; a layer computed again adds twice
     new = _require_weights(loaded, made[1], head, path)
     if head == "linear" and getattr(loaded, "pooler", None) is not None:
         setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)
-    return loaded, [parameter for name, parameter in loaded.named_parameters() if name in new]
+    parameters = [parameter for name, parameter in loaded.named_parameters() if name in new]
+    if head == "linear" and config.is_encoder_decoder:
+        return getattr(loaded, "get_encoder")(), parameters  # noqa: B009
+    return loaded, parameters
+
+
+def _refuse_encoder_decoder(transformers: Any, folder: Path, path: str, head: Head) -> None:
+    """Raises: InvalidInput for an encoder-decoder, whose decoder sees the whole text and so each token to predict."""
+    with _as_one_line(path, head):
+        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+    if config.is_encoder_decoder:
+        raise InvalidInput(
+            f"the model at {path!r} is an encoder-decoder ({config.model_type}), which is not taken with head {head}; "
+            "give an encoder, such as BERT, or a decoder, such as GPT-2, or set head: classification, regression or "
+            "linear"
+        )
 
 
 def most_tokens(path: str) -> int | None:

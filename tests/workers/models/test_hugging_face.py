@@ -29,6 +29,12 @@ pytestmark = pytest.mark.skipif(not all(map(find_spec, ("peft", "transformers"))
 LENGTH, VOCABULARY, PADDING = 8, 16, 0
 LORA = {"method": "lora", "targets": ["query", "value"], "r": 2}
 SMALL = {"hidden_size": 8, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 12}
+BART = {
+    f"{part}_{key}": size
+    for part in ("encoder", "decoder")
+    for key, size in {"layers": 1, "attention_heads": 2, "ffn_dim": 12}.items()
+}
+SPECIAL = {"pad_token_id": PADDING, "bos_token_id": 1, "eos_token_id": 2, "decoder_start_token_id": 2}
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +63,23 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
                 transformers.RobertaConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH + 1, **SMALL)
             ),
             "t5": transformers.T5Model(
+                transformers.T5Config(
+                    vocab_size=VOCABULARY,
+                    d_model=8,
+                    d_kv=4,
+                    d_ff=12,
+                    num_layers=1,
+                    num_heads=2,
+                    decoder_start_token_id=PADDING,
+                )
+            ),
+            "no end": transformers.T5Model(
                 transformers.T5Config(vocab_size=VOCABULARY, d_model=8, d_kv=4, d_ff=12, num_layers=1, num_heads=2)
+            ),
+            "bart": transformers.BartModel(
+                transformers.BartConfig(
+                    vocab_size=VOCABULARY, max_position_embeddings=LENGTH, d_model=8, **BART, **SPECIAL
+                )
             ),
         }
         made["short"] = transformers.BertModel(
@@ -162,7 +184,12 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "positions behind that of padding": (
         "roberta", {}, "was made for texts of 7 tokens, not 8; set max_length of the data to at most 7",
     ),
-    "an encoder-decoder": ("t5", {}, r"is an encoder-decoder \(t5\), which is not taken; give an encoder"),
+    "an encoder-decoder for next tokens": (
+        "bart", {"head": "causal_lm"}, r"encoder-decoder \(bart\), which is not taken with head causal_lm; give",
+    ),
+    "layers of one that are computed again": ("t5", {"checkpointing": True}, "leave out checkpointing, or set head"),
+    "one without a token to start from": ("no end", {}, "names no decoder_start_token_id; give the config.json"),
+    "one for hidden tokens": ("t5", {"head": "masked_lm"}, r"encoder-decoder \(t5\), .* with head masked_lm; give"),
     "a tokenizer with more tokens than a trunk": ("bert", {"vocabulary": 20}, "knows 16 tokens, the tokenizer 20"),
     "hidden tokens for a decoder": (
         "gpt2", {"head": "causal_lm", "causal": False}, "of objective masked_lm of the data; set head: masked_lm",
@@ -218,6 +245,43 @@ def test_a_decoder_classifies_by_the_last_token_of_the_text(folders: Mapping[str
     model = model_of(folders["gpt2"])
     texts = torch.tensor([[3, 4, 5, 0, 0, 0, 0, 0], [6, 7, 1, 2, 3, 4, 5, 6]])
     assert torch.allclose(model(texts)[:1], model(texts[:1, :3]), atol=1e-6)
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+@pytest.mark.parametrize("head", ["linear", "classification"])
+@pytest.mark.parametrize(
+    "params",
+    [{}, {"adapter": {"method": "lora", "r": 2}}],
+    ids=["all", "an adapter"],
+)
+def test_an_encoder_decoder_has_the_gradients_of_single_texts(
+    folders: Mapping[str, str], name: str, head: str, params: dict[str, Any]
+) -> None:
+    """Texts end in the token 1 of T5 or 2 of BART; others have further ends, or none."""
+    model = model_of(folders[name], head=head, **params)
+    assert any("decoder" in each for each, _ in model.named_parameters()) == (head == "classification")
+    texts = torch.tensor([[3, 4, 2, 0, 0, 0, 0, 0], [3, 1, 2, 5, 2, 1, 6, 7], [4, 5, 6, 7, 8, 9, 3, 1]])
+    labels = torch.tensor([0, 1, 2])
+    engine = GradientEngine(model, lambda outputs, y: cross_entropy(outputs, y, reduction="none"))
+    summed = engine.weighted_sum(texts, labels, lambda norms: 1.0 / norms.norms)
+    expected = {key: torch.zeros_like(each) for key, each in model.named_parameters() if each.requires_grad}
+    for row in range(len(texts)):
+        model.zero_grad()
+        cross_entropy(model(texts[row : row + 1]), labels[row : row + 1]).backward()
+        own = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
+        norm = torch.cat([each.flatten() for each in own.values()]).norm()
+        assert torch.isclose(summed.norms.norms[row], norm, rtol=1e-4)
+        for key, each in own.items():
+            expected[key] += each / norm
+    for key, each in summed.gradients.items():
+        assert torch.allclose(each, expected[key], atol=1e-5), key
+
+
+def test_the_padding_of_a_text_changes_nothing_for_an_encoder_decoder(folders: Mapping[str, str]) -> None:
+    texts = torch.tensor([[3, 4, 5, 2, 0, 0, 0, 0], [3, 4, 5, 6, 7, 8, 9, 2]])
+    for head in ("linear", "classification"):
+        model = model_of(folders["bart"], head=head)
+        assert torch.allclose(model(texts)[:1], model(texts[:1, :4]), atol=1e-6)
 
 
 def test_an_adapter_without_targets_has_those_of_the_architecture(
