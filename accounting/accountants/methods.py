@@ -79,7 +79,7 @@ def epsilon_rdp(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
 
 def optimal_order(trace: Trace, delta: float) -> float:
     """Return the order of `dpsweep.accounting.numerics.renyi.ORDERS` at which `epsilon_rdp` is attained."""
-    return float(ORDERS[np.argmin(total_rdp(trace) + improved_terms(ORDERS, delta))])
+    return float(ORDERS[np.argmin(total_rdp(trace) + improved_terms(delta))])
 
 
 def bounds_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: float = pld.TOLERANCE) -> Bounds:

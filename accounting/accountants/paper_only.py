@@ -213,4 +213,4 @@ def algorithm_2(
         for level in np.unique(levels):
             cost = sampled_gaussian_rdp(segment.sampling.sample_rate, segment.noise_multiplier * finest / level)
             rdp += ((levels == level) @ np.array(spent, np.float64))[:, None] * cost
-    return np.asarray(np.min(rdp + classic_terms(ORDERS, delta), axis=1))
+    return np.asarray(np.min(rdp + classic_terms(delta), axis=1))

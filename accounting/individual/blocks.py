@@ -28,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import fft
 
-from dpsweep.accounting.individual.contour import UNKNOWN, Complex, Contour
+from dpsweep.accounting.individual.contour import UNKNOWN, Complex, Contour, beside_nodes
 from dpsweep.accounting.individual.contributions import LARGEST_LOSS, Array, BlockLaw
 from dpsweep.accounting.individual.table_cache import kept
 from dpsweep.accounting.pld import AllocatedRound, EvenLaw, mean_from_above
@@ -86,7 +86,7 @@ def block_moments(law: BlockLaw, nodes: bytes, exponents: bytes) -> Array:
     with np.errstate(invalid="ignore"):
         steps = np.abs(np.diff(found, axis=0))
     excess = np.minimum(0.125 * steps**2, steps)
-    return np.nan_to_num(found + _of_cells_beside(excess), nan=np.inf, posinf=np.inf)
+    return np.nan_to_num(found + beside_nodes(excess), nan=np.inf, posinf=np.inf)
 
 
 def _log_moments(law: BlockLaw, shift: float, orders: Array) -> Array:
@@ -130,7 +130,7 @@ def block_spectra(law: BlockLaw, nodes: bytes, tilt: float, period: float, direc
         curved = 0.125 * np.square(moved / (1.0 - moved))
         apart = np.log(2.0 + np.exp(np.abs(ratios.real)))
     principal = (moved < 1.0) & (np.abs(ratios.imag) < 0.5 * np.pi)
-    errors += _of_cells_beside(np.where(principal, np.fmin(curved, apart), apart))
+    errors += beside_nodes(np.where(principal, np.fmin(curved, apart), apart))
     highest = np.maximum(envelopes, np.maximum(np.roll(envelopes, 1, axis=0), np.roll(envelopes, -1, axis=0)))
     highest[0], highest[-1] = np.maximum(*envelopes[:2]), np.maximum(*envelopes[-2:])
     decays = logs[:, :1].real - highest
@@ -189,8 +189,3 @@ def _shifts(law: BlockLaw, nodes: bytes) -> list[float]:
 @functools.lru_cache(maxsize=1024)  # about 50 kB each
 def _law(steps: int, shift: float, tail: float) -> EvenLaw:
     return mean_from_above(AllocatedRound(shift, steps), tail)
-
-
-def _of_cells_beside(cells: NDArray[np.float64]) -> Array:
-    """Return the larger value of the two cells beside each node; [nodes, ...] from [cells, ...]."""
-    return np.asarray(np.maximum(np.pad(cells, ((1, 0), (0, 0))), np.pad(cells, ((0, 1), (0, 0)))))

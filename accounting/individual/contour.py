@@ -218,6 +218,11 @@ def _linearity_errors(widths: Array, exponents: Complex, moduli: Array, suprema:
     floor = moduli[:-1] - width * slope
     curvature = 0.25 * np.abs(z * (z - 1.0)) * bend / floor + np.square(slope / floor)
     cells = np.where(floor > 0.0, 0.125 * width**2 * curvature, np.inf)
+    return beside_nodes(cells)
+
+
+def beside_nodes(cells: Array) -> Array:
+    """Return the larger value of the two cells beside each node; [nodes, ...] from [cells, ...]."""
     return np.asarray(np.maximum(np.pad(cells, ((1, 0), (0, 0))), np.pad(cells, ((0, 1), (0, 0)))))
 
 

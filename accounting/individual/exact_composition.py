@@ -160,7 +160,7 @@ def bounds_of_costs(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[
     Too far is more than `LOOSE` relative to the upper one and more than ``gap``. renyi: costs of the same rows, on
     these or other nodes; rows above `LARGEST_EPSILON` never count as too far apart.
     """
-    upper, lower = _interpolated_epsilons(costs, renyi, renyi.delta)
+    upper, lower = _interpolated_epsilons(costs, renyi)
     upper = np.minimum(upper, _of_one_gaussian(costs, renyi.delta))
     loose = (upper - lower > np.maximum(LOOSE * upper, gap)) & (renyi.epsilons <= LARGEST_EPSILON)
     return upper, lower, np.flatnonzero(loose)
@@ -191,15 +191,15 @@ def _alone(contributions: RecordedContributions, delta: float) -> PairBounds:
     return found
 
 
-def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts, delta: float) -> tuple[Array, Array]:
+def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts) -> tuple[Array, Array]:
     """Return the upper and lower epsilon [rows] with K interpolated between nodes."""
     bound = renyi.epsilons
     above, below = np.where(bound > 0.0, np.inf, 0.0), np.zeros_like(bound)
     bounds, all_costs = np.zeros((2, len(bound))), near_reached(costs, [len(p.precisions) for p in costs.sampled])
-    for bucket in buckets(costs, renyi, delta):
+    for bucket in buckets(costs, renyi):
         own, places = of_rows(costs, bucket.rows, bucket.stops)
         _Group(own, places, bucket, renyi, "remove").raise_all(bounds)
-        cheaper = within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], delta, "add")
+        cheaper = within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], renyi.delta, "add")
         rest = np.flatnonzero(~cheaper)
         if len(rest):
             _Group(own, places[rest], bucket.of(rest), renyi, "add").raise_all(bounds)

@@ -84,7 +84,7 @@ class Bucket:
         return replace(self, rows=self.rows[some], rdp=self.rdp[some])
 
 
-def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Bucket]:
+def buckets(costs: StepWeights, renyi: RenyiCosts) -> Iterator[Bucket]:
     """Assign each row with 0 < Renyi epsilon <= `LARGEST_EPSILON` to a bucket, which depends on that row alone."""
     active = np.flatnonzero((renyi.epsilons > 0.0) & (renyi.epsilons <= LARGEST_EPSILON))
     tilt_steps = _steps(renyi.orders[active] - 1.0, _TILT_STEP)
@@ -93,7 +93,7 @@ def buckets(costs: StepWeights, renyi: RenyiCosts, delta: float) -> Iterator[Buc
         tilt = _tilt(int(tilt_steps[at[0]]))
         places = tail_places(tilt)
         tail = renyi.rdp(active[at], places)
-        periods[at] = _periods(tail, FEW_ORDERS[places], renyi.epsilons[active[at]], delta, tilt)
+        periods[at] = _periods(tail, FEW_ORDERS[places], renyi.epsilons[active[at]], renyi.delta, tilt)
         rdp[at, : len(places)] = tail
     period_steps = _steps(periods, _PERIOD_STEP)
     stops = [own[active] for own in _stops(costs)]
@@ -193,7 +193,7 @@ def damping(contour: Contour) -> float:
     return 2.0 * _DAMPING / contour.end**2
 
 
-def upper_kernel(contour: Contour) -> Complex:
+def _upper_kernel(contour: Contour) -> Complex:
     """Return the factor of exp(K) at each point; half at the first one, as the contour's other half is the complex
     conjugate.
     """
@@ -201,24 +201,20 @@ def upper_kernel(contour: Contour) -> Complex:
     return np.asarray(np.where(np.arange(contour.size) == 0, 0.5, 1.0) / (z * (z - 1.0)))
 
 
-def lower_kernel(contour: Contour, v: float) -> Complex:
-    """Return the kernel of the lower bound if exp(K) is damped by precision v; see the module's description."""
-    z = contour.points
-    return np.asarray(upper_kernel(contour) * (1.0 - v * np.exp(0.125 * v) * z * (z - 1.0)))
-
-
 @functools.lru_cache(maxsize=512)
 def upper_factors(contour: Contour) -> Array:
-    """Return `upper_kernel` as real part, imaginary part and modulus, for `spectrum_kernels.certified_bounds`; [3,
-    points].
+    """Return the kernel of the upper bound as real part, imaginary part and modulus; [3, points].
+
+    So `spectrum_kernels.certified_bounds` takes it.
     """
-    return _factors(upper_kernel(contour))
+    return _factors(_upper_kernel(contour))
 
 
 @functools.lru_cache(maxsize=64)
 def lower_factors(contour: Contour, v: float) -> Array:
-    """Return `lower_kernel` in the same form as `upper_factors`."""
-    return _factors(lower_kernel(contour, v))
+    """Return that of the lower bound if exp(K) is damped by precision v; see the module's description."""
+    z = contour.points
+    return _factors(np.asarray(_upper_kernel(contour) * (1.0 - v * np.exp(0.125 * v) * z * (z - 1.0))))
 
 
 def _factors(kernel: Complex) -> Array:

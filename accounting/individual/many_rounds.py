@@ -56,15 +56,11 @@ def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float =
     if steps is None or len(rounds.laws) <= _FEW * len(steps):
         return epsilon_of_rounds(rounds, delta, tolerance)
     found = _on_nodes(rounds, steps, delta)
-    lower = found.lower if _are_certain(rounds) else _of_likeliest(rounds, delta)
+    lower = found.lower if not rounds.has_draws else _of_likeliest(rounds, delta)
     if found.upper > found.lower * (1.0 + max(_CLOSE, tolerance)):
         composed = epsilon_of_rounds(rounds, delta, tolerance)
         found, lower = min(found, composed, key=lambda bounds: bounds.upper), max(lower, composed.lower)
     return found._replace(lower=lower)
-
-
-def _are_certain(rounds: GroupRounds) -> bool:
-    return all(len(law.cases) == 1 for law, _ in rounds.laws)
 
 
 def _of_likeliest(rounds: GroupRounds, delta: float) -> float:

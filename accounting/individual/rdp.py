@@ -83,11 +83,11 @@ def classic_epsilons(contributions: RecordedContributions, delta: float) -> Arra
     return _converted(contributions, delta, classic_terms)
 
 
-def _converted(contributions: RecordedContributions, delta: float, terms: Callable[[Array, float], Array]) -> Array:
+def _converted(contributions: RecordedContributions, delta: float, terms: Callable[[float], Array]) -> Array:
     """Return the upper epsilon [rows] where ``terms`` are added to the RDP at each order."""
     tail, left = tail_of_blocks(contributions.trace, delta)
     costs = _on_few_nodes(contributions.costs(spread_linearly, tail))
-    return _best_orders(costs, terms(ORDERS, left)).epsilons(left)
+    return _best_orders(costs, terms(left)).epsilons(left)
 
 
 @dataclass(frozen=True)
@@ -106,27 +106,25 @@ class _Best:
 def _best_orders(costs: StepWeights, terms: Array) -> _Best:
     """Return the least sums over `ORDERS`, found by evaluating few of them: a sum falls, then rises with the order."""
     table, plain = _stacked(costs), _plain(costs)
-    places = np.arange(len(ORDERS)) if _steep(costs) else _COARSE
+    steep = any(part.precisions[-1] > _STEEP for part in costs.sampled)
+    places = np.arange(len(ORDERS)) if steep else _COARSE
     coarse, coarse_plain = (np.ascontiguousarray(each[:, places]) for each in (table, plain))
     found = np.empty((3, len(costs.precision)))
-    best_orders(*_entries(costs), coarse, coarse_plain, places, table, plain, terms, found)
+    steps = costs.steps
+    examples = steps.weights, steps.nodes, steps.ends, costs.precision
+    best_orders(*examples, coarse, coarse_plain, places, table, plain, terms, found)
     return _Best(found[0], found[1].astype(np.int64), found[2])
 
 
 def renyi_costs(costs: StepWeights, delta: float) -> RenyiCosts:
     """Return the bounds of `rdp_epsilons`, with their orders."""
     costs = _on_few_nodes(costs)
-    best = _best_orders(costs, improved_terms(ORDERS, delta))
+    best = _best_orders(costs, improved_terms(delta))
     return RenyiCosts(best.epsilons(delta), ORDERS[best.places], delta, costs)
 
 
 def _on_few_nodes(costs: StepWeights) -> StepWeights:
     return near_reached(costs, [len(part.precisions) for part in costs.sampled])
-
-
-def _steep(costs: StepWeights) -> bool:
-    """Return whether every order is to be evaluated: see `_STEEP`."""
-    return any(part.precisions[-1] > _STEEP for part in costs.sampled)
 
 
 def _plain(costs: StepWeights) -> Array:
@@ -141,11 +139,6 @@ def _stacked(costs: StepWeights) -> Array:
     """Return the tables of all laws as one: RDP of a step at each node; [nodes, orders]."""
     tables = [_table(part.law, part.precisions.tobytes()) for part in costs.sampled]
     return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, len(ORDERS))), *tables])
-
-
-def _entries(costs: StepWeights) -> tuple[Array, NDArray[np.int32], NDArray[np.int64], Array]:
-    """Return the arguments of `best_orders` that describe the examples."""
-    return costs.steps.weights, costs.steps.nodes, costs.steps.ends, costs.precision
 
 
 @functools.lru_cache(maxsize=32)

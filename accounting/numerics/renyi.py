@@ -114,7 +114,7 @@ def epsilon_improved(rdp: Array, delta: float) -> Array:
     rdp + log(1 - 1/alpha) - log(delta alpha) / (alpha - 1)  (Canonne, Kamath and Steinke 2020, Prop. 12). It is 0 where
     delta is at least the total variation distance, bounded by sqrt(1 - exp(-KL)) (Bretagnolle-Huber).
     """
-    best = np.min(rdp + improved_terms(ORDERS, delta), axis=-1, initial=np.inf)
+    best = np.min(rdp + improved_terms(delta), axis=-1, initial=np.inf)
     return zero_where_free(best, np.min(rdp, axis=-1, initial=np.inf), delta)
 
 
@@ -123,29 +123,29 @@ def zero_where_free(epsilons: Array, rdp: Array, delta: float) -> Array:
     return np.where(rdp < -np.log1p(-(delta**2)), 0.0, np.maximum(epsilons, 0.0))
 
 
-def improved_terms(orders: Array, delta: float) -> Array:
-    """Return the terms that `epsilon_improved` adds to the RDP at each order.
+def improved_terms(delta: float) -> Array:
+    """Return the terms that `epsilon_improved` adds to the RDP at each of `ORDERS`.
 
     Over all real orders the sum falls, then rises. Times (alpha - 1) it is N = (alpha - 1) rdp + (alpha - 1)
     log(alpha - 1) - alpha log(alpha) - log(delta). (alpha - 1) rdp = log A_alpha is convex in alpha, and the second
     derivative of the rest is 1 / (alpha (alpha - 1)) > 0. So {alpha: N <= c (alpha - 1)} is an interval for every c.
     """
-    return np.asarray(np.log1p(-1.0 / orders) - np.log(delta * orders) / (orders - 1.0))
+    return np.asarray(np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS) / (ORDERS - 1.0))
 
 
 def epsilon_classic(rdp: Array, delta: float) -> float:
     """Return the epsilon by rdp + log(1/delta) / (alpha - 1)  (Mironov 2017, Prop. 3), the conversion of papers A
     and C.
     """
-    return float(np.min(rdp + classic_terms(ORDERS, delta)))
+    return float(np.min(rdp + classic_terms(delta)))
 
 
-def classic_terms(orders: Array, delta: float) -> Array:
-    """Return the terms that `epsilon_classic` adds to the RDP at each order; larger than `improved_terms`.
+def classic_terms(delta: float) -> Array:
+    """Return the terms that `epsilon_classic` adds to the RDP at each of `ORDERS`; larger than `improved_terms`.
 
     Over all real orders the sum falls, then rises: times (alpha - 1) it is log A_alpha - log(delta), which is convex.
     """
-    return np.asarray(-np.log(delta) / (orders - 1.0))
+    return np.asarray(-np.log(delta) / (ORDERS - 1.0))
 
 
 def _log_moments_whole(sample_rate: float, noise_multiplier: float, orders: Array) -> Array:

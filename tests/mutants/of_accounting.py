@@ -280,14 +280,14 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         "accounting/numerics/renyi.py",
         RENYI,
         B(
-            "np.log1p(-1.0 / orders) - np.log(delta * orders)",
-            "np.log1p(-1.0 / orders) - np.log(delta * orders * 2.0)",
+            "np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS)",
+            "np.log1p(-1.0 / ORDERS) - np.log(delta * ORDERS * 2.0)",
             "conversion at twice delta",
             True,
         ),
         B(
-            "-np.log(delta) / (orders - 1.0)",
-            "-np.log(delta) / orders",
+            "-np.log(delta) / (ORDERS - 1.0)",
+            "-np.log(delta) / ORDERS",
             "the classic conversion divides by alpha",
             True,
         ),

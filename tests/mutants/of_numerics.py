@@ -72,7 +72,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         BLOCKS,
         B("masses * (1.0 - shares), points)", "masses, points)", "mass is counted at both dots"),
         B("on_ring + 1) % points", "on_ring) % points", "losses are rounded down", True),
-        B("errors += _of_cells_beside(", "errors += 0.0 * _of_cells_beside(", "chords have no error", True),
+        B("errors += beside_nodes(", "errors += 0.0 * beside_nodes(", "chords have no error", True),
         B("if lost > LARGEST_LOSS * law.tail:", "if False:", "spectra forget the lost mass of laws"),
         B("np.where(lost <= LARGEST_LOSS * law.tail, ", "np.where(lost < np.inf, ", "moments forget lost mass", True),
     ),

@@ -38,7 +38,7 @@ def test_a_bound_holds_and_is_found_where_delta_is_far_lower(
     trace = Trace(10**6, (Segment(0, steps, PoissonSampling(sample_rate), sigma),))
     costs = RecordedContributions.checked([0], [[contribution]], trace).costs(spread_linearly)
     renyi = renyi_costs(costs, DELTA)
-    (bucket,) = buckets(costs, renyi, DELTA)
+    (bucket,) = buckets(costs, renyi)
     answers = set()
     for epsilon in np.linspace(0.2, 1.2, 11) * renyi.epsilons[0]:
         proven = bool(tail_bounds.within(costs, bucket.rows, bucket.tilt, np.array([epsilon]), DELTA, direction).item())
