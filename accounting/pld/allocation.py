@@ -290,8 +290,8 @@ def law_of_block(
     bound: Bound,
     tilt: float,
     *,
+    heavy: float,
     instead: Fineness = FINE,
-    heavy: float = HEAVY,
 ) -> EvenLaw:
     """Return the law of the mean of a block, bounded from one side for one direction.
 
@@ -301,12 +301,14 @@ def law_of_block(
     """
     order = 1.0 + tilt if direction == "remove" else -tilt
     even = _even_law(allocated, direction, tail, bound, order, heavy)
-    return coarse_law(allocated, tail, bound, instead) if even is None else even
+    return by_doubling(allocated, tail, bound, instead) if even is None else even
 
 
-def coarse_law(allocated: AllocatedRound, tail: float, bound: Bound, fineness: Fineness = COARSE) -> EvenLaw:
+def by_doubling(allocated: AllocatedRound, tail: float, bound: Bound, fineness: Fineness) -> EvenLaw:
     """Return the law of the mean of a block by doubling, for both directions."""
-    return _atoms(_mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness))
+    law = _mean_law(allocated.shift, allocated.steps, _rounded(tail), bound, fineness)
+    kept = (law.values > 0.0) & (law.masses > 0.0)
+    return EvenLaw(law.values[kept], law.masses[kept], law.lost, float(law.masses[law.values == 0.0].sum()))
 
 
 def on_lattice(law: EvenLaw, spacing: float, direction: Direction, bound: Bound) -> LatticeLoss:
@@ -379,15 +381,10 @@ def mean_from_above(allocated: AllocatedRound, tail: float) -> EvenLaw:
     found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), "upper")
     if found is not None and found.lost_of_q <= _LITTLE * tail:
         return found
-    return _atoms(_mean_law(allocated.shift, allocated.steps, _rounded(tail), "upper", FINE))
+    return by_doubling(allocated, tail, "upper", FINE)
 
 
 def mean_from_below(allocated: AllocatedRound, tail: float) -> EvenLaw:
     """Return a law of the mean that is below it, for both directions, without about ``tail`` at either end."""
     found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), "lower")
-    return coarse_law(allocated, tail, "lower", FINE) if found is None else found
-
-
-def _atoms(law: _Law) -> EvenLaw:
-    kept = (law.values > 0.0) & (law.masses > 0.0)
-    return EvenLaw(law.values[kept], law.masses[kept], law.lost, float(law.masses[law.values == 0.0].sum()))
+    return by_doubling(allocated, tail, "lower", FINE) if found is None else found

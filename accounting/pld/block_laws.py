@@ -19,8 +19,8 @@ from dpsweep.accounting.pld.allocation import COARSE, HEAVY, law_of_block, on_la
 from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.block_levels import Beside, Level, between_nodes, drawn
 from dpsweep.accounting.pld.group_rounds import GroupRounds
-from dpsweep.accounting.pld.lattice_plan import OPPOSITE, LatticePlan
-from dpsweep.accounting.pld.loss import LatticeLoss
+from dpsweep.accounting.pld.lattice import LatticePlan
+from dpsweep.accounting.pld.loss import OPPOSITE, LatticeLoss
 from dpsweep.accounting.pld.saddlepoint import cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound
 

@@ -20,9 +20,9 @@ import numpy as np
 
 from dpsweep.accounting.pld.allocation import ROUNDING, losses_of, lowered
 from dpsweep.accounting.pld.allocation_transform import EvenLaw
-from dpsweep.accounting.pld.lattice_plan import LatticePlan
+from dpsweep.accounting.pld.lattice import LatticePlan
 from dpsweep.accounting.pld.levels import MARGIN, coordinate
-from dpsweep.accounting.pld.loss import Direction, LatticeLoss
+from dpsweep.accounting.pld.loss import Direction, LatticeLoss, by_draw
 from dpsweep.accounting.pld.saddlepoint import Cumulants, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
@@ -255,14 +255,7 @@ def _in_run(nodes: Array, levels: Array, steps: int) -> Iterator[tuple[Allocated
 
 def drawn(weaker: LatticeLoss, stronger: LatticeLoss, share: float) -> LatticeLoss:
     """Return the law of the loss of a public draw: ``stronger`` with the probability ``share``, else ``weaker``."""
-    first = min(weaker.start, stronger.start)
-    parts = [(round(law.start - first), law, weight) for law, weight in ((weaker, 1.0 - share), (stronger, share))]
-    masses, rounding = np.zeros((2, max(place + len(law.probabilities) for place, law, _ in parts)))
-    for place, law, weight in parts:
-        masses[place : place + len(law.probabilities)] += weight * law.probabilities
-        rounding[place : place + len(law.probabilities)] += weight * law.rounding
-    infinity = sum(weight * law.infinity_mass for _, law, weight in parts)
-    return LatticeLoss(weaker.spacing, first, masses, infinity, rounding)
+    return by_draw(((1.0 - share, weaker), (share, stronger)))
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Literal
 
 import numpy as np
@@ -36,14 +36,6 @@ _STRONGEST = 1e6  # mean shift above which the Gaussian's closed form is too ina
 _CUTS = (0.0, 1e-8, 0.5)  # shares of delta spent on cutting off sensitivities
 
 
-@dataclass(frozen=True)
-class Ceiling:
-    """An upper bound on epsilon, and the method that gave it."""
-
-    epsilon: float
-    method: Method
-
-
 def total_variation(rounds: GroupRounds) -> float:
     """Return an upper bound on delta at epsilon 0: the sum of the rounds' total variation distances.
 
@@ -60,14 +52,14 @@ def total_variation(rounds: GroupRounds) -> float:
     return math.fsum(parts) * _ROUND_UP
 
 
-def gaussian_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
+def gaussian_ceiling(rounds: GroupRounds, delta: float) -> float:
     """Return the epsilon of one Gaussian that dominates all rounds.
 
     A round is post-processing of the Gaussian with its largest sensitivity: draw case and sensitivity, shrink
     the output by the ratio, and add the noise that this removed. So is a block of random allocation: draw the step, and
     add noise for the others. Pure releases add to epsilon.
     """
-    return Ceiling(_least(rounds, delta, _of_one_gaussian), "gdp")
+    return _least(rounds, delta, _of_one_gaussian)
 
 
 def gaussian_delta_ceiling(rounds: GroupRounds, epsilon: float) -> float:
@@ -101,14 +93,14 @@ def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
     return np.asarray(np.minimum(np.minimum(renyi, gaussian), everywhere))
 
 
-def renyi_ceiling(rounds: GroupRounds, delta: float) -> Ceiling:
-    """Return Renyi DP with the improved conversion, each mixture as the sampled Gaussian mechanism that dominates it.
+def renyi_ceiling(rounds: GroupRounds, delta: float) -> float:
+    """Return the epsilon of Renyi DP, each mixture as the sampled Gaussian mechanism that dominates it.
 
     The mixture is dominated by the Gaussian with its largest sensitivity, sampled with the probability that the
     sensitivity is positive: this replaces every positive sensitivity by the largest (docs/group-proof.md, "Vector to
     scalar").
     """
-    return Ceiling(_least(rounds, delta, _of_renyi), "rdp")
+    return _least(rounds, delta, _of_renyi)
 
 
 def _least(rounds: GroupRounds, delta: float, bound: Callable[[GroupRounds, float], float]) -> float:

@@ -32,8 +32,7 @@ from dpsweep.accounting.pld.curve import Composed
 from dpsweep.accounting.pld.exact import HIGHEST_EXACT, LEAST_TAIL, exact_deltas, exact_epsilon
 from dpsweep.accounting.pld.fourier import compose, compose_upper
 from dpsweep.accounting.pld.group_rounds import GroupRounds
-from dpsweep.accounting.pld.lattice import make_plan, spacing_for
-from dpsweep.accounting.pld.lattice_plan import LatticePlan
+from dpsweep.accounting.pld.lattice import LatticePlan, make_plan, spacing_for
 from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, centres, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw
@@ -95,13 +94,12 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
         if highest <= lowest * (1 + tolerance):
             return PairBounds(highest, lowest)
     ceiling = gaussian_ceiling(rounds, delta)
-    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, min(highest, ceiling.epsilon))
+    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, min(highest, ceiling))
     lower = max(lower, lowest)
-    bounds = [PairBounds(upper, lower, ceiling.method if upper == ceiling.epsilon else "pld")]
+    bounds = [PairBounds(upper, lower, "gdp" if upper == ceiling else "pld")]
     if upper > lower * (1 + 2 * _ENOUGH * tolerance):
         lower = max(lower, _of_the_strongest(rounds, delta))
-        renyi = renyi_ceiling(rounds, delta)
-        bounds = [bounds[0]._replace(lower=lower), PairBounds(renyi.epsilon, lower, renyi.method)]
+        bounds = [bounds[0]._replace(lower=lower), PairBounds(renyi_ceiling(rounds, delta), lower, "rdp")]
     return min(bounds, key=lambda bound: bound.upper)
 
 

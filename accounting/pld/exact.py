@@ -59,7 +59,7 @@ def exact_deltas(rounds: GroupRounds, tail: float = LEAST_TAIL) -> Deltas | None
     match rounds.laws:
         case ((law, 1),) if not rounds.pure and not rounds.gaussian and not law.missing:
             return lambda epsilon: _of_one_round(law, epsilon)
-        case () if not rounds.gaussian and math.prod(n + 1 for n in Counter(rounds.pure).values()) <= _MOST_LOSSES:
+        case () if not rounds.gaussian and _number_of_losses(rounds.pure) <= _MOST_LOSSES:
             losses, log_weights = _pure_losses(rounds.pure)
             return lambda epsilon: _of_pure(rounds.pure, losses, log_weights, epsilon)
     return None
@@ -70,12 +70,7 @@ def corners(rounds: GroupRounds) -> Array | None:
 
     Between them delta is linear in e^epsilon. None for other runs, and where there are too many.
     """
-    if (
-        rounds.laws
-        or rounds.allocated
-        or rounds.gaussian
-        or math.prod(n + 1 for n in Counter(rounds.pure).values()) > _MOST_CORNERS
-    ):
+    if rounds.laws or rounds.allocated or rounds.gaussian or _number_of_losses(rounds.pure) > _MOST_CORNERS:
         return None
     losses, _ = _pure_losses(rounds.pure)
     largest = sum(map(Fraction, rounds.pure), Fraction(0))
@@ -166,6 +161,11 @@ def _loss(shifts: Array, weights: Array, output: float) -> float:
     if exponents.max() < HIGHEST_EXACT and difference > -0.5:
         return math.log1p(difference)
     return float(special.logsumexp(exponents, b=weights))
+
+
+def _number_of_losses(epsilons: tuple[float, ...]) -> int:
+    """Return the length of `_pure_losses`."""
+    return math.prod(count + 1 for count in Counter(epsilons).values())
 
 
 def _pure_losses(epsilons: tuple[float, ...]) -> tuple[Array, Array]:

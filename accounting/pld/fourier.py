@@ -33,15 +33,16 @@ from typing import Protocol, Self, TypeVar
 import numpy as np
 from scipy import fft
 
-from dpsweep.accounting.pld.allocation import coarse_law, on_lattice
+from dpsweep.accounting.pld.allocation import COARSE, by_doubling, on_lattice
 from dpsweep.accounting.pld.allocation_transform import Spectrum, powered
 from dpsweep.accounting.pld.block_laws import MOST_LEFT, BlockLaw, laws_from_above, laws_of_blocks
 from dpsweep.accounting.pld.curve import Composed, Curve
 from dpsweep.accounting.pld.group_rounds import GroupRounds
-from dpsweep.accounting.pld.lattice_plan import OPPOSITE, LatticePlan
+from dpsweep.accounting.pld.lattice import LatticePlan, transform_error
 from dpsweep.accounting.pld.levels import Between, Round
 from dpsweep.accounting.pld.loss import (
     MAX_ATOMS,
+    OPPOSITE,
     Bound,
     LatticeLoss,
     lower_offset,
@@ -259,7 +260,7 @@ def _drawn(one: tuple[_Factor, float], other: tuple[_Factor, float], share: floa
 
 def _with_mean(law: Round, plan: LatticePlan) -> tuple[_Factor, float]:
     if isinstance(law, AllocatedRound):
-        rounded = on_lattice(coarse_law(law, plan.tail, "upper"), plan.spacing, plan.direction, "upper")
+        rounded = on_lattice(by_doubling(law, plan.tail, "upper", COARSE), plan.spacing, plan.direction, "upper")
     else:
         rounded = _from_above(law, plan)
     factor = _factors((rounded,), plan)[0]
@@ -405,22 +406,6 @@ def _log_sum(exponents: Array) -> float:
     """log sum(exp(exponents)), without overflow or underflow."""
     peak = float(np.max(exponents))
     return peak + float(np.log(np.sum(np.exp(exponents - peak)))) if peak > -math.inf else peak
-
-
-def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
-    """Return the bound on the error of delta from the transforms, in units of exp(K(tilt) - tilt epsilon).
-
-    delta sums the entries of the composed, tilted law with weights exp(-tilt u) (1 - exp(-u)) at distances u, spaced by
-    h, above epsilon. Every frequency k of its spectrum errs by at most rounds * 4 eps log2(points), and counts with the
-    weights' transform. Its size is at most their sum S, and, because they rise to a peak W and fall, at most W / sin(pi
-    k / points) (summation by parts). The mean over k of the smaller is at most S / points + W (1 + ln(S / W)). The
-    inverse transform adds 4 eps log2(points) to every entry.
-    """
-    each = 4 * _EPS * np.log2(points)
-    total = 1 / (tilt * (1 + tilt) * spacing) + 1.0
-    peak = float(np.exp(log_peak(tilt)))
-    mean_over_frequencies = total / points + peak * (1.0 + np.log(total / peak))  # of the smaller of the two
-    return float(each * (rounds * min(total, mean_over_frequencies) + 2 * total))
 
 
 def _curve(total: _Factor, plan: LatticePlan, bound: Bound) -> Curve:

@@ -7,17 +7,40 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import fft
 
-from dpsweep.accounting.pld.fourier import transform_error
-from dpsweep.accounting.pld.lattice_plan import LatticePlan
-from dpsweep.accounting.pld.loss import MAX_POINTS
+from dpsweep.accounting.pld.loss import MAX_POINTS, Direction
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, chernoff_tilt, log_peak
 
+_EPS = float(np.finfo(np.float64).eps)
 _MOST_WORK = 1 << 24  # limit on entries of a table times its sensitivities
 _FEWEST = 1 << 15  # entries that a table may always have
 _ALIASING = 1e-5  # target for the relative error of delta from mass outside the window
 _ROUNDING = 1e-5  # target for the relative error of delta from the transform
 _FLOOR = 1e-7  # probability that any of the rounds has a loss below its table
 _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle point's
+
+
+@dataclass(frozen=True)
+class LatticePlan:
+    """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
+
+    tilt: theta. log_delta: of the delta of interest, about. up, down: the Chernoff bounds on aliasing use the tilts
+    theta + up and theta - down. centre: the epsilon of interest. tail: probability that a round may lose to infinity.
+    floor: probability of the least losses; a round may round them up, or drop them for the lower bound. opposite: tilt
+    of the Chernoff bound on the other direction, None if no such bound is good enough.
+    """
+
+    direction: Direction
+    spacing: float
+    points: int
+    bottom: float
+    tilt: float
+    log_delta: float
+    up: float
+    down: float
+    centre: float
+    tail: float
+    floor: float
+    opposite: float | None
 
 
 def spacing_for(rounds: int, saddle: Saddle, tolerance: float) -> float:
@@ -94,3 +117,19 @@ def _window(generating: Cumulants, saddle: Saddle, theta: float, rounds: int, sp
         down=float(steps[down]),
         rounding=float(np.exp(scale) * transform_error(rounds, theta, spacing, MAX_POINTS)),
     )
+
+
+def transform_error(rounds: int, tilt: float, spacing: float, points: int) -> float:
+    """Return the bound on the error of delta from the transforms, in units of exp(K(tilt) - tilt epsilon).
+
+    delta sums the entries of the composed, tilted law with weights exp(-tilt u) (1 - exp(-u)) at distances u, spaced by
+    h, above epsilon. Every frequency k of its spectrum errs by at most rounds * 4 eps log2(points), and counts with the
+    weights' transform. Its size is at most their sum S, and, because they rise to a peak W and fall, at most W / sin(pi
+    k / points) (summation by parts). The mean over k of the smaller is at most S / points + W (1 + ln(S / W)). The
+    inverse transform adds 4 eps log2(points) to every entry.
+    """
+    each = 4 * _EPS * np.log2(points)
+    total = 1 / (tilt * (1 + tilt) * spacing) + 1.0
+    peak = float(np.exp(log_peak(tilt)))
+    mean_over_frequencies = total / points + peak * (1.0 + np.log(total / peak))  # of the smaller of the two
+    return float(each * (rounds * min(total, mean_over_frequencies) + 2 * total))

@@ -24,8 +24,8 @@ a shift, the fractional part of ``start``, so laws of different rounds convolve 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Literal
 
@@ -40,6 +40,7 @@ from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixtu
 Direction = Literal["remove", "add"]
 Bound = Literal["upper", "lower"]
 DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
+OPPOSITE: Mapping[Direction, Direction] = {"remove": "add", "add": "remove"}
 BOUNDS: tuple[Bound, Bound] = ("upper", "lower")
 
 _POOR = 64  # most cells at the start that are merged
@@ -206,17 +207,22 @@ class RoundTable:
         """
         if len(self.tables) == 1 and not self.dropped:
             return self.tables[0][1].law(direction, bound)
-        laws = [(probability, table.law(direction, bound)) for probability, table in self.tables]
-        start = min(law.start for _, law in laws)
-        places = [round(law.start - start) for _, law in laws]
-        length = max(place + len(law.probabilities) for place, (_, law) in zip(places, laws, strict=True))
-        masses, rounding = np.zeros((2, length))
-        for at, (probability, law) in zip(places, laws, strict=True):
-            masses[at : at + len(law.probabilities)] += probability * law.probabilities
-            rounding[at : at + len(law.probabilities)] += probability * law.rounding
-        infinity = sum(probability * law.infinity_mass for probability, law in laws)
-        infinity += self.dropped if bound == "upper" else 0.0
-        return LatticeLoss(laws[0][1].spacing, start, masses, infinity, rounding + 2 * _EPS * masses)
+        found = by_draw([(probability, table.law(direction, bound)) for probability, table in self.tables])
+        infinity = found.infinity_mass + (self.dropped if bound == "upper" else 0.0)
+        rounding = found.rounding + 2 * _EPS * found.probabilities
+        return replace(found, infinity_mass=infinity, rounding=rounding)
+
+
+def by_draw(cases: Sequence[tuple[float, LatticeLoss]]) -> LatticeLoss:
+    """Return the law of a public draw among laws on one lattice, each with its probability."""
+    start = min(law.start for _, law in cases)
+    parts = [(round(law.start - start), probability, law) for probability, law in cases]
+    masses, rounding = np.zeros((2, max(place + len(law.probabilities) for place, _, law in parts)))
+    for place, probability, law in parts:
+        masses[place : place + len(law.probabilities)] += probability * law.probabilities
+        rounding[place : place + len(law.probabilities)] += probability * law.rounding
+    infinity = sum(probability * law.infinity_mass for probability, law in cases)
+    return LatticeLoss(cases[0][1].spacing, start, masses, infinity, rounding)
 
 
 def tabulate_round(

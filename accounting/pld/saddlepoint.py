@@ -162,11 +162,6 @@ def _padded(table: Array, length: int, value: float) -> Array:
 def _representatives(laws: Sequence[tuple[RoundLaw, int]], most: int) -> tuple[list[RoundLaw], Array]:
     """At most about ``most`` laws, each standing for a block of similar ones, and the blocks' counts."""
     ordered = sorted(laws, key=lambda pair: [(p, m.probabilities, m.sensitivities) for p, m in pair[0].cases])
-    return _in_runs(ordered, most)
-
-
-def _in_runs(ordered: Sequence[tuple[Law, int]], most: int) -> tuple[list[Law], Array]:
-    """Return the middle of each of at most ``most`` equal stretches of ``ordered``, and the stretches' counts."""
     stride = -(-len(ordered) // most) if ordered else 1
     return _in_stretches(ordered, range(0, len(ordered), stride))
 

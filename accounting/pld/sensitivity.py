@@ -260,10 +260,9 @@ def _independent(contributions: Sequence[float], sample_rate: float, spacing: fl
     Contributions below `_SMALL` times the largest have their own, proportionally finer grid. The sum of both kinds is
     rounded up again if it takes too many values.
     """
-    values = _checked(contributions)
-    smallest = _SMALL * max(values, default=0.0)
-    small = [c for c in values if 0.0 < c < smallest]
-    large = [c for c in values if not 0.0 < c < smallest]
+    smallest = _SMALL * max(contributions)
+    small = [c for c in contributions if 0.0 < c < smallest]
+    large = [c for c in contributions if not 0.0 < c < smallest]
     if not small:
         return _poisson_on_grid(contributions, sample_rate, spacing)
     coarse = _poisson_on_grid(large, sample_rate, spacing)
@@ -311,13 +310,8 @@ def _subset(contributions: Sequence[float], counts: Array, log_weights: Array, s
     return _on_grid(np.sum(np.asarray(drawn.probabilities)[:, None] * subsets[rows], axis=0), spacing)
 
 
-def _checked(contributions: Sequence[float]) -> list[float]:
-    values: list[float] = require_numbers("contributions", contributions, 1).tolist()
-    return [require_finite("the contribution of a group member", value, at_least=0.0) for value in values]
-
-
 def _round_up(contributions: Sequence[float], spacing: float) -> npt.NDArray[np.int64]:
-    values, spacing = np.array(_checked(contributions)), require_finite("spacing", spacing, above=0.0)
+    values = np.array(contributions)
     with np.errstate(over="ignore"):
         units, total = np.ceil(values / spacing * (1.0 - 1e-15)), values.sum()
     if not units.sum() <= _MOST_UNITS:

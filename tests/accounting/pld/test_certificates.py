@@ -17,8 +17,7 @@ from dpsweep.accounting.pld import composition, delta_pld, epsilon_pld, fourier
 from dpsweep.accounting.pld.curve import Composed
 from dpsweep.accounting.pld.fourier import compose, compose_upper
 from dpsweep.accounting.pld.group_rounds import GroupRounds
-from dpsweep.accounting.pld.lattice import make_plan
-from dpsweep.accounting.pld.lattice_plan import LatticePlan
+from dpsweep.accounting.pld.lattice import LatticePlan, make_plan
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction, discretise
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, group_law
