@@ -76,11 +76,10 @@ class ReleaseSpec:
 
 @dataclass(frozen=True)
 class GroupStatistics:
-    """Released statistics of one group. Standard errors come from the noise, for the mean by the delta method."""
+    """Released statistics of one group. The standard error comes from the noise, by the delta method."""
 
     group: int
     examples: float
-    examples_standard_error: float
     mean_epsilon: float
     mean_standard_error: float
 
@@ -95,10 +94,8 @@ class ReleasedStatistics:
 
     edges: tuple[float, ...]
     histogram: tuple[float, ...]
-    histogram_standard_error: float
     groups: tuple[GroupStatistics, ...]
     mean_epsilon: float
-    mean_standard_error: float
     quantiles: dict[float, float]
 
 
@@ -169,23 +166,20 @@ def release_counted(
     histogram = _noisy(summary.released, spec.histogram_noise_multiplier, rng)
     counts = _noisy(np.array([count for count, _ in exact]), spec.group_count_noise_multiplier, rng)
     sums = _noisy(np.array([share for _, share in exact]), spec.group_sum_noise_multiplier, rng)
-    overall = _mean(sums.sum(), counts.sum(), num_groups**0.5, spec)
+    overall, _ = _mean(sums.sum(), counts.sum(), spec)
     quantiles = bound * _release_quantiles(counted, float(counts.sum()), spec, rng)
     return ReleasedStatistics(
         edges=tuple(np.linspace(0.0, bound, spec.bins + 1).tolist()),
         histogram=tuple(histogram.tolist()),
-        histogram_standard_error=spec.histogram_noise_multiplier,
         groups=tuple(
             GroupStatistics(
                 group,
                 float(counts[group]),
-                spec.group_count_noise_multiplier,
-                *(bound * value for value in _mean(sums[group], counts[group], 1.0, spec)),
+                *(bound * value for value in _mean(sums[group], counts[group], spec)),
             )
             for group in range(num_groups)
         ),
-        mean_epsilon=bound * overall[0],
-        mean_standard_error=bound * overall[1],
+        mean_epsilon=bound * overall,
         quantiles=dict(zip(spec.quantiles, quantiles.tolist(), strict=True)),
     )
 
@@ -267,14 +261,14 @@ def _on_grid(noisy: Array, noise_multiplier: float) -> Array:
     return rounded
 
 
-def _mean(total: float, count: float, width: float, spec: ReleaseSpec) -> tuple[float, float]:
-    """Return a released sum over a released count, and its standard error; ``width`` scales the noise of both.
+def _mean(total: float, count: float, spec: ReleaseSpec) -> tuple[float, float]:
+    """Return a released sum over a released count, and the standard error of that of one group.
 
     The count is raised to at least 1 and the mean clipped to [0, 1], which is post-processing.
     """
     count = max(count, 1.0)
     mean = min(max(total / count, 0.0), 1.0)
-    error = np.hypot(spec.group_sum_noise_multiplier, mean * spec.group_count_noise_multiplier) * width / count
+    error = np.hypot(spec.group_sum_noise_multiplier, mean * spec.group_count_noise_multiplier) / count
     return mean, float(error)
 
 

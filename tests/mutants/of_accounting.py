@@ -271,8 +271,8 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         ),
         B("/ grid) * grid", "/ grid * 4096) * grid / 4096", "released values keep their low-order bits", True),
         B(
-            "mean * spec.group_count_noise_multiplier) * width",
-            "0.0) * width",
+            "mean * spec.group_count_noise_multiplier) / count",
+            "0.0) / count",
             "the count's noise is not in the standard error",
         ),
     ),

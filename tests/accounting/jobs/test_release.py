@@ -50,12 +50,13 @@ def test_released_statistics_are_within_their_standard_errors() -> None:
     spec = ReleaseSpec(quantiles=(0.1, 0.5, 0.9))
     released = release_statistics(epsilons, groups, 4, BOUND, spec, np.random.default_rng(1))
     histogram, _ = np.histogram(epsilons, np.array(released.edges))
-    assert np.abs(np.array(released.histogram) - histogram).max() < 5 * released.histogram_standard_error
+    assert np.abs(np.array(released.histogram) - histogram).max() < 5 * spec.histogram_noise_multiplier
     for statistics in released.groups:
         own = epsilons[groups == statistics.group]
         assert abs(statistics.mean_epsilon - own.mean()) < 5 * statistics.mean_standard_error
-        assert abs(statistics.examples - len(own)) < 5 * statistics.examples_standard_error
-    assert abs(released.mean_epsilon - epsilons.mean()) < 5 * released.mean_standard_error
+        assert abs(statistics.examples - len(own)) < 5 * spec.group_count_noise_multiplier
+    errors = [group.mean_standard_error * group.examples for group in released.groups]
+    assert abs(released.mean_epsilon - epsilons.mean()) < 5 * np.hypot.reduce(errors) / len(epsilons)
     for quantile, value in released.quantiles.items():
         assert value == pytest.approx(np.quantile(epsilons, quantile), rel=0.03)
 
@@ -68,8 +69,6 @@ def test_standard_errors_match_repeated_releases() -> None:
     ]
     means = np.array([run.groups[2].mean_epsilon for run in runs])
     assert means.std() == pytest.approx(runs[0].groups[2].mean_standard_error, rel=0.15)
-    overall = np.array([run.mean_epsilon for run in runs])
-    assert overall.std() == pytest.approx(runs[0].mean_standard_error, rel=0.15)
 
 
 def test_released_values_lie_on_the_public_grid() -> None:
@@ -86,7 +85,6 @@ def test_the_standard_error_of_a_mean_has_the_noise_of_sum_and_count() -> None:
     released = release_statistics(np.full(1000, BOUND), np.zeros(1000), 1, BOUND, spec, _silent())
     assert released.groups[0].mean_epsilon == BOUND
     assert released.groups[0].mean_standard_error == pytest.approx(BOUND * 50.0 / 1000.0)
-    assert released.groups[0].examples_standard_error == 30.0
 
 
 @pytest.mark.parametrize("value", [0.0, 1.3, BOUND, 3 * BOUND])

@@ -143,10 +143,8 @@ def test_released_numbers_stay_what_they_are() -> None:
     released = ReleasedStatistics(
         edges=(0.0, 1.0, 2.0),
         histogram=(31.0, 9.0),
-        histogram_standard_error=20.0,
-        groups=(GroupStatistics(1, 41.0, 5.0, 0.75, 0.125),),
+        groups=(GroupStatistics(1, 41.0, 0.75, 0.125),),
         mean_epsilon=0.5,
-        mean_standard_error=0.25,
         quantiles={0.5: 0.375, 0.9: 1.5},
     )
     exact = IndividualStatistics("raw", "estimate", "rdp", mean=7.0, reasons=("known_seed",))
