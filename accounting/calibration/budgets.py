@@ -56,6 +56,9 @@ class Budget(Protocol):
     def reached(self, trace: Trace) -> Reached:
         """Return the cost of the run with its claim."""
 
+    def roughly(self) -> EpsilonBudget | None:
+        """Return a budget whose cost is cheap, met by about as much noise, to start a search from; None for none."""
+
 
 @dataclass(frozen=True)
 class RhoBudget:
@@ -76,6 +79,9 @@ class RhoBudget:
 
     def reached(self, trace: Trace) -> Reached:
         return Reached(self.cost(trace), trace.kind, self.accountant)
+
+    def roughly(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -115,6 +121,10 @@ class EpsilonBudget:
         found = self.estimate(trace)
         return Reached(found.epsilon, found.kind, found.accountant, {"lower_epsilon": found.lower_epsilon})
 
+    def roughly(self) -> EpsilonBudget | None:
+        """Return a budget of rdp, which typically needs 5 % more noise than the tightest accountant."""
+        return None if self.accountant == "rdp" else EpsilonBudget(self.limit / self.group_size, self.delta, "rdp")
+
 
 @dataclass(frozen=True)
 class AdvantageBudget:
@@ -135,6 +145,9 @@ class AdvantageBudget:
 
     def reached(self, trace: Trace) -> Reached:
         return Reached(self.cost(trace), trace.kind, self.accountant)
+
+    def roughly(self) -> None:
+        return None
 
 
 @dataclass(frozen=True)
@@ -164,3 +177,6 @@ class TruePositiveRateBudget:
 
     def reached(self, trace: Trace) -> Reached:
         return Reached(self.cost(trace), trace.kind, self.accountant)
+
+    def roughly(self) -> None:
+        return None

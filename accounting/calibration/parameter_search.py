@@ -270,12 +270,11 @@ def _cost(trace_of: Callable[[T], Trace], budget: Budget) -> Callable[[T], float
 def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, float]:
     """Return a starting point and a first stride for the search; they affect its speed, not its result.
 
-    The rdp accountant is cheap, and typically needs 5 % more noise than the tightest one. A run with many noise
-    multipliers is costly to account for; a similar run with few of them is solved first.
+    A run with many noise multipliers is costly to account for; a similar run with few of them is solved first.
     """
-    if not isinstance(budget, EpsilonBudget) or budget.accountant == "rdp":
+    rough = budget.roughly()
+    if rough is None:
         return 1.0, 0.5
-    single = EpsilonBudget(budget.limit / budget.group_size, budget.delta, "rdp")
 
     def solved(budget: Budget, guess: float, stride: float) -> float | None:
         def excess(sigma: float) -> float:
@@ -284,7 +283,7 @@ def _guess(trace_of: Callable[[float], Trace], budget: Budget) -> tuple[float, f
         return _smallest(excess, guess, stride, SEARCHED_NOISE_MULTIPLIERS, waste=1e-3)
 
     try:
-        found = solved(single, 1.0, 0.5)
+        found = solved(rough, 1.0, 0.5)
     except UnsupportedMechanism:
         return 1.0, 0.5
     if not found:
