@@ -73,6 +73,8 @@ class NoiseSchedule(ABC):
 
     decay_parameter: ClassVar[DecayParameter | None] = None
     """The parameter that `dpsweep.accounting.calibrate_decay` solves for, if the schedule has one."""
+    reads_accuracies: ClassVar[bool] = False
+    """Whether it follows the accuracy on public data."""
 
     def __post_init__(self) -> None:
         require_finite("initial_noise_multiplier", self.initial_noise_multiplier, at_least=0.0)
@@ -237,6 +239,7 @@ class ValidationSchedule(NoiseSchedule):
     window: int = 1
 
     decay_parameter: ClassVar[DecayParameter | None] = DecayParameter("factor", sign=1, highest=1.0)
+    reads_accuracies: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -273,6 +276,11 @@ SCHEDULES: Mapping[str, type[NoiseSchedule]] = {
     "cosine": CosineSchedule,
     "validation": ValidationSchedule,
 }
+
+
+def reads_accuracies(name: str) -> bool:
+    """Return whether the noise of this name, of `NOISES`, follows the accuracy on public data."""
+    return name in SCHEDULES and SCHEDULES[name].reads_accuracies
 
 
 def make_schedule(name: str, initial_noise_multiplier: float, /, **params: Any) -> NoiseSchedule:

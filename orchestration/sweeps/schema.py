@@ -11,6 +11,7 @@ from pydantic import Field, ValidationError, model_validator
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
+from dpsweep.accounting.mechanism.schedules import reads_accuracies
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest, unlike
 from dpsweep.orchestration.store.release_modes import RELEASED, Disclosure, release_mode, release_spec
@@ -441,7 +442,7 @@ def _check_selection(tune: TuneSettings, sweep: SweepSpec) -> None:
         refuse("attacks and audits examine single runs", "leave them out")
     if sweep.privacy.budget is not None:
         refuse("a budget ends runs at different steps", "give privacy.target_epsilon or noise_multiplier")
-    if any(schedule.name == "validation" for schedule in sweep.noise):
+    if any(reads_accuracies(schedule.name) for schedule in sweep.noise):
         refuse("a validation schedule follows results", "use another schedule")
     match tune.selection:
         case RandomTrials():

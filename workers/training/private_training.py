@@ -22,7 +22,7 @@ from dpsweep.accounting.individual import individual_epsilons, individual_reason
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
 from dpsweep.accounting.mechanism.samplings import Adjacency
-from dpsweep.accounting.mechanism.schedules import split_schedule
+from dpsweep.accounting.mechanism.schedules import reads_accuracies, split_schedule
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples
 from dpsweep.accounting.records.epsilon_files import Epsilons
@@ -145,7 +145,7 @@ class PrivateTraining:
                 f"noise is {noise!r} and target_epsilon {target_epsilon!r}; give a noise multiplier, or a schedule "
                 "that target_epsilon calibrates"
             )
-        if schedule.name == "validation":
+        if reads_accuracies(schedule.name):
             raise InvalidInput("the validation schedule needs public data, which only trials of sweeps have")
         self._spec = TrialSpec(
             key="loop",

@@ -15,7 +15,7 @@ from dpsweep.accounting.calibration.parameter_search import calibrate_filter, co
 from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import as_independent, costs_by_step, steps_apart
-from dpsweep.accounting.mechanism.schedules import make_noise
+from dpsweep.accounting.mechanism.schedules import make_noise, reads_accuracies
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.workers.clipping import ClippingMethod, ExampleBudget
 from dpsweep.workers.machine.devices import known_device
@@ -194,7 +194,7 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
             f"clipping method {spec.clipping.name!r} needs epsilon, the budget of every example: give it, or calibrate "
             "the sweep to privacy.target_epsilon"
         )
-    if spec.noise.schedule.name == "validation" and not public_size:
+    if reads_accuracies(spec.noise.schedule.name) and not public_size:
         raise InvalidInput("a validation-driven schedule needs public data; set data.public_fraction above 0")
 
 
