@@ -303,8 +303,6 @@ class NormShards:
                 f"{directory}: the first snapshot is at step {self.steps[0]}, so the steps before it would go "
                 "uncounted; restore the snapshot at step 0 or run the trial again"
             )
-        if self.parts != tuple(range(len(self.parts))):
-            raise DataCorruption(f"{directory}: parts are {self.parts}, so one is missing; resume the trial")
 
 
 def has_norms(directory: str) -> bool:

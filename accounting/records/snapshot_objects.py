@@ -57,14 +57,10 @@ class Piece:
     digest: bytes
 
 
-def make_object(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, bytes]:
-    """Return the record and the bytes of the object ``uri`` with these batches: at least one, all of one schema."""
-    record, pieces = make_pieces(uri, batches)
-    return record, b"".join(pieces)
-
-
 def make_pieces(uri: str, batches: Sequence[pa.RecordBatch]) -> tuple[ObjectRecord, list[memoryview]]:
-    """Return `make_object`, whose pieces are stored one after the other; they are in memory once."""
+    """Return the record and the pieces, to be stored one after the other, of the object ``uri`` with these batches: at
+    least one, all of one schema.
+    """
     is_secret = is_encrypting()
     stored = [
         memoryview(encrypted(f"{uri}#{number}", piece)) if is_secret else piece

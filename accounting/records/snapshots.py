@@ -23,7 +23,7 @@ from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.records.files import read_in_turn, write_in_private_folder
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
-from dpsweep.accounting.records.snapshot_objects import DIGEST, ObjectRecord, make_object
+from dpsweep.accounting.records.snapshot_objects import DIGEST, ObjectRecord, make_pieces
 
 COMPLETE = "complete.json"
 ROWS_PER_OBJECT = 2**23
@@ -121,9 +121,9 @@ class SnapshotWriter:
         """
         committed, before, records = step in self._committed, self._before(step), []
         for uri, batches in self._objects(step, batch):
-            record, data = make_object(uri, batches)
+            record, pieces = make_pieces(uri, batches)
             if not committed:
-                write_in_private_folder(uri, data)
+                write_in_private_folder(uri, *pieces)
             records.append(record)
         snapshot = Snapshot(
             step=step,

@@ -189,8 +189,8 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "write_in_private_folder(uri, data)",
-            '__import__("dpsweep.accounting.records.files").accounting.records.files.write_bytes_atomically(uri, data)',
+            "write_in_private_folder(uri, *pieces)",
+            '(write := __import__("dpsweep").accounting.records.files.write_bytes_atomically)(uri, b"".join(pieces))',
             "norms are public",
             True,
         ),

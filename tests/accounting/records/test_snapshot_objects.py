@@ -286,9 +286,9 @@ def test_a_full_disk_commits_nothing_and_is_told_by_the_next_call(
 def test_training_does_not_wait_for_its_writer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     go_on = threading.Event()
 
-    def slow(uri: str, data: bytes) -> None:
+    def slow(uri: str, *pieces: bytes) -> None:
         assert go_on.wait(10)
-        write_in_private_folder(uri, data)
+        write_in_private_folder(uri, *pieces)
 
     monkeypatch.setattr("dpsweep.accounting.records.snapshots.write_in_private_folder", slow)
     with NormShardWriter(str(tmp_path), 8) as writer:

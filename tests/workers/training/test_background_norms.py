@@ -23,9 +23,9 @@ from tests.workers.trial_specs import small_trial
 
 
 def slowed(patch: pytest.MonkeyPatch, seconds: float) -> None:
-    def slow(uri: str, data: bytes) -> None:
+    def slow(uri: str, *pieces: bytes) -> None:
         time.sleep(seconds)
-        write_in_private_folder(uri, data)
+        write_in_private_folder(uri, *pieces)
 
     patch.setattr("dpsweep.accounting.records.snapshots.write_in_private_folder", slow)
 
@@ -66,7 +66,7 @@ def test_storage_that_refuses_in_the_background_ends_the_trial_and_the_next_atte
     spec = small_trial(epochs=3)
     run_trial(spec, str(tmp_path / "undisturbed"))
 
-    def refused(uri: str, data: bytes) -> None:
+    def refused(uri: str, *pieces: bytes) -> None:
         raise StorageError(f"cannot write {uri}")
 
     def from_now_on(progress: Progress) -> None:
