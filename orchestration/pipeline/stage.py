@@ -314,7 +314,8 @@ def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_aske
     former = f"; {no_longer_asked} trials that its file no longer asks for are kept too" if no_longer_asked else ""
     return (
         f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
-        f"keep them; to train these anew, choose another folder with --output{former}"
+        f"keep them; to train these anew, choose another folder with --output{former}. Of their files, only "
+        f"results are read; `dpsweep verify {shlex.quote(files.root)}` checks all"
     )
 
 
