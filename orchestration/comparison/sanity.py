@@ -74,11 +74,15 @@ def too_few_to_test(setting: Setting, evidence: Evidence, main: Metric) -> str:
     """Return why a setting cannot be judged, as a clause that names the test users or examples; "" if it can.
 
     They are so few that even a model without a mistake has an interval that reaches down to a constant prediction: of
-    n right answers out of n, Clopper and Pearson's lower end is the n-th root of 0.025.
+    n right answers out of n, Clopper and Pearson's lower end is the n-th root of 0.025. Where a constant prediction is
+    right for all of them, more of their kind would not help.
     """
     constant, (units, unit) = constant_of(setting), evidence.units(setting, main.name)
     if constant is None or units <= 0.0 or ((1.0 - LEVEL) / 2.0) ** (1.0 / units) > constant:
         return ""
+    if constant >= 1.0:
+        every = f"the only {unit}" if units == 1.0 else f"all {units:.0f} {unit}s"
+        return f"always predicting {best_constant(main)} is right for {every}: hold out some with other labels"
     those = f"one {unit}" if units == 1.0 else f"{units:.0f} {unit}s"
     return f"{those} cannot tell even a perfect model from always predicting {best_constant(main)}: hold out more"
 

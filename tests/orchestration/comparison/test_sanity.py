@@ -116,6 +116,18 @@ def test_so_few_people_that_a_perfect_model_could_not_be_told_from_constant_are_
     assert of_users(40)[1].useless == {}
 
 
+def test_test_data_of_a_single_class_ask_for_other_labels_and_not_for_more_of_the_same() -> None:
+    trials, found = [], {}
+    for clipping in ("none", "flat"):
+        own = replace(of_predictions(np.zeros_like(LABELS)), labels=np.zeros_like(LABELS))
+        trials.append(trial(own, clipping, 0))
+        found[trials[-1].key] = own
+    said = " ".join(headline(*in_sweep(trials, found)))
+    why = f"always predicting the most frequent class is right for all {len(LABELS)} test examples"
+    assert f"Nothing trained here can be judged: {why}: hold out some with other labels." in said
+    assert "hold out more" not in said
+
+
 @pytest.mark.parametrize("share", [CONSTANT + 0.04, CONSTANT + 0.005])
 def test_a_baseline_near_the_constant_prediction_leaves_the_cost_unknown(share: float) -> None:
     data, found = in_sweep(*sweep_of({"none": (share, share), "flat": (share - 0.001, share - 0.001)}, seeds=3))
