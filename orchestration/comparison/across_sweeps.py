@@ -201,7 +201,7 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
         for point, trial in zip(record.points, published[folder].trials, strict=True)
         if trial.state is TrialState.FINISHED
     ]
-    written = {name for _, parameters, _ in finished for name in parameters}
+    written = {(name, _component(name, given)) for _, given, _ in finished for name in given}
     found: dict[_Identity, dict[str, list[PublishedTrial]]] = {}
     for folder, parameters, trial in finished:
         identity = tuple(sorted({**_defaults(written, parameters), **parameters}.items()))
@@ -250,17 +250,26 @@ def _parameters(point: GridPoint, record: SweepRecord) -> dict[str, Label]:
     return found
 
 
-def _defaults(names: Set[str], given: Mapping[str, Label]) -> dict[str, Label]:
-    """Return the defaults of those parameters called ``names`` that the components of a trial have, and do not give.
+def _component(parameter: str, given: Mapping[str, Label]) -> str:
+    """Return the name of the component to which a parameter of a trial belongs; "" if to none."""
+    place, is_own, _ = parameter.partition(".params.")
+    return str(given.get(f"{place}.name", "")) if is_own else ""
+
+
+def _defaults(written: Set[tuple[str, str]], given: Mapping[str, Label]) -> dict[str, Label]:
+    """Return the defaults of those parameters that a trial does not give, while others give the same component some.
 
     So ``flat`` is the same setting as ``{name: flat, bound: 1.0}``, and is called by its bound beside another.
+    written: parameters of all trials, each with the name of its component.
     """
-    from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of  # late: it loads torch
+    found: dict[str, Label] = {}
+    for name, component in written:
+        if name in given or not component or component != _component(name, given):
+            continue
+        from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of  # late: it loads torch
 
-    found = {}
-    for name in names - given.keys():
         place, _, param = name.partition(".params.")
-        make = COMPONENTS.get(_KEYS.get(place, place), {}).get(str(given.get(f"{place}.name")))
+        make = COMPONENTS.get(_KEYS.get(place, place), {}).get(component)
         for each in parameters_of(make) if make else ():
             if each.name == param and isinstance(each.default, str | int | float):
                 found[name] = each.default

@@ -344,5 +344,5 @@ def test_an_interrupted_run_must_be_resumed_first(job: AccountingJob) -> None:
 
 
 def test_unknown_method_names_the_nearest(job: AccountingJob) -> None:
-    with pytest.raises(InvalidInput, match="did you mean 'rdp'"):
+    with pytest.raises(InvalidInput, match="did you mean 'pld' or 'rdp'"):
         account_trial(job_of(job.root, DELTA, "rpd"))
