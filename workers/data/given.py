@@ -165,7 +165,10 @@ def _values(column: Any) -> npt.NDArray[Any]:
 def _places(column: npt.NDArray[Any], values: Sequence[Any], what: str, named: str) -> npt.NDArray[np.int64]:
     """Return the places of values in a list. Raises: InvalidInput for others."""
     places = {value: place for place, value in enumerate(values)}
-    found = [places.get(each, -1) for each in column.tolist()]
+    listed = column.tolist()
+    found = [places.get(each, -1) for each in listed]
+    if any(each != each for each in listed):
+        raise InvalidInput(f"some {what} are missing (NaN); leave out their rows, or give them a value")
     if -1 in found:
         raise InvalidInput(f"some {what} are not among the given {named}; give all of them")
     return np.array(found, dtype=np.int64)

@@ -107,6 +107,8 @@ def test_data_sets_of_torch_are_read_once() -> None:
 def test_what_does_not_fit_is_one_line() -> None:
     with pytest.raises(InvalidInput, match="6 examples and 5 labels"):
         source_of_arrays(X, Y[:5])
+    with pytest.raises(InvalidInput, match=r"some labels are missing \(NaN\); leave out their rows"):
+        source_of_arrays(X, [0.0, 1.0, float("nan"), 1.0, 0.0, 1.0])
     with pytest.raises(InvalidInput, match="some labels are not among the given classes"):
         source_of_arrays(X, Y, classes=["no"])
     with pytest.raises(InvalidInput, match="and the test examples none"):
