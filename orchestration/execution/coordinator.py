@@ -141,17 +141,20 @@ class Coordinator:
         return isinstance(result, StoppedTrial) and is_left_to_account(result, files)
 
     def _require_same_data(self) -> None:
-        """Raise `InvalidInput` if pending trials use data that have changed since stored trials were trained on them.
+        """Raise `InvalidInput` if planned trials use data that have changed since stored trials were trained on them.
 
-        A trial that is no longer asked for counts too, unless its files do not tell on which data it was trained.
+        Also if every trial has its results: these would be shown as those of the new data. A trial that is no longer
+        asked for counts too, unless its files do not tell on which data it was trained.
         """
-        digests, statuses = {planned.spec.data: planned.data_digest for planned in self.pending()}, self._statuses()
+        digests = {planned.spec.data: planned.data_digest for planned in self._planned.values()}
+        statuses = self._statuses()
         for key, point in self._points.items():
             data, has_result = point.spec.data, key in statuses and statuses[key].result is not None
             if has_result and data in digests and self._met_other_data(key, digests[data]):
                 raise InvalidInput(
-                    f"the data {data.name!r} have changed since trial {key} was trained on them, so that "
-                    "further trials would not compare with it; restore the data, or choose another folder with --output"
+                    f"the data {data.name!r} have changed since trial {key} was trained on them, so that its "
+                    "results are not theirs, and further trials would not compare with it; restore the data, or choose "
+                    "another folder with --output"
                 )
 
     def _met_other_data(self, key: str, digest: str) -> bool:

@@ -97,7 +97,10 @@ def test_nothing_is_trained_beside_results_of_other_data(outcome: Outcome, tmp_p
     assert json.loads(read_sealed(noted, "") or b"")["data"] == digest
     assert stat.S_IMODE(Path(noted).stat().st_mode) == 0o600
     write_sealed(noted, json.dumps({"data": "0" * 64}).encode(), private=True)
-    run_sweep(request(tmp_path))  # of what is finished, nothing depends on the data any more
+    with pytest.raises(
+        InvalidInput, match=r"'digits' have changed since trial non-private-seed0-.* results are not theirs"
+    ):
+        run_sweep(request(tmp_path))  # whose results would be shown as those of the new data
     shutil.rmtree(trial_in(tmp_path / "out", "flat-seed0").root)
     with pytest.raises(InvalidInput, match="'digits' have changed since trial non-private-seed0-"):
         run_sweep(request(tmp_path))
