@@ -311,7 +311,7 @@ class RandomAllocationSampling:
 
     @property
     def steps_per_round(self) -> int:
-        """Number of steps of a block, one of which an example joins."""
+        """Number of steps of a block; an example joins one of them."""
         return self.steps_per_epoch // self.per_epoch
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:

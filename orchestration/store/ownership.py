@@ -57,7 +57,8 @@ def exclusive(folder: Path, output: str) -> Iterator[None]:
             ) from error
         except OSError as error:
             raise InvalidInput(
-                f"cannot write to {folder}: {error.strerror}; choose another folder with --output"
+                f"cannot write to {folder}: {error.strerror}; make it writable, or, to run a sweep, "
+                "choose another folder with --output"
             ) from error
         try:
             yield

@@ -221,8 +221,8 @@ def loss_of(users: UserSpec, loss: Loss, labels: Tensor) -> Loss:
 
 
 def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
-    """Raise InvalidInput that names everything in the trial of which no epsilon per user is proven, or that does not
-    exist per user. releases: names of what the trial releases besides its steps.
+    """Raise InvalidInput that names all parts of the trial without a proven epsilon per user, or without a meaning per
+    user. releases: names of what the trial releases besides its steps.
     """
     users = spec.users
     if users is None:
