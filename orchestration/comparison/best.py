@@ -17,7 +17,7 @@ from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.entries import by_selection
-from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
+from dpsweep.orchestration.comparison.findings import Difference, Findings, mean_of, warnings
 from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, difference, opening, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
@@ -198,7 +198,7 @@ def best(
         raise InvalidInput(_not_of_use(found, useless))
     if winner is None:
         raise InvalidInput(_nothing(found, name, max_epsilon, least))
-    value = _mean(winner, name)
+    value = mean_of(winner, name)
     undecided = found.undecided(winner, name, allowed)
     alike = tuple(each for each in undecided if each.verdict == "not distinguishable")
     unordered = tuple(each for each in undecided if each not in alike)
@@ -238,7 +238,7 @@ def _name(found: Findings, name: str) -> str:
 def _fulfils(setting: Setting, max_epsilon: float, least: Mapping[str, float]) -> bool:
     cost = setting.highest_epsilon
     is_cheap = cost is not None and cost <= max_epsilon
-    return is_cheap and all(_reaches(name, _mean(setting, name), value) for name, value in least.items())
+    return is_cheap and all(_reaches(name, mean_of(setting, name), value) for name, value in least.items())
 
 
 def _reaches(name: str, mean: float, value: float) -> bool:
@@ -256,18 +256,13 @@ def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str,
         return f"no private setting of this sweep has {name}; choose by another metric"
     reached = {each: found.best(each) for each in least}
     tops = [
-        f"the {limits[metric(each).better][1]} of {each} is {_mean(setting, each):.4g}"
+        f"the {limits[metric(each).better][1]} of {each} is {mean_of(setting, each):.4g}"
         for each, setting in reached.items()
         if setting
     ]
     costs = [cost for setting in found.private if (cost := setting.highest_epsilon) is not None]
     tops += [f"the least epsilon is {min(costs):.4g}"] if costs and math.isfinite(max_epsilon) else []
     return f"no private setting has {' and '.join(conditions)}; {', '.join(tops)}: relax a condition"
-
-
-def _mean(setting: Setting, name: str) -> float:
-    found = setting.mean(metric(name).value)
-    return math.nan if found is None else found
 
 
 def parse_conditions(texts: Sequence[str]) -> dict[str, float]:

@@ -188,7 +188,7 @@ class Findings:
         if self.unknown_cost:
             return ()
         found = [setting for setting in self.settings if setting.is_baseline and not has_diverged(setting)]
-        return tuple(sorted(found, key=lambda setting: -_mean(setting, self.main.name)))
+        return tuple(sorted(found, key=lambda setting: -mean_of(setting, self.main.name)))
 
     @cached_property
     def methods(self) -> tuple[Setting, ...]:
@@ -197,7 +197,7 @@ class Findings:
         best: dict[tuple[object, ...], Setting] = {}
         for setting in self.useful:
             method = _method(setting)
-            if method not in best or _mean(setting, self.main.name) > _mean(best[method], self.main.name):
+            if method not in best or mean_of(setting, self.main.name) > mean_of(best[method], self.main.name):
                 best[method] = setting
         return tuple(best.values())
 
@@ -246,7 +246,7 @@ class Findings:
 
         The value of an extreme over groups, such as the worst-served group, corrected for its choice.
         """
-        mean = _mean(setting, name)
+        mean = mean_of(setting, name)
         if metric(name).extreme is None or np.isnan(mean):
             return mean
         found = self.interval(setting, name)
@@ -405,7 +405,8 @@ def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
     return {name: known for name, known in intervals.items() if known}
 
 
-def _mean(setting: Setting, name: str) -> float:
+def mean_of(setting: Setting, name: str) -> float:
+    """Return the mean of a metric over the seeds of a setting; NaN if unknown."""
     found = setting.mean(metric(name).value)
     return math.nan if found is None else found
 
@@ -464,7 +465,7 @@ def _above_baseline(found: Findings) -> list[str]:
     best = found.baselines[0]
     above = []
     for setting in found.methods:
-        gain = _mean(setting, found.main.name) - _mean(best, found.main.name)
+        gain = mean_of(setting, found.main.name) - mean_of(best, found.main.name)
         if gain > 0.0:
             above.append((setting, gain, found.difference(setting, best, found.main.name).verdict))
     if not above:
@@ -486,7 +487,7 @@ def _constant(found: Findings) -> list[str]:
     flat = [setting for setting in found.settings if is_constant(setting) and setting.name not in found.useless]
     if not flat:
         return []
-    rates = [rate for setting in flat if not np.isnan(rate := _mean(setting, "majority_class_rate"))]
+    rates = [rate for setting in flat if not np.isnan(rate := mean_of(setting, "majority_class_rate"))]
     named = first_few([setting.name for setting in flat])
     return [
         f"Warning: {named} predicted one class for everybody in each group. Gaps between groups say nothing then: a "

@@ -15,7 +15,7 @@ import math
 import statistics
 from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import numpy as np
 from scipy import special
@@ -119,9 +119,7 @@ def _spreads_more(apart: Array, freedom: int, level: float) -> Array:
 
 def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> Value:
     """Return a function from a trial to ``value`` of its test group called ``name``."""
-    return lambda trial: next(
-        (value(group) for group in (trial.quality.groups if trial.quality else ()) if group.name == name), None
-    )
+    return lambda trial: _of_group(trial.quality.groups if trial.quality else (), name, value)
 
 
 def group_epsilon(name: str) -> Value:
@@ -140,14 +138,19 @@ def group_loss_correlation(name: str) -> Value:
 
 
 def _group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Value:
-    return lambda trial: next(
-        (value(group) for group in (trial.individuals.groups if trial.individuals else ()) if group.name == name), None
-    )
+    return lambda trial: _of_group(trial.individuals.groups if trial.individuals else (), name, value)
 
 
 def group_attack(name: str, value: Callable[[PublishedAttack], float]) -> Value:
     """Return a function from a trial to ``value`` of the attack on the group called ``name``."""
-    return lambda trial: next((value(group) for group in trial.attacks if group.name == name), None)
+    return lambda trial: _of_group(trial.attacks, name, value)
+
+
+_Group = TypeVar("_Group", PublishedGroup, GroupEpsilon, PublishedAttack)
+
+
+def _of_group(groups: Iterable[_Group], name: str, value: Callable[[_Group], float | None]) -> float | None:
+    return next((value(group) for group in groups if group.name == name), None)
 
 
 @dataclass(frozen=True)
