@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Annotated
 
 import typer
 
 from dpsweep.orchestration.commands import options
-from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, TrackingUri
+from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, Pace, TrackingUri, warn
 from dpsweep.orchestration.comparison.formats import at_least, at_most, for_terminal, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 from dpsweep.orchestration.store.later_results import AuditRecord
@@ -59,17 +59,13 @@ def audit(
     record, request = owned_record(files), AuditRequest(tuple(only or ()), spec, seed)
     code = allowed_again(record.sweep, allow_code or ())
     found = []
-    for audited, uri in audit_again(files, record, request, code, address, _EpochPrinter(), _warn):
+    for audited, uri in audit_again(files, record, request, code, address, _epochs_printed(), warn):
         found.append({**asdict(audited), "sensitive": "private like the training examples"})
         for line in _lines(audited, uri):
             typer.echo(for_terminal(line), err=as_json)
     show_accounts(folder, tracking_uri)
     if as_json:
         typer.echo(json.dumps({"audits": found}, allow_nan=False))
-
-
-def _warn(sentence: str) -> None:
-    typer.echo(f"warning: {for_terminal(sentence)}", err=True)
 
 
 def _lines(record: AuditRecord, uri: str) -> tuple[str, ...]:
@@ -89,20 +85,15 @@ def _lines(record: AuditRecord, uri: str) -> tuple[str, ...]:
     )
 
 
-_LINE_INTERVAL = 5.0
-"""Least seconds between two lines on the progress of a copy."""
+def _epochs_printed() -> Callable[[str, Progress], None]:
+    """Return a function that prints the epochs of a copy at its `Pace`."""
+    pace = Pace()
 
-
-class _EpochPrinter:
-    """Prints the epochs of a copy, at most once every `_LINE_INTERVAL` seconds."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, key: str, now: Progress) -> None:
-        if time.monotonic() >= self._last + _LINE_INTERVAL:
-            self._last = time.monotonic()
+    def tell(key: str, now: Progress) -> None:
+        if pace.is_due():
             typer.echo(for_terminal(f"{key}: step {now.step} of {now.total_steps} of the copy"), err=True)
+
+    return tell
 
 
 _EXAMPLE = "audit runs/quickstart --only flat-constant-epsilon8-seed0-d02bd6168b"

@@ -24,6 +24,7 @@ from dpsweep.orchestration.commands.options import (
     Retry,
     StopAfterFailures,
     SweepFile,
+    warn,
 )
 from dpsweep.orchestration.comparison.formats import for_terminal, listed, looks_secret, masked, secrets_of
 from dpsweep.orchestration.execution.environment import prepare_environment
@@ -113,7 +114,7 @@ def submit(
         if jobs is None:
             _say(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
             return
-        job = jobs.submit(job_id, output, package, variables, turn, _warn)
+        job = jobs.submit(job_id, output, package, variables, turn, warn)
     _say(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
     _say(f"`dpsweep status {job.id} --address {address}` shows its progress, and where MLflow compares its trials")
     if follow:
@@ -225,7 +226,7 @@ def tell_failed(message: str) -> None:
             output_files(job.output, spec.name),
             spec.name,
             message,
-            _warn,
+            warn,
         )
 
 
@@ -258,7 +259,7 @@ def _planned(spec: SweepSpec, code: UserCode) -> int:
 
     plan = accept(plan_sweep(spec, code), SweepFiles(absolute(default_output(spec.name))))
     for warning in plan.warnings:
-        _warn(warning)
+        warn(warning)
     return len(plan.trials)
 
 
@@ -354,10 +355,6 @@ def _describe(package: Package) -> None:
 def _say(text: str) -> None:
     """Print text, made safe by `for_terminal`, because others may have chosen the names in it."""
     print(for_terminal(text))
-
-
-def _warn(text: str) -> None:
-    print(for_terminal(f"warning: {text}"), file=sys.stderr)
 
 
 def _size(count: int) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from pathlib import Path
 from typing import Annotated, Any, Final
 
@@ -13,7 +14,7 @@ from rich.table import Table
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.local_files import UnsafeFile, others_can_write, replace_file
-from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting
+from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting, for_terminal
 
 RUN: Final = "Run"
 CLUSTER: Final = "Cluster"
@@ -103,6 +104,30 @@ def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
         raise InvalidInput(f"{option} {path} cannot be written: {error.strerror}; name another file") from error
     except UnsafeFile as error:
         raise InvalidInput(f"{option} {path} cannot be written: {error}") from error
+
+
+def warn(sentence: str) -> None:
+    """Print a warning to stderr."""
+    typer.echo(for_terminal(f"warning: {sentence}"), err=True)
+
+
+_LINE_INTERVAL: Final = 5.0
+"""Least seconds between two lines on the progress of one work."""
+
+
+class Pace:
+    """Tells when a line on the progress of a work is due: at most once every `_LINE_INTERVAL` seconds."""
+
+    def __init__(self) -> None:
+        self._last = time.monotonic()
+
+    def is_due(self) -> bool:
+        """Return whether a line is due; it then counts as printed."""
+        now = time.monotonic()
+        if now < self._last + _LINE_INTERVAL:
+            return False
+        self._last = now
+        return True
 
 
 def stdout() -> Console:

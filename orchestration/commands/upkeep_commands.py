@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated
@@ -21,7 +20,7 @@ from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import options
-from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, whole_numbers
+from dpsweep.orchestration.commands.options import AsJson, Folder, Pace, TrackingUri, warn, whole_numbers
 from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
 from dpsweep.orchestration.comparison.formats import at_most, for_terminal, name_for_terminal, number, seconds
@@ -34,7 +33,7 @@ from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 
 if TYPE_CHECKING:
     from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-    from dpsweep.orchestration.execution.reaccounting import Answer
+    from dpsweep.orchestration.execution.reaccounting import Answer, OnPart
     from dpsweep.orchestration.store.published import GroupEpsilon
 
 
@@ -121,9 +120,9 @@ def verify(
             "of test data and epsilons of single examples are as stored: they were not computed again"
         )
         for warning in own.changes():
-            _warn(warning)
+            warn(warning)
         for path in own.unseen:
-            _warn(f"{path} is not here, so your own code was not compared; name it: --code FILE")
+            warn(f"{path} is not here, so your own code was not compared; name it: --code FILE")
         if own.compared and not own.changed:
             typer.echo(for_terminal(f"your own files are as the trials keep them: {', '.join(own.compared)}"))
 
@@ -257,9 +256,9 @@ def account(
 
     request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
     together = _together(SweepFiles(absolute(folder)), trial, own, delta) if own else None
-    shown = _PartsPrinter()
+    shown = _parts_printed()
     found = []
-    for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, _warn):
+    for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, warn):
         found.append(answer.as_dict())
         typer.echo(_summary(answer), err=as_json)
         if not as_json:
@@ -311,24 +310,15 @@ def _print_details(answer: Answer, groups: Sequence[GroupEpsilon]) -> None:
     typer.echo(for_terminal(f"  private, in {answer.folder}"))
 
 
-def _warn(message: str) -> None:
-    typer.echo(for_terminal(f"warning: {message}"), err=True)
+def _parts_printed() -> OnPart:
+    """Return a function that prints the number of accounted parts of a trial at its `Pace`."""
+    pace = Pace()
 
-
-_LINE_INTERVAL = 5.0
-"""Least seconds between two lines on the progress of a trial."""
-
-
-class _PartsPrinter:
-    """Prints the number of accounted parts of a trial, at most once every `_LINE_INTERVAL` seconds."""
-
-    def __init__(self) -> None:
-        self._last = time.monotonic()
-
-    def __call__(self, key: str, done: int, parts: int) -> None:
-        if done < parts and time.monotonic() >= self._last + _LINE_INTERVAL:
-            self._last = time.monotonic()
+    def tell(key: str, done: int, parts: int) -> None:
+        if done < parts and pace.is_due():
             typer.echo(f"{name_for_terminal(key)}: {done} of {parts} parts accounted", err=True)
+
+    return tell
 
 
 def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = False) -> None:
@@ -338,9 +328,6 @@ def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = F
     in the store that the driver recorded in. Exit code 3 if MLflow stays silent before everything is recorded.
     """
     from dpsweep.orchestration.pipeline import record_again
-
-    def warn(sentence: str) -> None:
-        print(for_terminal(f"warning: {sentence}"), file=sys.stderr)
 
     shown = _Printer()
     try:
@@ -359,16 +346,14 @@ def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = F
 
 
 class _Printer:
-    """Prints how far the recording has come, at most once every `_LINE_INTERVAL` seconds."""
+    """Prints how far the recording has come, at its `Pace`."""
 
     def __init__(self) -> None:
-        self.last = NOTHING_RECORDED
-        self._printed = time.monotonic()
+        self.last, self._pace = NOTHING_RECORDED, Pace()
 
     def __call__(self, recording: Recording) -> None:
         self.last = recording
-        if recording.goes_on and time.monotonic() - self._printed >= _LINE_INTERVAL:
-            self._printed = time.monotonic()
+        if recording.goes_on and self._pace.is_due():
             print(recording.line(), file=sys.stderr, flush=True)
 
 
