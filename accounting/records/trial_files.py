@@ -57,7 +57,8 @@ class TrialFiles:
     released = Below("Statistics of the epsilons, released with noise (JSON).", "released.json")
     exact_norms = Below("Norms of `exact_examples` random examples at every step.", "private/exact-norms")
     private_training = Below(
-        "Counts of gradients that were not finite and of empty batches (JSON).", "private/training.json"
+        "Counts of gradients that were not finite, empty batches, and texts cut or without a token (JSON).",
+        "private/training.json",
     )
     attacks = Below("Results of attacks on the trained model (JSON).", "private/attacks.json")
     membership = Below(

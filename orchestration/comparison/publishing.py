@@ -244,9 +244,12 @@ def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> di
 
 
 def _notes(result: TrialResult) -> tuple[str, ...]:
-    lost = result.non_finite_gradients
-    counted = f"gradients of examples that were not finite, and weighed nothing in their steps: {lost:,}"
-    notes = (*result.training.notes, *([counted] if lost else []))
+    notes = result.training.notes
+    if lost := result.non_finite_gradients:
+        notes += (f"gradients of examples that were not finite, and weighed nothing in their steps: {lost:,}",)
+    if (told := result.texts) and (told.cut or told.empty):
+        some = f"{told.cut:,} of {told.texts:,} training texts were cut at {told.length:,} tokens"
+        notes += (f"{some}; {told.empty:,} have no token",)
     if not result.spec.is_private:
         return (*notes, "trained without noise: nothing protects the training data; keep its model private")
     return (*notes, *in_words(result.worst_case.reasons))

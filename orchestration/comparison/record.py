@@ -77,6 +77,7 @@ def exact(files: SweepFiles) -> View:
             attacks=read_attacks(trial.attacks),
             departures=tuple(counters.departures),
             non_finite_gradients=counters.non_finite_gradients,
+            texts=counters.texts,
             courses=tuple(counters.courses),
         )
 

@@ -161,6 +161,7 @@ def _completed(
         attacks=read_attacks(files.attacks) if shows_exact else AttackResults(),
         departures=tuple(counters.departures),
         non_finite_gradients=counters.non_finite_gradients,
+        texts=counters.texts,
         courses=tuple(counters.courses),
         digests=note_digests(files),
         device=read_device_use(files.device),

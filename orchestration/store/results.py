@@ -20,7 +20,7 @@ from dpsweep.workers.evaluation.attack_results import AttackResults
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.counters import GroupCourse, GroupDepartures
+from dpsweep.workers.training.counters import GroupCourse, GroupDepartures, TextCounts
 from dpsweep.workers.training.history import TrainingResult
 
 
@@ -65,6 +65,8 @@ class TrialResult:
     """By group, examples that spent their filter budget; shown only where attacks are shown."""
     non_finite_gradients: int = 0
     """Gradients of examples that were not finite and weighed nothing; shown only where attacks are shown."""
+    texts: TextCounts | None = None
+    """Training texts that were cut or have no token; shown only where attacks are shown."""
     courses: tuple[GroupCourse, ...] = ()
     """Course of training for the examples of each group; shown only where attacks are shown."""
     reasons: tuple[Reason, ...] = ()

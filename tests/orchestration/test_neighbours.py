@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import dpsweep as library
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -18,8 +19,18 @@ from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration import own_people
 from tests.orchestration.processes import dpsweep
-from tests.orchestration.public_values import Values, may_vary, published, shown_digests, tracked, unexplained, unhidden
+from tests.orchestration.public_values import (
+    Values,
+    may_vary,
+    published,
+    shown_digests,
+    tracked,
+    unexplained,
+    unhidden,
+    words,
+)
 from tests.orchestration.sample_grids import small
+from tests.workers.data_folders import make_tokenizer
 
 INCOME = 41_000.0
 
@@ -105,6 +116,32 @@ def test_what_does_not_vary_with_the_noise_does_not_vary_with_a_row(tmp_path: Pa
         neighbour = trial_on(income, tmp_path, **changes)
         assert unexplained([*draws, neighbour]) == []
         assert unhidden(draws, neighbour) == []
+
+
+def test_the_private_report_alone_tells_of_texts_that_are_cut_or_have_no_token(tmp_path: Path) -> None:
+    """With as many tokens as are taken, or with more of them, all that is public is the same but for the times."""
+    path, told = tmp_path / "texts.csv", "120 training texts were cut at 4 tokens; 3 have no token"
+    (tmp_path / "test.csv").write_text("body,mood\n" + "the cat sat on the mat,pos\nred sky,neg\n" * 20)
+    data = {"name": "text", "path": str(path), "text": "body", "tokenizer": str(make_tokenizer(tmp_path / "t.json"))}
+    data |= {"label": "mood", "classes": ["neg", "pos"], "test_path": str(tmp_path / "test.csv"), "max_length": 4}
+    model = {"name": "transformer", "width": 8, "depth": 1, "heads": 2}
+    sweep = text(path, data=data, model=model, noise_source="seeded")
+    found: list[tuple[object, Values, str]] = []
+    for more in ("", " the mat"):
+        path.write_text("body,mood\n" + f"the cat sat on{more},pos\nred sky,neg\na dog,pos\n" * 39 + '" ",neg\n' * 3)
+        out = tmp_path / f"out{len(found)}"
+        planned = library.plan(sweep)
+        library.run(sweep, output=str(out), address="in-process", tracking_uri="none")
+        files = SweepFiles(str(out))
+        for page in (files.report, files.results):
+            assert "no token" not in Path(page).read_text()
+        found.append((planned, published(out), words(files.private_report)))
+    (plan, values, before), (plan_cut, values_cut, after) = found
+    assert (plan, "no token" in repr(plan)) == (plan_cut, False)
+    different = unhidden([values], values_cut)
+    assert [place for place in different if not place.endswith("/result.json/sha256")] == []  # which has the times
+    assert f"0 of {told}" in before
+    assert f"39 of {told}" in after
 
 
 def sweep_on(income: float, folder: Path) -> Values:

@@ -91,8 +91,8 @@ class Split:
     [n], indices into its group names. `example_ids`: int64 [n], positions in the source; unique within the data set,
     and the same in every run. `user_ids`: int64 [n], the owner of each example if the source names one, or [n, k] if it
     may have up to k (`dpsweep.workers.data.owners`). All examples of a user stay in the same split, except where
-    candidates train on disjoint parts. `place`: location of memory-mapped
-    features, and labels if they are mapped too; None if in memory.
+    candidates train on disjoint parts. `place`: location of memory-mapped features, and labels if they are mapped too;
+    None if in memory. `flaws`: of texts, bool [n, 2]: whether each was cut, and whether it has no token.
     """
 
     features: Tensor
@@ -101,6 +101,7 @@ class Split:
     example_ids: Tensor
     user_ids: Tensor | None = None
     place: ColumnFiles | None = None
+    flaws: Tensor | None = None
 
     def __post_init__(self) -> None:
         if len(self.labels) != len(self.features) or self.labels.dtype not in _LABEL_TYPES:
@@ -125,13 +126,13 @@ class Split:
     def select(self, indices: Indices) -> Split:
         """Return the examples at ``indices``, in that order."""
         at = torch.from_numpy(np.asarray(indices, dtype=np.int64))
-        users = None if self.user_ids is None else self.user_ids[at]
+        users, flaws = (None if each is None else each[at] for each in (self.user_ids, self.flaws))
         place, features, labels = None, self.features, self.labels
         if self.place is None:
             features, labels = features.index_select(0, at), labels.index_select(0, at)
         else:
             place, (features, labels) = self.place.select((features, labels), at)
-        return Split(features, labels, self.groups[at], self.example_ids[at], users, place)
+        return Split(features, labels, self.groups[at], self.example_ids[at], users, place, flaws)
 
 
 def as_targets(labels: Tensor) -> Tensor:

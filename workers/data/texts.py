@@ -265,13 +265,15 @@ class _Encoder:
             raise InvalidInput(f"the tokenizer {self.path} has no token {name!r}; name one that it has by `{key}`")
         return int(found)
 
-    def encode(self, texts: Sequence[str]) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.bool_]]:
-        """Return ids [n, length], and a mask [n, length] of tokens that belong to the text, not special or padding."""
+    def encode(self, texts: Sequence[str]) -> tuple[Block, npt.NDArray[np.bool_]]:
+        """Return the tokens of the texts, and the flaws of each, as of a `Split`."""
         with _no_panic(self.path):
             found = self.tokenizer.encode_batch(list(texts))
         ids = np.array([each.ids for each in found], dtype=np.int32).reshape(len(texts), self.length)
         special = np.array([each.special_tokens_mask for each in found], dtype=bool).reshape(ids.shape)
-        return ids, ~special & (ids != self.padding)
+        own = ~special & (ids != self.padding)
+        is_cut = np.array([bool(each.overflowing) for each in found], dtype=bool)
+        return Block(ids, own), np.stack([is_cut, ~own.any(1)], 1)
 
 
 @contextlib.contextmanager
@@ -349,17 +351,17 @@ class _File:
         return self.columns.append_column(self.text, pa.array(self.has_text, mask=~self.has_text))
 
     def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> Blocks:
-        """Return the columns of features and labels of the complete rows, block by block. `first`: id of the first
-        row.
+        """Return features, labels if they are made from tokens, and flaws of the complete rows, block by block.
+        `first`: id of the first row.
         """
         start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
         whole = _stream(self.path, (self.text,), (self.text,), (), self.encoding)
         for rows in (batch.slice(at, size) for batch in whole for at in range(0, batch.num_rows, size)):
-            ids, own = encoder.encode([each or "" for each in _strings(rows, self.text, self.path).to_pylist()])
-            low, high = np.searchsorted(self.rows, (start, start + len(ids)))
+            block, flaws = encoder.encode([each or "" for each in _strings(rows, self.text, self.path).to_pylist()])
+            low, high = np.searchsorted(self.rows, (start, start + rows.num_rows))
             complete = self.rows[low:high] - start
-            yield tuple(column[complete] for column in learn(Block(ids, own), first + start))
-            start += len(ids)
+            yield tuple(column[complete] for column in (*learn(block, first + start), flaws))
+            start += rows.num_rows
 
 
 def _stream(
@@ -473,7 +475,7 @@ class _Learner:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
         complete = each.columns.take(each.rows)
         place = None if self.cache is None else ColumnFiles(self.cache, self._key(each, first))
-        forms = [Form(torch.int32, (self.encoder.length,))] * self.columns
+        forms = [*[Form(torch.int32, (self.encoder.length,))] * self.columns, Form(torch.bool, (2,))]
 
         def blocks() -> Blocks:
             return each.blocks(self.encoder, self.learn, first)
@@ -484,7 +486,8 @@ class _Learner:
             mapped = place.columns(forms, blocks)
         found = mapped or tuple(torch.from_numpy(np.concatenate(column)) for column in zip(*blocks(), strict=True))
         labels = found[1].numpy() if self.columns > 1 else encoding.labels.encode(complete)
-        return replace(encoding.joined(found[0], complete, each.rows + first, users, labels), place=place)
+        split = encoding.joined(found[0], complete, each.rows + first, users, labels)
+        return replace(split, place=place, flaws=found[-1])
 
     def _key(self, each: _File, first: int) -> str:
         """Return a hash of everything that the tokens are made from."""

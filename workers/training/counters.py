@@ -40,14 +40,25 @@ class GroupDepartures:
     left: list[int] = field(default_factory=list)
 
 
+@dataclass(frozen=True)
+class TextCounts:
+    """Numbers of training texts: in all, cut at ``length`` tokens, and without any token."""
+
+    texts: int
+    length: int
+    cut: int
+    empty: int
+
+
 @dataclass
 class Counters:
     """Exact counts and means over training batches and examples. Private data.
 
-    departures: one for each group with examples, if the clipping method is a filter. courses: likewise, if norms are
-    refreshed.
+    texts: None for other data. departures: one for each group with examples, if the clipping method is a filter.
+    courses: likewise, if norms are refreshed.
     """
 
+    texts: TextCounts | None = None
     non_finite_gradients: int = 0
     empty_batches: int = 0
     departures: list[GroupDepartures] = field(default_factory=list)

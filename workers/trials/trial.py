@@ -21,7 +21,7 @@ from dpsweep.accounting.records.traces import read_trace, write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import write_users
 from dpsweep.workers.clipping import claims, make_clipping
-from dpsweep.workers.data import Dataset, load_dataset, ownership
+from dpsweep.workers.data import Dataset, Split, load_dataset, ownership
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes, write_wrong
 from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
@@ -48,7 +48,7 @@ from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.batch_gradients import LocalGradients, Parts, parts_of
-from dpsweep.workers.training.counters import write_counters
+from dpsweep.workers.training.counters import TextCounts, write_counters
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result, reasons_of_trial
 from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterwards, is_due
 from dpsweep.workers.training.one_run_audit import audit
@@ -241,6 +241,7 @@ def begin(
     device = choose_device(spec.execution.device)
     noise = make_noise_source(spec.noise_source, spec.seed, device)
     dataset, drawn = with_rows_of_users(spec, dataset, stored.get("users") if stored else None)
+    texts = _counted_texts(dataset.train)
     dataset = with_secrets(spec, dataset)
     fitted = stored["preprocessing"] if stored else {}
     if spec.preprocessing is not None and stored is None:
@@ -274,7 +275,16 @@ def begin(
         save()
     else:
         trainer.restore(stored["trainer"])
+    trainer.counters.texts = texts
     return Begun(trainer, source, dataset, fitted, random_states, save, optimizer)
+
+
+def _counted_texts(train: Split) -> TextCounts | None:
+    """Return how many texts are cut or have no token, before secrets are planted; None if there are none."""
+    if train.flaws is None:
+        return None
+    cut, empty = train.flaws.sum(0).tolist()
+    return TextCounts(len(train), train.features.shape[1], cut, empty)
 
 
 def _parts(files: TrialFiles, state: Mapping[str, Any]) -> set[str]:

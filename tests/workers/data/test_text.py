@@ -58,15 +58,20 @@ def test_every_format_gives_the_tokens_of_the_tokenizer(folder: Path) -> None:
 
 def test_texts_are_cut_and_rows_without_one_are_left_out(tmp_path: Path) -> None:
     make_tokenizer(tmp_path / "tokenizer.json")
-    lines = ["body,mood", '"the cat\nsat on the mat",pos', ",neg", "dog,", '"",neg', "red sky,neg"]
+    lines = ["body,mood", '"the cat\nsat on the mat",pos', ",neg", "dog,", '"",neg', "red sky,neg", '" ",neg']
     (tmp_path / "texts.csv").write_text("\n".join(lines) + "\n")
     found = load(tmp_path, max_length=4, label="mood", classes=["neg", "pos"])
-    assert found.train.example_ids.tolist() == [0, 4]
-    assert found.train.features.tolist() == [[3, 4, 6, 8], [10, 11, 0, 0]]
+    assert found.train.example_ids.tolist() == [0, 4, 5]
+    assert found.train.features.tolist() == [[3, 4, 6, 8], [10, 11, 0, 0], [0, 0, 0, 0]]
     assert found.notes == (
-        "3 of 5 rows (60.0%) are left out: they lack a value ('body' 2, 'mood' 1)",
+        "3 of 6 rows (50.0%) are left out: they lack a value ('body' 2, 'mood' 1)",
         "rows left out by mood: neg 2, pos 0, not known 1",
     )
+    cached = load(tmp_path, max_length=4, label="mood", classes=["neg", "pos"], cache=str(tmp_path / "tokens"))
+    for each in (found.train, cached.train):
+        assert each.flaws is not None
+        assert each.flaws.tolist() == [[True, False], [False, False], [False, True]]
+        assert each.select(np.array([2])).flaws.tolist() == [[False, True]]  # type: ignore[union-attr]
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
