@@ -92,17 +92,29 @@ def _against_baseline(found: Findings, best: Setting) -> str:
     elif interval := found.change_of_chosen(best, found.main.name):
         over = "over test examples alone " if interval.is_of_one_seed else ""
         ends = f"{over}{difference_between(interval, shown)}"
-        text = f", {below(interval.value, shown)} the best non-private setting ({ends})"
+        text = f", {below(interval.value, shown, 'the best non-private setting')} ({ends})"
     else:
-        text = "" if change is None else f", {below(change, shown)} the non-private baseline"
+        text = "" if change is None else f", {below(change, shown, 'the non-private baseline')}"
     constant = constant_of(best)
     always = f", where always predicting {best_constant(found.main)} reaches"
     return text if constant is None or found.main.task == "regression" else f"{text}{always} {shown.one(constant)}"
 
 
-def below(change: float, shown: Format) -> str:
-    """Return how far a number lies below or above another."""
-    return f"{amount(change, shown)} {'below' if change <= 0 else 'above'}"
+def below(change: float, shown: Format, other: str) -> str:
+    """Return how far a number lies below or above another one, which ``other`` names.
+
+    >>> from dpsweep.orchestration.comparison.formats import PERCENT
+    >>> below(-0.021, PERCENT, "no privacy"), below(-0.0002, PERCENT, "no privacy")
+    ('2.1 points below no privacy', 'as shown no different from no privacy')
+    """
+    if not is_shown(change, shown):
+        return f"as shown no different from {other}"
+    return f"{amount(change, shown)} {'below' if change < 0 else 'above'} {other}"
+
+
+def is_shown(change: float, shown: Format) -> bool:
+    """Return whether a difference is another than 0 with the digits that are shown."""
+    return amount(change, shown) != amount(0.0, shown)
 
 
 def _seeds(setting: Setting) -> str:

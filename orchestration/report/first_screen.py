@@ -34,7 +34,7 @@ from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.report.decisions import below, nothing_to_take, reliable
+from dpsweep.orchestration.report.decisions import below, is_shown, nothing_to_take, reliable
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep
@@ -127,8 +127,8 @@ def _compared(found: Findings, best: Setting) -> str:
     within = _bracketed(difference_between, interval, found.main.format)
     if change is None:
         return "what privacy costs is unknown"
-    chance = ", which may be chance" * _may_be_chance(interval)
-    return f"{below(change, found.main.format)} no privacy{within}{chance}"
+    chance = ", which may be chance" * (is_shown(change, found.main.format) and _may_be_chance(interval))
+    return f"{below(change, found.main.format, 'no privacy')}{within}{chance}"
 
 
 def _bracketed(

@@ -240,7 +240,7 @@ def plan_cases(folder: Path) -> dict[str, tuple[dict[str, object], str]]:
             {"data": {**pictures(folder, CANARY, PNG, "b"), "groups": groups_of_pictures(folder, CANARY)}},
             "lacks a column of file and group",
         ),
-        "one class": ({"data": column(folder, "{i}," + CANARY)}, "' must be at least 2, all different"),
+        "one class": ({"data": column(folder, "{i}," + CANARY)}, "are the same, but classification needs at least 2"),
         "another class": (
             {"data": column(folder, "{i}," + CANARY, classes=["a", "b"])},
             "label column 'y' has a value that is neither declared",

@@ -235,6 +235,11 @@ class Source:
         notes = (self.notes,) if isinstance(self.notes, str) else self.notes
         for field, values in (("group_names", self.group_names), ("class_names", self.class_names), ("notes", notes)):
             object.__setattr__(self, field, _texts(f"{field} of {self.name!r}", values))
+        if len(self.class_names) == 1 and "classes_from_rows" in self.reasons:
+            raise InvalidInput(
+                f"all labels of {self.name!r} are the same, but {self.task} needs at least {task.least_names} classes; "
+                "name another label, add rows of other classes, or declare all `classes`"
+            ) from PrivateDetail(repr(self.class_names))
         _check_names(f"classes of {self.name!r}", self.class_names, task.least_names)
         _check_names(f"groups of {self.name!r}", self.group_names, at_least=1)
         splits = [self.train] if self.test is None else [self.train, self.test]
@@ -485,7 +490,8 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
     if split.user_ids is None:
         order = generator.permutation(len(split))
         return split.select(np.sort(order[count:])), split.select(np.sort(order[:count])), ()
-    _, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
+    people, user_of = np.unique(split.user_ids.numpy(), return_inverse=True)
+    _require_several(len(people), name)
     taken = _choose_users(np.bincount(user_of), count, generator)
     if not taken.any():
         raise InvalidInput(
@@ -495,6 +501,15 @@ def _split_off(split: Split, fraction: float, seed: tuple[int, ...], name: str) 
     return split.select(np.flatnonzero(~taken[user_of])), split.select(np.flatnonzero(taken[user_of])), ()
 
 
+def _require_several(users: int, name: str) -> None:
+    """Raises: InvalidInput for a single user, whose rows cannot be divided."""
+    if users < 2:
+        raise InvalidInput(
+            f"{name} holds out whole users, but all rows that it divides are one user's; name another column as user, "
+            "or none"
+        )
+
+
 def _hold_out_owners(
     split: Split, owners: Tensor, fraction: float, seed: tuple[int, ...], name: str
 ) -> tuple[Split, Split, tuple[str, ...]]:
@@ -502,6 +517,7 @@ def _hold_out_owners(
     rows, people = ownership(owners)
     _, person_of = np.unique(people, return_inverse=True)
     number = int(person_of.max(initial=-1)) + 1
+    _require_several(number, name)
     is_held_out = np.zeros(number, dtype=bool)
     is_held_out[np.random.default_rng(seed).permutation(number)[: max(1, round(fraction * number))]] = True
     held_out = np.bincount(rows, is_held_out[person_of], len(split))

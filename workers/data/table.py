@@ -38,6 +38,7 @@ from dpsweep.workers.data.tabular import (
     intersected,
     intersected_indices,
     is_numeric,
+    lacks,
     numbers,
     positions,
 )
@@ -311,12 +312,16 @@ def left_out(tables: Sequence[tuple[pa.Table, npt.NDArray[np.int64]]], encoding:
     if lacking == 0:
         return ()
     by_column: Counter[str] = Counter()
+    infinite = 0
     for rows in incomplete:
         for name in rows.column_names:
             called = f"{name!r}" if name in encoding.roles.known else "other columns"
-            by_column[called] += int(rows[name].is_null(nan_is_null=True).to_numpy().sum())
+            by_column[called] += (count := int(lacks(rows[name]).sum()))
+            infinite += count - int(rows[name].is_null(nan_is_null=True).to_numpy().sum())
     listed = [f"{called} {count:,}" for called, count in by_column.most_common(_MOST_NAMED) if count]
     said = f"{lacking:,} of {total:,} rows ({lacking / total:.1%}) are left out: they lack a value"
+    if infinite:
+        said += " or hold an infinite number"
     is_declared = bool(encoding.group_values) and encoding.group_names == intersected(encoding.group_values)
     declared = dict(encoding.group_values) if is_declared else {}
     if isinstance(encoding.labels, Classes) and "classes_from_rows" not in encoding.reasons:

@@ -282,6 +282,8 @@ def _column(
 ) -> ColumnProfile:
     if written is not None:
         values, is_text = parsed(values, written.convention), False
+    if pa.types.is_floating(values.type):
+        values = compute.if_else(compute.is_finite(values), values, None)
     try:
         known = as_text(values, f"column {name!r}").drop_null()
     except InvalidInput:

@@ -245,9 +245,15 @@ def intersected_indices(
     return found
 
 
+def lacks(values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Return where a column lacks a value: null, NaN, or an infinite number, which no range holds."""
+    known = compute.is_finite(values) if pa.types.is_floating(values.type) else values.is_valid()
+    return ~np.asarray(known.fill_null(False).to_numpy(), dtype=bool)
+
+
 def complete_rows(table: pa.Table) -> npt.NDArray[np.int64]:
-    """Return the indices of the rows without a null or NaN."""
+    """Return the indices of the rows that lack no value."""
     complete = np.ones(table.num_rows, dtype=bool)
     for column in table.columns:
-        complete &= ~column.is_null(nan_is_null=True).to_numpy()
+        complete &= ~lacks(column)
     return np.flatnonzero(complete)

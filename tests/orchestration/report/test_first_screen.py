@@ -118,6 +118,15 @@ def test_the_decision_names_setting_quality_cost_and_who_is_served_worst() -> No
     assert more == []
 
 
+def test_a_setting_as_good_as_its_baseline_is_not_said_to_be_below_it() -> None:
+    same = outcomes((0.9, 0.8))
+    trials = [trial(same, clipping, seed) for clipping in ("none", "flat") for seed in range(5)]
+    data, found, _ = in_sweep(trials, {each.key: same for each in trials})
+    assert ", as shown no different from no privacy [" in decision(found, data.delta)[0]
+    assert "may be chance" not in decision(found, data.delta)[0]
+    assert ", as shown no different from the best non-private setting (" in " ".join(headline(data, found))
+
+
 def _corrected(found: Findings, setting: Setting, value: float) -> str:
     interval = found.interval(setting, "worst_group_accuracy")
     assert interval is not None

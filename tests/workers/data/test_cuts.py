@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from hypothesis import given, settings
@@ -117,6 +118,14 @@ def test_a_part_smaller_than_every_user_is_refused() -> None:
         cut(rows, DataSpec("two"))
     dataset = cut(rows, DataSpec("two", test_fraction=0.5))
     assert (len(dataset.train), len(dataset.test)) == (10, 10)
+
+
+@pytest.mark.parametrize("owners", [np.zeros(20, dtype=np.int64), np.tile([0, -1], (20, 1))], ids=["one", "lists"])
+def test_rows_of_a_single_user_cannot_be_divided(owners: npt.NDArray[np.int64]) -> None:
+    split = make_split(np.eye(20, dtype=np.float32), np.arange(20) % 2, user_ids=owners)
+    for fraction in (0.2, 0.5):
+        with pytest.raises(InvalidInput, match="all rows that it divides are one user's; name another column"):
+            cut(Source("one", split, None, ("a", "b"), ("a", "b")), DataSpec("one", test_fraction=fraction))
 
 
 def test_users_follow_their_examples() -> None:

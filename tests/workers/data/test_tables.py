@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -65,6 +66,21 @@ class TestTable:
         assert len(source.train) == 119
         assert 5 not in source.train.example_ids
         assert source.notes[-1] == "1 of 120 rows (0.8%) are left out: they lack a value ('age' 1)"
+
+    @pytest.mark.parametrize("suffix", ["csv", "parquet"])
+    @pytest.mark.parametrize("declared", [{"ranges": {"x": [0, 10]}}, {"unscaled": ["x"]}, {}], ids=str)
+    def test_rows_with_an_infinite_number_are_left_out(
+        self, tmp_path: Path, suffix: str, declared: dict[str, object]
+    ) -> None:
+        rows = pa.table({"x": [1.0, math.inf, 3.0, None, -math.inf, 5.0], "y": ["a", "b"] * 3})
+        path = tmp_path / f"made.{suffix}"
+        csv.write_csv(rows, path) if suffix == "csv" else parquet.write_table(rows, path)
+        source = load_source(
+            DataSpec(suffix, {"path": str(path), "label": "y", "features": ["x"], "classes": ["a", "b"], **declared})
+        )
+        assert source.train.example_ids.tolist() == [0, 2, 5]
+        said = "3 of 6 rows (50.0%) are left out: they lack a value or hold an infinite number ('x' 3)"
+        assert said in source.notes
 
     @pytest.mark.parametrize(
         ("declared", "learnt"),
@@ -272,8 +288,8 @@ class TestTable:
             ("x,x,y\n1,2,a\n3,4,b\n", "more than one column of the same name"),
             ("x:y\n1:a\n", "there is no column 'y' in .*bad.csv; spell it"),
             ("x,y,y\n1,2,a\n", "more than one column called 'y'; rename the others"),
-            ("x,y\n1,a\n2,a\n", r"classes of 'bad' must be at least 2"),
-            ("x,y\n1,a\ninf,b\n", "a column has values too large"),
+            ("x,y\n1,a\n2,a\n", "all labels of 'bad' are the same, but classification needs"),
+            ("x,y\n-1e308,a\n1e308,b\n", "a column has values too large"),
             ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "a column has more than 1000 distinct texts"),
         ],
     )
