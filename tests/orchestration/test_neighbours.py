@@ -122,7 +122,8 @@ def test_the_private_report_alone_tells_of_texts_that_are_cut_or_have_no_token(t
     """With as many tokens as are taken, or with more of them, all that is public is the same but for the times."""
     path, told = tmp_path / "texts.csv", "120 training texts were cut at 4 tokens; 3 have no token"
     (tmp_path / "test.csv").write_text("body,mood\n" + "the cat sat on the mat,pos\nred sky,neg\n" * 20)
-    data = {"name": "text", "path": str(path), "text": "body", "tokenizer": str(make_tokenizer(tmp_path / "t.json"))}
+    tokenizer = str(make_tokenizer(tmp_path / "t.json"))
+    data: dict[str, Any] = {"name": "text", "path": str(path), "text": "body", "tokenizer": tokenizer}
     data |= {"label": "mood", "classes": ["neg", "pos"], "test_path": str(tmp_path / "test.csv"), "max_length": 4}
     model = {"name": "transformer", "width": 8, "depth": 1, "heads": 2}
     sweep = text(path, data=data, model=model, noise_source="seeded")
