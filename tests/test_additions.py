@@ -91,6 +91,56 @@ class HalvedClipping(ClippingMethod):
         bound = state.bound
         return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound) / 2, {"all": bound}, RISING)
 '''
+HALF_NOISE = '''@final
+@dataclass(frozen=True)
+class HalfNoise:
+    """z_t = w_t - w_(t-1) / 2."""
+
+    stored_name: ClassVar[str] = "half"
+    words: ClassVar[str] = "noise that takes off half of that of the step before"
+
+    steps: int
+
+    def column(self) -> Array:
+        return 0.5 ** np.arange(self.steps)
+
+    def noising_column(self) -> Array:
+        return np.array([1.0, -0.5])
+
+    def memory(self) -> Memory:
+        return Recurrence(self.noising_column(), np.ones(1))
+
+
+'''
+SLOWING = '''"""Toy clipping with state: the bound falls by 1 % at every step."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from torch import Tensor
+
+from dpsweep.workers.clipping.clipping_method import (
+    RISING,
+    ClippingMethod,
+    ClippingState,
+    ClipRule,
+    PublicFacts,
+    clip_factor,
+)
+
+
+@dataclass(frozen=True)
+class SlowingClipping(ClippingMethod):
+    """Each gradient g becomes g * min(1, b / ||g||) for the bound b = C slowed. Sensitivity b."""
+
+    def decide(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClipRule:
+        bound = state.bound * state.slowed
+        return ClipRule(bound, lambda examples: clip_factor(examples.norms, bound), {"all": bound}, RISING)
+
+    def advance(self, state: ClippingState, noisy_answer: Tensor, facts: PublicFacts) -> ClippingState:
+        return replace(state, slowed=0.99 * state.slowed)
+'''
 GREETING = '''"""`dpsweep greet`: a toy."""
 
 from __future__ import annotations
@@ -173,6 +223,19 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
         ),
         5,
     ),
+    "noise strategy": (
+        Addition(
+            {
+                "accounting/mechanism/noise_strategies.py": {
+                    "CorrelatedNoise = ": HALF_NOISE,
+                    "BandedNoise | InverseRootNoise | LambdaNoise | ": "HalfNoise | ",
+                    "    LambdaNoise.stored_name: LambdaNoise,\n": "    HalfNoise.stored_name: HalfNoise,\n",
+                },
+            },
+            {},
+        ),
+        5,
+    ),
     "clipping method": (
         Addition(
             {
@@ -184,6 +247,23 @@ ADDITIONS: Mapping[str, tuple[Addition, int]] = {
                 }
             },
             {"workers/clipping/halved.py": HALVED},
+        ),
+        4,
+    ),
+    "clipping method with state": (
+        Addition(
+            {
+                "workers/clipping/__init__.py": {
+                    '    "individual": IndividualClipping,\n': '    "slowing": SlowingClipping,\n',
+                    "from dpsweep.workers.own_code.imports import": (
+                        "from dpsweep.workers.clipping.slowing import SlowingClipping\n"
+                    ),
+                },
+                "workers/clipping/clipping_method.py": {
+                    "    granted: Tensor | None = None\n": "    slowed: float = 1.0\n",
+                },
+            },
+            {"workers/clipping/slowing.py": SLOWING},
         ),
         4,
     ),
@@ -239,6 +319,31 @@ privacy: {delta: 1.0e-5}
 seeds: [0]
 """
 
+RESUMED = """
+import shutil
+from pathlib import Path
+
+import torch
+
+from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.trials.trial import run_trial
+
+
+def copy_once(progress):
+    if not Path("second").exists():
+        shutil.copytree("first", "second")
+
+
+spec = TrialSpec(
+    key="a", data=DataSpec("digits"), model=Component("logistic"), sampling=SamplingSpec("fixed_order", 64),
+    clipping=Component("slowing"), noise=NoiseSpec(1.0, Component("half")), epochs=3, delta=1e-5, seed=0,
+)
+run_trial(spec, "first", on_progress=copy_once)
+run_trial(spec, "second")
+first, second = (torch.load(f"{folder}/model.pt", weights_only=True) for folder in ("first", "second"))
+assert all(torch.equal(value, second[name]) for name, value in first.items())
+"""
+
 
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -261,7 +366,9 @@ def dpsweep(root: Path, folder: Path, *arguments: str) -> str:
 def test_each_touches_few_files() -> None:
     assert {name: addition.files for name, (addition, _) in ADDITIONS.items()} == {
         "sampling": 2,
+        "noise strategy": 1,
         "clipping method": 2,
+        "clipping method with state": 3,
         "metric": 1,
         "tracker": 2,
         "command": 2,
@@ -274,7 +381,17 @@ def test_a_toy_sampling_is_accounted_and_a_toy_command_runs(copy: Path, tmp_path
     shared = ("epsilon", *sizes, "--delta", "1e-5", "--json")
     toy, known = (json.loads(dpsweep(copy, tmp_path, *shared, "--sampling", name)) for name in ("whole", "poisson"))
     assert toy["epsilon"] == known["epsilon"], "every example is in every batch of both"
+    strategies = (("--sampling", "fixed_order", "--noise-strategy", name) for name in ("half", "lambda_cgd:decay=0.5"))
+    toy, known = (json.loads(dpsweep(copy, tmp_path, *shared, *strategy)) for strategy in strategies)
+    assert toy["epsilon"] == known["epsilon"], "both take off half of the noise of the step before"
     assert dpsweep(copy, tmp_path, "greet") == "good morning\n"
+
+
+@pytest.mark.long
+def test_what_a_toy_strategy_and_a_toy_clipping_method_keep_is_in_the_checkpoint(copy: Path, tmp_path: Path) -> None:
+    environment = {**os.environ, "PYTHONPATH": str(copy)}
+    command = [sys.executable, "-P", "-c", RESUMED]
+    subprocess.run(command, cwd=tmp_path, env=environment, check=True)
 
 
 @pytest.mark.long
