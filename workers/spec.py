@@ -369,6 +369,17 @@ Shard = Literal["frozen", "all"]
 """Parameters of a model that the ranks of a trial can divide; with ``all``, they divide the optimizer's state too."""
 
 
+def divides_trained(shard: Shard) -> bool:
+    """Return whether ranks divide the parameters that train, too."""
+    match shard:
+        case "frozen":
+            return False
+        case "all":
+            return True
+        case _:
+            assert_never(shard)
+
+
 @dataclass(frozen=True)
 class ExecutionSpec:
     """Options that change only speed and memory, never the mechanism."""

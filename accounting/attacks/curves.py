@@ -18,7 +18,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -64,7 +64,7 @@ class PrivacyCurve:
     is (epsilon, upper delta)-DP at every epsilon of ``profile`` at once, under ``adjacency``, for the records that
     ``unit`` names. Lower bounds belong to the worst run that the trace describes. There are none where that is not the
     rounds' dominating pairs. Then batches may be cut, epochs are shuffled, a filter limits examples, or noise or end
-    followed results. whose: ``any`` group of records of that size, or ``given`` ones by their own contributions.
+    followed results. of_given: whether it holds for given records by their own contributions, not for any of them.
     """
 
     profile: CertifiedProfile
@@ -72,7 +72,7 @@ class PrivacyCurve:
     unit: str
     group_size: int
     kind: Claim
-    whose: Literal["any", "given"]
+    of_given: bool
     reasons: tuple[Reason, ...] = ()
 
     def delta(self, epsilon: float) -> CertifiedInterval:
@@ -138,7 +138,7 @@ class PrivacyCurve:
         Raises: UnsupportedMechanism for the curve of given records: the bound averages over all records that the
         target may be, and the curve holds for these alone.
         """
-        if self.whose == "given":
+        if self.of_given:
             raise UnsupportedMechanism(
                 "the reconstruction bound averages over all records that the target may be, but the curve is that of "
                 f"{self.unit} alone; use the curve of any record"
@@ -171,7 +171,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
     rows, size = by_rows(trace, group_size)
     profile = _profile(rounds_or_chain(rows, size), rows, deltas)
     unit = trace.unit.of(group_size)
-    return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, "any", trace.reasons)
+    return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, False, trace.reasons)
 
 
 def curve_of_examples(
@@ -187,7 +187,7 @@ def curve_of_examples(
     profile = _profile(rounds, trace, deltas)
     unit = "given example" if members == 1 else f"{members} given examples"
     kind, reasons = trace.individual_kind, trace.individual_reasons
-    return PrivacyCurve(profile, trace.adjacency, unit, members, kind, "given", reasons)
+    return PrivacyCurve(profile, trace.adjacency, unit, members, kind, True, reasons)
 
 
 def _profile(rounds: GroupRounds | Chain, trace: Trace, deltas: Sequence[float]) -> CertifiedProfile:

@@ -71,6 +71,18 @@ class IndependentNoise:
     stored_name: ClassVar[str] = "independent"
     words: ClassVar[str] = "independent noise"
 
+    def column(self) -> Array:
+        """Return the first column of C, up to its last entry that differs from 0."""
+        return np.ones(1)
+
+    def noising_column(self) -> Array:
+        """Return the first column of C^-1, up to its last entry that differs from 0."""
+        return np.ones(1)
+
+    def memory(self) -> Memory:
+        """Return z = w, which keeps nothing."""
+        return Recurrence(np.ones(1), np.ones(1))
+
 
 @final
 @dataclass(frozen=True)
@@ -233,7 +245,7 @@ def bands_of(strategy: CorrelatedNoise) -> int:
 
 def kept_bytes(strategy: NoiseStrategy) -> int:
     """Return the bytes that a trainer keeps of earlier noise for each trainable weight; 0 for independent noise."""
-    return 0 if isinstance(strategy, IndependentNoise) else 8 * strategy.memory().kept
+    return 8 * strategy.memory().kept
 
 
 def prefix_sum_errors(strategy: NoiseStrategy, steps: int, noise_multiplier: float) -> tuple[float, float]:
@@ -241,11 +253,7 @@ def prefix_sum_errors(strategy: NoiseStrategy, steps: int, noise_multiplier: flo
 
     Unit: squared clipping bounds, per coordinate. Independent noise has (steps + 1) / 2 and steps times sigma^2.
     """
-    if isinstance(strategy, IndependentNoise):
-        column = noising = np.ones(1)
-    else:
-        column, noising = strategy.column(), strategy.noising_column()
-    mean, largest = prefix_errors(column, noising, steps)
+    mean, largest = prefix_errors(strategy.column(), strategy.noising_column(), steps)
     return mean * noise_multiplier**2, largest * noise_multiplier**2
 
 

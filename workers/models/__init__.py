@@ -6,7 +6,7 @@ import contextlib
 import inspect
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import asdict
-from typing import Any, Final
+from typing import Any
 
 import torch
 from torch import nn
@@ -73,20 +73,17 @@ def build_model(component: Component, dataset: Dataset, seed: int, code: UserCod
     return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code, known)
 
 
-_TOKEN_PARAMETERS: Final = ("vocabulary", "padding", "causal")
-
-
 def offered(preparation: Preparation) -> dict[str, Any]:
     """Return the model parameters that the data supply: ``vocabulary``, ``padding`` and ``causal`` of token data, if
     known, and ``pixel_offset`` and ``pixel_scale`` of scaled numbers.
     """
-    if isinstance(preparation, Scaling):
-        return {f"pixel_{name}": value for name, value in asdict(preparation).items()}
-    if not isinstance(preparation, Tokens):
-        return {}
-    return {
-        name: value for name, value in asdict(preparation).items() if name in _TOKEN_PARAMETERS and value is not None
-    }
+    match preparation:
+        case Scaling():
+            return {f"pixel_{name}": value for name, value in asdict(preparation).items()}
+        case Tokens():
+            return {name: value for name, value in asdict(preparation).items() if value is not None}
+        case _:
+            return {}
 
 
 def build_for_shape(

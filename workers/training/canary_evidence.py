@@ -15,7 +15,7 @@ from torch import nn
 
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.buffered import Pairs
-from dpsweep.accounting.mechanism.noise_strategies import IndependentNoise, Memory, NoiseStrategy, Recurrence
+from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, Memory, NoiseStrategy, Recurrence
 from dpsweep.accounting.mechanism.samplings import (
     CyclicPoissonSampling,
     FixedBatchSampling,
@@ -122,11 +122,10 @@ class Evidence(Protocol):
 
 def make_evidence(batches: CanaryBatches, strategy: NoiseStrategy) -> Evidence:
     """Return what steps with noise of the ``strategy`` show of canaries in ``batches``."""
-    if isinstance(strategy, IndependentNoise):
-        whitening, column = Whitening(Recurrence(np.ones(1), np.ones(1)), 1.0), np.ones(1)
-        return TurnEvidence(batches, whitening, column) if batches.cycle else StepEvidence(batches)
+    if strategy == INDEPENDENT and not batches.cycle:
+        return StepEvidence(batches)
     column = strategy.column()
-    norm = column_norm(column)
+    norm = 1.0 if strategy == INDEPENDENT else column_norm(column)
     whitening = Whitening(strategy.memory(), norm)
     return TurnEvidence(batches, whitening, column / norm) if batches.cycle else OrderEvidence(batches, whitening)
 

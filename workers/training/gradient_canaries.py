@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, replace
-from typing import Any, Final
+from dataclasses import asdict, dataclass, replace
+from typing import Any, Final, Protocol
 
 import numpy as np
 import scipy.fft
@@ -88,6 +88,67 @@ class Directions:
         }
 
 
+class _Shown(Protocol):
+    """What the transcript of an audit shows of the canaries. Methods as of `GradientCanaries`."""
+
+    @property
+    def known(self) -> Evidence | OwnParameters:
+        """Return the scores so far, and their state in a checkpoint."""
+        ...
+
+    def taken_off(self, gradients: Mapping[str, Tensor]) -> Array:
+        """Return what the sum of the real examples loses along each direction, before noise; none: [1], 0."""
+        ...
+
+    def see(
+        self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], drawn: Array, length: float, std: float
+    ) -> None: ...
+
+    def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]: ...
+
+
+@dataclass(frozen=True)
+class _Iterates:
+    """Scores are log-likelihood ratios, from the noisy sums and all else that is added."""
+
+    directions: Directions
+    known: Evidence
+
+    def taken_off(self, gradients: Mapping[str, Tensor]) -> Array:
+        return np.zeros(1)
+
+    def see(
+        self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], drawn: Array, length: float, std: float
+    ) -> None:
+        seen = self.directions.along({name: noisy[name] - gradients[name] for name in gradients})
+        self.known.see(seen, drawn, length, std)
+
+    def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
+        return mean
+
+
+@dataclass(frozen=True)
+class _LastModel:
+    """Scores are how far the canaries' own parameters have moved, in directions that the model lacks."""
+
+    directions: Directions
+    known: OwnParameters
+
+    def taken_off(self, gradients: Mapping[str, Tensor]) -> Array:
+        return self.directions.along(gradients)
+
+    def see(
+        self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], drawn: Array, length: float, std: float
+    ) -> None:
+        return None
+
+    def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
+        along = self.directions.along(mean)
+        self.known.step(along, factor, noise_std)
+        part = self.directions.combined(along, mean)
+        return {name: value - part[name] for name, value in mean.items()}
+
+
 class GradientCanaries:
     """The gradient canaries of a trial, their coins and what the iterates have shown of these so far. Private.
 
@@ -123,20 +184,18 @@ class GradientCanaries:
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
         self._length, self._times, self._share = 0.0, times_of(trace), share_of(trace)
-        self._shown: Evidence | OwnParameters = (
-            OwnParameters(spec, count) if audit.own_parameters else make_evidence(self._batches, trace.strategy)
+        self._shown: _Shown = (
+            _LastModel(self.directions, OwnParameters(spec, count))
+            if audit.own_parameters
+            else _Iterates(self.directions, make_evidence(self._batches, trace.strategy))
         )
         self.steps = self.full_steps = 0
         """Steps so far to which canaries could contribute at all, and in full."""
 
     @property
     def scores(self) -> Array:
-        """Scores [count] of canaries and references so far: higher if one is likely to take part.
-
-        ``iterates``: log-likelihood ratios, from the noisy sums and all else that is added. ``last_model``: how far the
-        canaries' own parameters have moved.
-        """
-        return self._shown.total
+        """Scores [count] of canaries and references so far: higher if one is likely to take part."""
+        return self._shown.known.total
 
     def begin(self, bound: float) -> None:
         """Start the state of a canary under a clipping method that remembers examples. `bound`: the first one."""
@@ -154,10 +213,7 @@ class GradientCanaries:
             self._clipping = self._method.pay(self._clipping, prices)
 
     def with_canaries(self, gradients: Mapping[str, Tensor], rule: ClipRule, groups: int) -> Mapping[str, Tensor]:
-        """Return the clipped sum of the real examples, plus what the canaries in the next batch add.
-
-        ``last_model``: without the part of the real examples along the directions.
-        """
+        """Return the clipped sum of the real examples, plus what the canaries in the next batch add."""
         if self._clipping is not None:
             rule = self._method.decide(self._clipping, NO_ANSWER, self._facts)
         self._drawn = self._batches.next()
@@ -167,9 +223,7 @@ class GradientCanaries:
         self.full_steps += length > 0.99 * self._share * rule.sensitivity
         weights = np.zeros(self.directions.count)
         weights[: self._count] = self._drawn * self._length * self.included
-        if isinstance(self._shown, OwnParameters):
-            weights -= self.directions.along(gradients)
-        added = self.directions.combined(weights, gradients)
+        added = self.directions.combined(weights - self._shown.taken_off(gradients), gradients)
         return {name: value + added[name] for name, value in gradients.items()}
 
     def see(self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], std: float) -> None:
@@ -177,20 +231,11 @@ class GradientCanaries:
 
         `gradients`: the clipped sum of the real examples. `std`: of the noise, as the trial states it.
         """
-        if not isinstance(self._shown, OwnParameters):
-            seen = self.directions.along({name: noisy[name] - gradients[name] for name in gradients})
-            self._shown.see(seen, self._drawn, self._length, std)
+        self._shown.see(gradients, noisy, self._drawn, self._length, std)
 
     def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
-        """Return what of a noisy mean trains the model: without the part that moves the canaries' own parameters, which
-        take their step here. Others as of `Optimizer.step`.
-        """
-        if not isinstance(self._shown, OwnParameters):
-            return mean
-        along = self.directions.along(mean)
-        self._shown.step(along, factor, noise_std)
-        part = self.directions.combined(along, mean)
-        return {name: value - part[name] for name, value in mean.items()}
+        """Return the part of a noisy mean that trains the model. Others as of `Optimizer.step`."""
+        return self._shown.left_of(mean, factor, noise_std)
 
     def stated(self, trace: Trace, delta: float) -> StatedRun:
         """Return the run as the canaries have seen it. `trace`: of all its steps."""
@@ -205,7 +250,7 @@ class GradientCanaries:
         return {
             "included": self.included.tolist(),
             "batches": self._batches.state(),
-            "evidence": self._shown.state(),
+            "evidence": self._shown.known.state(),
             "clipping": clipping,
             "steps": [self.steps, self.full_steps],
         }
@@ -213,7 +258,7 @@ class GradientCanaries:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.included = np.array(state["included"], np.bool_)
         self._batches.restore(state["batches"])
-        self._shown.restore(state["evidence"])
+        self._shown.known.restore(state["evidence"])
         self._clipping = None if state["clipping"] is None else ClippingState(**state["clipping"])
         self.steps, self.full_steps = state["steps"]
 

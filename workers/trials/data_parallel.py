@@ -40,7 +40,7 @@ from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.machine.checkpoint import DIGEST_BYTES
 from dpsweep.workers.noise.gaussian_sources import one_thread, start_generator, start_of
 from dpsweep.workers.noise.step_noise import NoiseShare
-from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.spec import TrialSpec, divides_trained
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, Weigh
 from dpsweep.workers.trials.divided_update import DividedOptimizer
@@ -203,7 +203,7 @@ class DividedUpdate:
 
 def _update_together(group: RankGroup) -> bool:
     """Return whether the ranks divide the parameters that train."""
-    return group.lending is not None and group.lending.shard == "all"
+    return group.lending is not None and divides_trained(group.lending.shard)
 
 
 def _order(group: RankGroup, order: _Order, count: int = 0) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from typing import Any, assert_never
+from typing import Any
 
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
@@ -13,23 +13,19 @@ from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.models import WeightStandardizedConv2d
-from dpsweep.workers.spec import Shard, TrialSpec
+from dpsweep.workers.spec import Shard, TrialSpec, divides_trained
 
 
 def require_divisible(spec: TrialSpec, shard: Shard) -> None:
     """Raise InvalidInput for a trial that needs its model, or a copy of it, whole in one place."""
     if spec.averaging is not None:
         _refuse(shard, f"averaging {spec.averaging.name!r} evaluates a copy of the model")
-    match shard:
-        case "frozen":
-            return
-        case "all":
-            if spec.audit is not None:
-                _refuse(shard, f"an audit of {spec.audit.kind} canaries compares whole models or updates at rank 0")
-            if spec.attacks.rmia:
-                _refuse(shard, "attacks.rmia trains reference models at rank 0")
-        case _:
-            assert_never(shard)
+    if not divides_trained(shard):
+        return
+    if spec.audit is not None:
+        _refuse(shard, f"an audit of {spec.audit.kind} canaries compares whole models or updates at rank 0")
+    if spec.attacks.rmia:
+        _refuse(shard, "attacks.rmia trains reference models at rank 0")
 
 
 def _refuse(shard: Shard, why: str) -> None:
@@ -38,13 +34,7 @@ def _refuse(shard: Shard, why: str) -> None:
 
 def is_shared_out(parameter: nn.Parameter, shard: Shard) -> bool:
     """Return whether ranks divide a parameter."""
-    match shard:
-        case "frozen":
-            return not parameter.requires_grad
-        case "all":
-            return True
-        case _:
-            assert_never(shard)
+    return divides_trained(shard) or not parameter.requires_grad
 
 
 def layers_to_divide(model: nn.Module, shard: Shard) -> list[nn.Module]:
@@ -56,11 +46,13 @@ def layers_to_divide(model: nn.Module, shard: Shard) -> list[nn.Module]:
     """
     layers = _layers(model, shard)
     if not layers:
-        whose = "the frozen parameters of layers" if shard == "frozen" else "the layers"
-        freeze = ", or freeze the layers, as an adapter or trainable: head does, or use shard: all"
+        whose, freeze = "the layers", ""
+        if not divides_trained(shard):
+            whose = "the frozen parameters of layers"
+            freeze = ", or freeze the layers, as an adapter or trainable: head does, or use shard: all"
         raise InvalidInput(
             f"resources.shard: {shard} divides {whose} in a ModuleList or Sequential, of which the model has none; "
-            f"leave shard out{freeze if shard == 'frozen' else ''}"
+            f"leave shard out{freeze}"
         )
     owners = Counter(id(each) for layer in layers for each in layer.parameters() if is_shared_out(each, shard))
     shared = [name for name, each in model.named_parameters() if owners[id(each)] > 1]
@@ -70,7 +62,7 @@ def layers_to_divide(model: nn.Module, shard: Shard) -> list[nn.Module]:
             "out"
         )
     late = [name for name, part in model.named_modules() if isinstance(part, WeightStandardizedConv2d)]
-    if late and shard == "all":
+    if late and divides_trained(shard):
         raise InvalidInput(
             f"resources.shard: all frees weights after a pass, from which gradients of {late[0]} "
             "(WeightStandardizedConv2d) are computed; leave shard out"

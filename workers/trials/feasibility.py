@@ -24,7 +24,7 @@ from dpsweep.workers.gradients.modes import modes_kept
 from dpsweep.workers.gradients.reached import listed, require_reached
 from dpsweep.workers.models import build_model
 from dpsweep.workers.own_code.imports import UserCode, blamed_on, is_import_path
-from dpsweep.workers.spec import Component, Shard
+from dpsweep.workers.spec import Component, Shard, divides_trained
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import FURTHER_COLUMNS, Loss, build_loss
 from dpsweep.workers.training.augmentation import augmented, make_augmentation
@@ -109,7 +109,7 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
         with _blamed_on("model", combination.model, x, model):
             engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
-            if shard == "all":
+            if shard is not None and divides_trained(shard):
                 require_gathered(model, layers, engine.per_example)
             reached = _reached(combination, model, loss, dataset)
             facts = (*_trained_share(model), *_per_example(engine), *reached)

@@ -6,7 +6,7 @@ import io
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
-from typing import Any, assert_never
+from typing import Any
 
 import numpy as np
 import torch
@@ -44,7 +44,7 @@ from dpsweep.workers.noise.step_noise import EARLIER, NoiseShare, share_of_rank
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.own_code.own_record import require_same_code, store_code
 from dpsweep.workers.sampling.users import population_of, with_rows_of_users
-from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of
+from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of, divides_trained
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.batch_gradients import LocalGradients, Parts, parts_of
@@ -320,15 +320,11 @@ def _divided(parts: Parts, spec: TrialSpec, group: RankGroup | None) -> tuple[Pa
     digest = parts.digest(model)
     divide(model, lending, group.rank, choose_device(spec.execution.device))
     parts = replace(parts, model=lambda: model, digest=lambda _: digest)
-    match lending.shard:
-        case "frozen":
-            return parts, None
-        case "all":
-            trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-            optimizer = DividedOptimizer(parts.optimizer, trained, lending)
-            return replace(parts, optimizer=lambda _: optimizer), optimizer
-        case _:
-            assert_never(lending.shard)
+    if not divides_trained(lending.shard):
+        return parts, None
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    optimizer = DividedOptimizer(parts.optimizer, trained, lending)
+    return replace(parts, optimizer=lambda _: optimizer), optimizer
 
 
 def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:

@@ -248,7 +248,8 @@ class TestProperties:
         one = privacy_curve(trace)
         given_one = curve_of_examples(trace, [0], [[1.0]])
         assert np.array_equal(one.profile.upper, given_one.profile.upper)
-        assert (one.kind, given_one.kind, given_one.whose) == ("guarantee", "estimate", "given")
+        assert (one.kind, given_one.kind) == ("guarantee", "estimate")
+        assert (one.of_given, given_one.of_given) == (False, True)
         risks = [attack_risk(privacy_curve(trace, size)) for size in (1, 2, 8)]
         for low, high in pairwise(risks):
             assert low.advantage.upper < known(high.advantage.lower)

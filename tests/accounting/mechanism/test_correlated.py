@@ -63,7 +63,7 @@ def delta_by_quadrature(means: np.ndarray, chances: np.ndarray, sigma: float, ep
 def test_the_example_of_the_first_turn_costs_what_is_certified(strategy: NoiseStrategy | None) -> None:
     """Four steps, two groups: its contributions are columns 0 and 2 of C, or not, by two coins."""
     rate, sigma = 0.3, 1.3
-    column = np.ones(1) if strategy is None else strategy.column()  # type: ignore[union-attr]
+    column = np.ones(1) if strategy is None else strategy.column()
     matrix = linalg.toeplitz(np.pad(column, (0, 4 - len(column))), np.zeros(4))
     joined = list(itertools.product((0.0, 1.0), repeat=2))
     shifts = np.array([matrix[:, 0] * first + matrix[:, 2] * second for first, second in joined])
@@ -107,7 +107,7 @@ def test_more_groups_than_bands_and_several_levels_of_independent_noise() -> Non
 @pytest.mark.parametrize("steps", [5, 12, 40])
 def test_one_fixed_order_is_one_gaussian(strategy: NoiseStrategy, steps: int) -> None:
     """Its sensitivity by brute force over all starts; contributions of one sign are the worst, as C is not negative."""
-    column = strategy.column()  # type: ignore[union-attr]
+    column = strategy.column()
     matrix = linalg.toeplitz(np.pad(column, (0, 40 - len(column))), np.zeros(40))[:steps, :steps]
     assert (matrix >= 0.0).all()
     worst = max(np.linalg.norm(matrix[:, first::5].sum(axis=1)) for first in range(min(5, steps)))
