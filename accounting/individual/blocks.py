@@ -31,7 +31,7 @@ from scipy import fft
 from dpsweep.accounting.individual.contour import UNKNOWN, Complex, Contour, beside_nodes
 from dpsweep.accounting.individual.contributions import LARGEST_LOSS, Array, BlockLaw
 from dpsweep.accounting.individual.table_cache import kept
-from dpsweep.accounting.pld import AllocatedRound, EvenLaw, mean_from_above
+from dpsweep.accounting.pld import AllocatedRound, Direction, EvenLaw, mean_from_above
 
 MOST_POINTS: Final = 512
 """Most points of a contour."""
@@ -116,7 +116,7 @@ def _pooled(atoms: EvenLaw) -> tuple[Array, Array]:
 
 
 @kept(256 * 2**20)
-def block_spectra(law: BlockLaw, nodes: bytes, tilt: float, period: float, direction: str) -> Array:
+def block_spectra(law: BlockLaw, nodes: bytes, tilt: float, period: float, direction: Direction) -> Array:
     """Return a table [nodes, 4 `MOST_POINTS` + 1] along Re z = tilt: see `spectrum_columns`.
 
     Columns: real and imaginary parts of log A at the points of a contour of this period. Then the error of their chords
@@ -145,7 +145,9 @@ def spectrum_columns(table: Array, size: int) -> tuple[Complex, Array, Array]:
     return np.asarray(real + 1j * imaginary), errors, table[:, 3 * MOST_POINTS :]
 
 
-def _spectrum(law: BlockLaw, shift: float, tilt: float, period: float, direction: str) -> tuple[Complex, Array, Array]:
+def _spectrum(
+    law: BlockLaw, shift: float, tilt: float, period: float, direction: Direction
+) -> tuple[Complex, Array, Array]:
     """Return log A at the first points, the log of the largest |A| from each point on, and log A's rounding error.
 
     NaN where the law loses too much.
@@ -153,12 +155,12 @@ def _spectrum(law: BlockLaw, shift: float, tilt: float, period: float, direction
     if shift == 0.0:
         return np.zeros(MOST_POINTS, np.complex128), np.zeros(MOST_POINTS + 1), np.zeros(MOST_POINTS)
     atoms = _law(law.steps, shift, law.tail)
-    lost = atoms.lost_of_p if direction == "remove" else atoms.lost_of_q
+    lost = atoms.lost_of_p if direction is Direction.REMOVE else atoms.lost_of_q
     if lost > LARGEST_LOSS * law.tail:
         unknown = np.full(MOST_POINTS + 1, np.nan)
         return unknown[1:].astype(np.complex128), unknown, unknown[1:]
     logs, log_masses = np.log(atoms.values), np.log(atoms.masses)
-    losses, log_first = (logs, log_masses + logs) if direction == "remove" else (-logs, log_masses)
+    losses, log_first = (logs, log_masses + logs) if direction is Direction.REMOVE else (-logs, log_masses)
     points = _lattice(law)
     spacing = period / points
     places = np.floor(losses / spacing)

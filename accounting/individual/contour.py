@@ -7,7 +7,7 @@ the moments.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -15,12 +15,10 @@ from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.contributions import StepLaw
 from dpsweep.accounting.individual.spectrum_kernels import moments
+from dpsweep.accounting.pld import Direction
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
-
-EXPONENTS: Mapping[str, Callable[[Complex], Complex]] = {"remove": lambda z: z, "add": lambda z: 1.0 - z}
-"""The exponent of P/Q at z in each direction: the pair is (P, Q) for removing an example, (Q, P) for adding it."""
 
 _LOG_PRECISION = 40.0
 """Truncation and discretisation errors of integrals over x are below exp(-40) = 4e-18 times A at the real point."""
@@ -43,6 +41,11 @@ _LEVELS = 40
 
 _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""
+
+
+def exponents_of(direction: Direction, points: Complex) -> Complex:
+    """Return the exponents of P / Q whose means under Q are E[exp((z - 1) loss)], at each point z."""
+    return points if direction is Direction.REMOVE else 1.0 - points
 
 
 @dataclass(frozen=True)
@@ -80,14 +83,14 @@ class MomentTable:
     errors: Array
 
 
-def moment_table(law: StepLaw, precisions: Array, contour: Contour, direction: str) -> MomentTable:
+def moment_table(law: StepLaw, precisions: Array, contour: Contour, direction: Direction) -> MomentTable:
     """Tabulate log A at nodes ``precisions`` [nodes], ascending, for one law and direction.
 
     For a law that does not always take place it is log(1 + chance (A - 1)), whose derivatives are the derivatives of
     chance A over that number.
     """
     sample_rate, chance = law
-    exponents, roots = EXPONENTS[direction](contour.points), np.sqrt(precisions)
+    exponents, roots = exponents_of(direction, contour.points), np.sqrt(precisions)
     found = np.full((len(roots), contour.size), np.nan, np.complex128)
     powers = np.full((3, len(roots)), np.nan)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

@@ -43,10 +43,10 @@ from dpsweep.accounting.individual.blocks import (
     spectrum_columns,
 )
 from dpsweep.accounting.individual.contour import (
-    EXPONENTS,
     Contour,
     DecayBound,
     decay_bound,
+    exponents_of,
     moment_table,
     no_decay,
 )
@@ -78,7 +78,7 @@ from dpsweep.accounting.individual.spectrum_kernels import LOOSE
 from dpsweep.accounting.individual.spreading import NODES, near_reached, of_rows, spread_linearly, weighted_sums
 from dpsweep.accounting.individual.table_cache import kept
 from dpsweep.accounting.individual.tail_bounds import within
-from dpsweep.accounting.pld import MIN_DELTA, PairBounds, epsilon_of_rounds, rounds_of_examples
+from dpsweep.accounting.pld import MIN_DELTA, Direction, PairBounds, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
 """Numbers of points of a contour, tried in this order; if even the longest ends too early, exp(K) is damped on it."""
@@ -198,17 +198,17 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts) -> tuple[Array
     bounds, all_costs = np.zeros((2, len(bound))), near_reached(costs, [len(p.precisions) for p in costs.sampled])
     for bucket in buckets(costs, renyi):
         own, places = of_rows(costs, bucket.rows, bucket.stops)
-        _Group(own, places, bucket, renyi, "remove").raise_all(bounds)
-        cheaper = within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], renyi.delta, "add")
+        _Group(own, places, bucket, renyi, Direction.REMOVE).raise_all(bounds)
+        cheaper = within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], renyi.delta, Direction.ADD)
         rest = np.flatnonzero(~cheaper)
         if len(rest):
-            _Group(own, places[rest], bucket.of(rest), renyi, "add").raise_all(bounds)
+            _Group(own, places[rest], bucket.of(rest), renyi, Direction.ADD).raise_all(bounds)
         above[bucket.rows], below[bucket.rows] = bounds[:, bucket.rows]
     return np.minimum(above, bound), below
 
 
 @kept(256 * 2**20)
-def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: str) -> Array:
+def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: Direction) -> Array:
     """Logs of moments and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
 
     Columns: real parts, imaginary parts, the largest error in each piece of the contour plus `STEP_ERROR`, decay.
@@ -245,9 +245,9 @@ def _decay_bound(law: StepLaw, nodes: bytes, exponent: float) -> DecayBound:
     return decay_bound(law.sample_rate, precisions, exponent)
 
 
-def _real_exponent(tilt: float, direction: str) -> float:
+def _real_exponent(tilt: float, direction: Direction) -> float:
     """Return the exponent of P/Q at the first point of a contour."""
-    return float(EXPONENTS[direction](np.array([tilt + 0j]))[0].real)
+    return float(exponents_of(direction, np.array([tilt + 0j]))[0].real)
 
 
 def _cut_sizes(contour: Contour) -> list[int]:
@@ -263,7 +263,7 @@ class _Group:
     places: NDArray[np.intp]
     bucket: Bucket
     renyi: RenyiCosts
-    direction: str
+    direction: Direction
 
     def raise_all(self, bounds: Array) -> None:
         """Raise ``bounds`` [2, all rows], upper and lower, to the bounds of this direction where these are larger.

@@ -16,11 +16,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.blocks import block_moments
-from dpsweep.accounting.individual.contour import EXPONENTS, Contour, moment_table
+from dpsweep.accounting.individual.contour import Contour, exponents_of, moment_table
 from dpsweep.accounting.individual.contributions import Array, BlockLaw, Law, StepWeights
 from dpsweep.accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
 from dpsweep.accounting.individual.spreading import weighted_sums
 from dpsweep.accounting.individual.table_cache import kept
+from dpsweep.accounting.pld import Direction
 
 _STEPS = range(8)
 """The values of a tried, in tilt steps above the rows' contour: the loss of adding an example has lighter tails."""
@@ -34,7 +35,7 @@ _MARGIN = 1e-6
 
 
 def within(
-    costs: StepWeights, rows: NDArray[np.intp], tilt: float, epsilons: Array, delta: float, direction: str
+    costs: StepWeights, rows: NDArray[np.intp], tilt: float, epsilons: Array, delta: float, direction: Direction
 ) -> NDArray[np.bool_]:
     """Return whether delta at the ``epsilons`` of these ``rows``, in this direction, is proven to be at most ``delta``.
 
@@ -72,12 +73,12 @@ def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
 
 
 @kept(16 * 2**20)
-def _log_moments(law: Law, nodes: bytes, contour: Contour, direction: str) -> Array:
+def _log_moments(law: Law, nodes: bytes, contour: Contour, direction: Direction) -> Array:
     """Return the upper bounds [nodes] on log A at the real point of a contour; they include the error of
     interpolation.
     """
     if isinstance(law, BlockLaw):
-        exponent = EXPONENTS[direction](contour.points[:1]).real
+        exponent = exponents_of(direction, contour.points[:1]).real
         return block_moments(law, nodes, exponent.tobytes())[:, 0] + STEP_ERROR
     table = moment_table(law, np.frombuffer(nodes), contour, direction)
     return np.asarray(table.log_moments[:, 0].real + table.errors[:, 0] + STEP_ERROR)

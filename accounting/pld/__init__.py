@@ -20,7 +20,7 @@ from dpsweep.accounting.pld.groups import (
     linear_growth,
     vadhan_epsilon,
 )
-from dpsweep.accounting.pld.loss import LatticeLoss, discretise
+from dpsweep.accounting.pld.loss import Direction, LatticeLoss, discretise
 from dpsweep.accounting.pld.prefixes import upper_of_prefixes
 from dpsweep.accounting.pld.profile import CertifiedProfile, profile_of_rounds
 from dpsweep.accounting.pld.sensitivity import (
@@ -39,6 +39,7 @@ __all__ = [
     "CertifiedEpsilon",
     "CertifiedProfile",
     "Chain",
+    "Direction",
     "EvenLaw",
     "GroupRounds",
     "LatticeLoss",

@@ -225,7 +225,7 @@ def _even_law(
     """Return the law of the mean on even points, or None where they are too many or too far apart."""
     if allocated.shift > heavy or allocated.steps > min(_MANY, _LONG * allocated.shift):
         found = _by_blocks(allocated.shift, allocated.steps, _rounded(tail), bound)
-        if found is not None and (direction == "remove" or found.lost_of_q <= tail):
+        if found is not None and (direction is Direction.REMOVE or found.lost_of_q <= tail):
             return found
     return law_of_mean(allocated.shift, allocated.steps, tail, bound, order)
 
@@ -299,8 +299,7 @@ def law_of_block(
     formed by doubling, as the other ways do not lead to one. heavy: the shift above which grids of blocks are tried
     first; they are narrower, and take more time.
     """
-    order = 1.0 + tilt if direction == "remove" else -tilt
-    even = _even_law(allocated, direction, tail, bound, order, heavy)
+    even = _even_law(allocated, direction, tail, bound, direction.power(tilt), heavy)
     return by_doubling(allocated, tail, bound, instead) if even is None else even
 
 
@@ -324,7 +323,7 @@ def losses_of(law: EvenLaw, direction: Direction) -> tuple[Array, Array, Array, 
     one at an infinite loss.
     """
     losses, of_p = np.asarray(np.log(law.values), dtype=np.float64), law.masses * law.values
-    if direction == "remove":
+    if direction is Direction.REMOVE:
         return losses, of_p, law.masses, law.lost_of_p
     return -losses[::-1], law.masses[::-1], of_p[::-1], law.lost_of_q
 

@@ -20,7 +20,7 @@ from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.block_levels import Beside, Level, between_nodes, drawn
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import LatticePlan
-from dpsweep.accounting.pld.loss import OPPOSITE, LatticeLoss
+from dpsweep.accounting.pld.loss import LatticeLoss
 from dpsweep.accounting.pld.saddlepoint import cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound
 
@@ -138,7 +138,7 @@ def _node(block: AllocatedRound, plan: LatticePlan, heavy: float) -> _Node:
     below = law_of_block(block, plan.direction, plan.tail, "lower", plan.tilt, heavy=heavy)
     opposite = None
     if plan.opposite is not None:
-        other = OPPOSITE[plan.direction]
+        other = plan.direction.opposite
         law = law_of_block(block, other, plan.tail, "upper", plan.opposite, instead=COARSE, heavy=heavy)
         opposite = on_lattice(law, plan.spacing, other, "upper")
     return _Node(above, below, on_lattice(above, plan.spacing, plan.direction, "upper"), opposite)

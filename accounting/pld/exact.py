@@ -112,7 +112,7 @@ def _of_one_block(above: EvenLaw, below: EvenLaw, epsilon: float) -> tuple[float
 def _expected(law: EvenLaw, epsilon: float, direction: Direction) -> float:
     """Return E[(M - e^epsilon)+], or E[(1 - e^epsilon M)+] for adding."""
     beyond = law.values - 1.0  # exact near 1, where differences are small
-    if direction == "remove":
+    if direction is Direction.REMOVE:
         return float(law.masses @ np.maximum(beyond - math.expm1(epsilon), 0.0))
     return math.exp(epsilon) * float(law.masses @ np.maximum(math.expm1(-epsilon) - beyond, 0.0))
 
@@ -134,7 +134,7 @@ def _half_line(mixture: SensitivityMixture, direction: Direction, epsilon: float
     of the half line.
     """
     shifts, weights = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
-    sign = 1.0 if direction == "remove" else -1.0
+    sign = direction.sign
 
     def excess(output: float) -> float:
         return _loss(shifts, weights, output) - sign * epsilon
@@ -144,7 +144,9 @@ def _half_line(mixture: SensitivityMixture, direction: Direction, epsilon: float
         return _BEYOND, 0.0
     x = root(excess, low, high, absolute=1e-13, relative=1e-15)
     tail, shifted = float(special.ndtr(-sign * x)), special.ndtr(sign * (shifts - x))
-    gained = math.fsum(weights * sign * (shifted - tail)) * (1.0 if direction == "remove" else math.exp(epsilon))
+    gained = math.fsum(weights * sign * (shifted - tail)) * (
+        1.0 if direction is Direction.REMOVE else math.exp(epsilon)
+    )
     lost = math.expm1(epsilon) * tail
     misplaced = min(1.0, math.fsum(weights * np.abs(np.expm1(np.minimum(shifts * (x - shifts / 2), 1.0)))))
     terms = (

@@ -42,7 +42,6 @@ from dpsweep.accounting.pld.lattice import LatticePlan, transform_error
 from dpsweep.accounting.pld.levels import Between, Round
 from dpsweep.accounting.pld.loss import (
     MAX_ATOMS,
-    OPPOSITE,
     Bound,
     LatticeLoss,
     lower_offset,
@@ -322,7 +321,7 @@ def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
     upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
     if plan.opposite is None:
         return _Factors(upper, lower, math.inf)
-    opposite = table.law(OPPOSITE[plan.direction], "upper")
+    opposite = table.law(plan.direction.opposite, "upper")
     return _Factors(
         upper, lower, _log_mgf(opposite.probabilities, opposite.losses, plan.opposite), opposite.infinity_mass
     )

@@ -1,8 +1,8 @@
 """Certified discretisation of the privacy loss of one round onto a lattice of losses.
 
 The round is a `SensitivityMixture`: ``Q = N(0, 1)`` and ``P = sum_j p_j N(a_j, 1)``, whose loss
-``L(x) = log P(x)/Q(x) = log sum_j p_j exp(a_j x - a_j^2 / 2)`` increases in x. Direction ``"remove"`` is the pair
-(P, Q), direction ``"add"`` the pair (Q, P). `discretise` gives the law of the loss under the first of the pair:
+``L(x) = log P(x)/Q(x) = log sum_j p_j exp(a_j x - a_j^2 / 2)`` increases in x. The pair is (P, Q) or (Q, P), by
+its `Direction`. `discretise` gives the law of the loss under the first of the pair:
 
 - ``bound="upper"``: on losses i h. Each cell between two nodes keeps its mass under both measures, spread onto the two
   nodes ("connect the dots", Doroshenko et al. 2022). Spreading a likelihood ratio makes the pair more informative, so
@@ -15,19 +15,20 @@ The other measure of the discrete pair is exp(-loss) times the law. Laws of equa
 a shift, the fractional part of ``start``, so laws of different rounds convolve and their shifts add.
 
     >>> from dpsweep.accounting import PoissonSampling
-    >>> from dpsweep.accounting.pld import discretise, group_law
+    >>> from dpsweep.accounting.pld import Direction, discretise, group_law
     >>> mixture = group_law(PoissonSampling(0.01), 1).scaled(1 / 0.8)
-    >>> law = discretise(mixture, spacing=1e-3, direction="remove", bound="upper")
+    >>> law = discretise(mixture, spacing=1e-3, direction=Direction.REMOVE, bound="upper")
     >>> round(float(law.probabilities.sum() + law.infinity_mass), 9)
     1.0
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from functools import cached_property
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -37,12 +38,33 @@ from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.pld.bunches import in_bunches, signed_mills
 from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
-Direction = Literal["remove", "add"]
+
+class Direction(Enum):
+    """The order of the pair: (P, Q) for removing an example, (Q, P) for adding it."""
+
+    REMOVE = "remove"
+    ADD = "add"
+
+    @property
+    def opposite(self) -> Direction:
+        """Return the other one."""
+        return Direction.ADD if self is Direction.REMOVE else Direction.REMOVE
+
+    @property
+    def sign(self) -> float:
+        """Return the factor of log P / Q that gives the loss."""
+        return 1.0 if self is Direction.REMOVE else -1.0
+
+    def power(self, tilt: Tilt) -> Tilt:
+        """Return the power of P / Q whose mean under Q is E[exp(tilt loss)]."""
+        return 1.0 + tilt if self is Direction.REMOVE else -tilt
+
+
+DIRECTIONS = (Direction.REMOVE, Direction.ADD)
 Bound = Literal["upper", "lower"]
-DIRECTIONS: tuple[Direction, Direction] = ("remove", "add")
-OPPOSITE: Mapping[Direction, Direction] = {"remove": "add", "add": "remove"}
 BOUNDS: tuple[Bound, Bound] = ("upper", "lower")
 
+Tilt = TypeVar("Tilt", float, Array)
 _POOR = 64  # most cells at the start that are merged
 MAX_POINTS = 1 << 21  # most points of a table or a transform: 16 MiB per column
 MAX_ATOMS = 2048  # most sensitivities in a table; with more, neighbours are merged
@@ -105,7 +127,7 @@ class LossTable:
 
     def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
         """Return the law of the loss in one direction, with the guarantee in the module's description."""
-        cells = self._remove_cells() if direction == "remove" else self._add_cells()
+        cells = self._remove_cells() if direction is Direction.REMOVE else self._add_cells()
         return spread(cells, self.spacing) if bound == "upper" else merge(cells, self.spacing)
 
     def _remove_cells(self) -> Cells:
@@ -176,7 +198,7 @@ def tabulate(
     lowest, highest = output_range(mixture, direction, tail, floor)
     first, last = loss_at(mixture, np.array([lowest, highest]))
     bottom, top = int(np.floor(first / spacing - offset)), int(np.ceil(last / spacing - offset))
-    if direction == "remove":
+    if direction is Direction.REMOVE:
         bottom = max(bottom, top - MAX_POINTS)
     else:
         top = min(top, bottom + MAX_POINTS)
@@ -355,7 +377,7 @@ def output_range(mixture: SensitivityMixture, direction: Direction, tail: float,
     The range is slightly wider than needed.
     """
     reach, short = np.sqrt(-2 * np.log((tail, floor))).tolist()  # Pr[N(0, 1) > z] <= exp(-z^2 / 2) / 2
-    if direction == "add":
+    if direction is Direction.ADD:
         return -reach, short
     shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
     low, high = 0.0, float(shifts[-1]) + reach

@@ -46,13 +46,11 @@ class Cumulants:
     @property
     def highest(self) -> float:
         """The largest loss in the tables."""
-        sign = 1.0 if self.direction == "remove" else -1.0
-        return float(np.max(sign * self.losses, initial=-np.inf))
+        return float(np.max(self.direction.sign * self.losses, initial=-np.inf))
 
     def values(self, tilts: Array) -> Array:
         """Return K at each of several tilts; shape [tilts]."""
-        powers = 1.0 + tilts if self.direction == "remove" else -tilts
-        exponents = self.log_weights + powers[:, None, None] * self.losses
+        exponents = self.log_weights + self.direction.power(tilts)[:, None, None] * self.losses
         peaks = exponents.max(axis=2)
         logs = np.log(np.exp(exponents - peaks[:, :, None]).sum(axis=2)) + peaks
         of_pure = np.maximum(np.outer(1.0 + tilts, self.pure), np.outer(-tilts, self.pure))
@@ -76,34 +74,31 @@ class Cumulants:
 
     def each(self, tilt: float) -> Array:
         """Return log E[exp(tilt loss)] of one round of each table; shape [rounds]."""
-        exponents = self.log_weights + (1.0 + tilt if self.direction == "remove" else -tilt) * self.losses
+        exponents = self.log_weights + self.direction.power(tilt) * self.losses
         peaks = exponents.max(axis=1)
         return np.asarray(np.log(np.exp(exponents - peaks[:, None]).sum(axis=1)) + peaks)
 
     def below(self, loss: float) -> Cumulants:
         """Return the same without larger losses of single rounds."""
-        losses = self.losses if self.direction == "remove" else -self.losses
-        return replace(self, log_weights=np.where(losses > loss, -np.inf, self.log_weights))
+        return replace(self, log_weights=np.where(self.direction.sign * self.losses > loss, -np.inf, self.log_weights))
 
     def sticks(self, epsilon: float) -> tuple[Array, Array]:
         """Return delta(epsilon) of one round of each table alone, and how fast that falls; both [rounds]."""
-        sign, power = (1.0, 1.0) if self.direction == "remove" else (-1.0, 0.0)
-        losses = sign * self.losses
-        masses = np.exp(self.log_weights + power * self.losses) * (losses > epsilon)
+        losses = self.direction.sign * self.losses
+        masses = np.exp(self.log_weights + self.direction.power(0.0) * self.losses) * (losses > epsilon)
         rates = (masses * np.exp(np.minimum(epsilon - losses, 0.0))).sum(axis=1)
         return masses.sum(axis=1) - rates, rates
 
     def __call__(self, tilt: float) -> tuple[float, float, float]:
         # E_P[e^{z L}] = E_Q[e^{(1 + z) L}], and E_Q[e^{-z L}] in the add direction.
-        sign, power = (1.0, 1.0 + tilt) if self.direction == "remove" else (-1.0, -tilt)
-        exponents = self.log_weights + power * self.losses
+        exponents = self.log_weights + self.direction.power(tilt) * self.losses
         peaks = exponents.max(axis=1, keepdims=True)
         weights = np.exp(exponents - peaks)
         totals = weights.sum(axis=1)
         means = (weights * self.losses).sum(axis=1) / totals
         squares = (weights * (self.losses - means[:, None]) ** 2).sum(axis=1) / totals
         value = float(self.counts @ (np.log(totals) + peaks[:, 0]))
-        first, second = float(sign * (self.counts @ means)), float(self.counts @ squares)
+        first, second = float(self.direction.sign * (self.counts @ means)), float(self.counts @ squares)
         half = self.gaussian**2 / 2
         value, first, second = value + half * tilt * (1 + tilt), first + half * (1 + 2 * tilt), second + 2 * half
         if len(self.pure):

@@ -116,7 +116,9 @@ def _mixture(draw: Draw) -> Any:
     pld.group_law(sampling, _size(draw))
     pld.examples_law(sampling, _one_of(draw, [1.0, 0.5], np.array([0.1])), _one_of(draw, 0.05))
     made = pld.SensitivityMixture(_one_of(draw, (0.0, 1.0)), _one_of(draw, [0.5, 0.5]), _one_of(draw, 0.0))
-    return pld.discretise(made.scaled(_one_of(draw, 2.0)), _one_of(draw, 0.1), "remove", "upper").infinity_mass
+    return pld.discretise(
+        made.scaled(_one_of(draw, 2.0)), _one_of(draw, 0.1), pld.Direction.REMOVE, "upper"
+    ).infinity_mass
 
 
 PUBLIC: dict[str, Callable[[Draw], Any]] = {

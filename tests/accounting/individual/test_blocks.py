@@ -20,6 +20,7 @@ from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.pld import AllocatedRound, EvenLaw, epsilon_of_examples, epsilon_pld, mean_from_above
+from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
 
 Array = NDArray[np.float64]
 
@@ -142,8 +143,8 @@ def test_what_a_row_costs_depends_on_that_row_alone() -> None:
     assert (more > together).all()
 
 
-@pytest.mark.parametrize("direction", ["remove", "add"])
-def test_moments_of_draws_between_two_nodes_are_near_their_chords(direction: str) -> None:
+@pytest.mark.parametrize("direction", DIRECTIONS)
+def test_moments_of_draws_between_two_nodes_are_near_their_chords(direction: Direction) -> None:
     """A public draw between two nodes has the mean of their moments; the error of the chord covers the difference."""
     law, nodes = BlockLaw(20, 1.0, 1e-16, 4), np.linspace(0.2, 1.0, 9)
     table = block_spectra(law, nodes.tobytes(), 8.0, 4.0, direction)
@@ -191,18 +192,18 @@ def test_blocks_count_at_their_largest_contribution(name: str) -> None:
         assert composed.lower is None or composed.lower <= each
 
 
-@pytest.mark.parametrize(("direction", "order"), [("remove", 2.0), ("add", -1.0)])
+@pytest.mark.parametrize(("direction", "order"), [(Direction.REMOVE, 2.0), (Direction.ADD, -1.0)])
 def test_a_law_that_loses_much_mass_bounds_nothing(
-    direction: str, order: float, monkeypatch: pytest.MonkeyPatch
+    direction: Direction, order: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mass at an infinite loss is taken off delta, at most so much of each block; a law that loses more is not used."""
-    law = BlockLaw(3, 1.0, 1e-12 if direction == "remove" else 1e-13, 2)  # tables are kept
+    law = BlockLaw(3, 1.0, 1e-12 if direction is Direction.REMOVE else 1e-13, 2)  # tables are kept
     nodes, orders = np.array([0.0, 0.5, 1.0]).tobytes(), np.array([2.0, -1.0])
     lost = 1.01 * LARGEST_LOSS * law.tail
 
     def losing(steps: int, shift: float, tail: float) -> EvenLaw:
         found = mean_from_above(AllocatedRound(shift, steps), tail)
-        return replace(found, lost_of_p=lost) if direction == "remove" else replace(found, lost_of_q=lost)
+        return replace(found, lost_of_p=lost) if direction is Direction.REMOVE else replace(found, lost_of_q=lost)
 
     monkeypatch.setattr(blocks, "_law", losing)
     moments = blocks.block_moments(law, nodes, orders.tobytes())

@@ -11,6 +11,7 @@ from dpsweep.accounting.individual.contributions import Array, StepLaw
 from dpsweep.accounting.individual.table_cache import kept
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
+from dpsweep.accounting.pld import Direction
 
 
 def test_the_least_recently_used_go_when_there_are_too_many_bytes() -> None:
@@ -43,9 +44,9 @@ def test_one_table_is_kept_whatever_its_size() -> None:
 
 def test_a_second_part_computes_no_table_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """Contributions so different that they need more than 64 contours."""
-    computed: list[tuple[Contour, str]] = []
+    computed: list[tuple[Contour, Direction]] = []
 
-    def counted(law: StepLaw, precisions: Array, contour: Contour, direction: str) -> MomentTable:
+    def counted(law: StepLaw, precisions: Array, contour: Contour, direction: Direction) -> MomentTable:
         computed.append((contour, direction))
         return moment_table(law, precisions, contour, direction)
 

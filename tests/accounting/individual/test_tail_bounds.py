@@ -14,26 +14,29 @@ from dpsweep.accounting.individual.rdp import renyi_costs
 from dpsweep.accounting.individual.spreading import spread_linearly
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
+from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
 from tests.accounting.known import known
 
 DELTA = 1e-6
 
 
-def exact(sample_rate: float, sigma: float, steps: int, direction: str, epsilon: float, pessimistic: bool) -> float:
+def exact(
+    sample_rate: float, sigma: float, steps: int, direction: Direction, epsilon: float, pessimistic: bool
+) -> float:
     """A bound on delta in one direction, by dp-accounting."""
     loss = privacy_loss_distribution.from_gaussian_mechanism(
         sigma, pessimistic_estimate=pessimistic, value_discretization_interval=1e-3, sampling_prob=sample_rate
     )
-    one = {"remove": loss._pmf_remove, "add": loss._pmf_add}[direction]
+    one = loss._pmf_remove if direction is Direction.REMOVE else loss._pmf_add
     return float(one.self_compose(steps).get_delta_for_epsilon(epsilon))
 
 
 @pytest.mark.thinned(4)
-@pytest.mark.parametrize("direction", ["remove", "add"])
+@pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize("contribution", [1.0, 0.6])
 @pytest.mark.parametrize(("sample_rate", "sigma", "steps"), [(0.01, 1.2, 240), (0.05, 2.0, 500), (0.2, 1.0, 40)])
 def test_a_bound_holds_and_is_found_where_delta_is_far_lower(
-    sample_rate: float, sigma: float, steps: int, contribution: float, direction: str
+    sample_rate: float, sigma: float, steps: int, contribution: float, direction: Direction
 ) -> None:
     trace = Trace(10**6, (Segment(0, steps, PoissonSampling(sample_rate), sigma),))
     costs = RecordedContributions.checked([0], [[contribution]], trace).costs(spread_linearly)

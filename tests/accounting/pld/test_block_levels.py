@@ -63,7 +63,7 @@ def test_a_level_between_nodes_agrees_with_quadrature(direction: Direction, shar
     weaker, stronger = (on_lattice(law(each, direction, "upper"), fine, direction, "upper") for each in (0.83, 0.86))
     upper = drawn(weaker, stronger, first)
     epsilons = np.array([0.1, 0.3, 0.6])
-    exact = np.array([delta_of_two_steps(shift, each, adding=direction == "add") for each in epsilons.tolist()])
+    exact = np.array([delta_of_two_steps(shift, each, adding=direction is Direction.ADD) for each in epsilons.tolist()])
     found = hockey_sticks(upper.losses, upper.probabilities, epsilons) + upper.infinity_mass
     assert (found >= exact * (1.0 - 1e-9)).all()
     np.testing.assert_allclose(found, exact, rtol=3e-3)
@@ -127,8 +127,8 @@ def test_nodes_give_bounds_like_those_of_all_levels(first: float, last: float, m
 
 def test_few_strong_levels_among_many_weak_ones_weigh_in_what_bounds_are_chosen_by() -> None:
     levels = tuple((AllocatedRound(1.0 / noise, 10), 1) for noise in np.linspace(20.0, 0.3, 150).tolist())
-    few = cumulants(GroupRounds(allocated=levels), "remove", 1e-14)
-    alone = [cumulants(GroupRounds(allocated=(level,)), "remove", 1e-14) for level in levels]
+    few = cumulants(GroupRounds(allocated=levels), Direction.REMOVE, 1e-14)
+    alone = [cumulants(GroupRounds(allocated=(level,)), Direction.REMOVE, 1e-14) for level in levels]
     assert len(few.rounds) <= 33
     assert few.counts.sum() == 150
     for tilt in (0.2, 1.0):
@@ -165,7 +165,7 @@ def test_hockey_sticks_of_a_table_are_its_masses_beyond_epsilon(direction: Direc
     table = cumulants(GroupRounds(allocated=((AllocatedRound(1.0, 10), 1),)), direction, 1e-14)
     sticks, rates = table.sticks(0.1)
     masses, losses = np.exp(table.log_weights[0]), table.losses[0]
-    over, under = (np.exp(losses), 1.0) if direction == "remove" else (1.0, np.exp(losses))
+    over, under = (np.exp(losses), 1.0) if direction is Direction.REMOVE else (1.0, np.exp(losses))
     beyond = over > math.exp(0.1) * under
     assert sticks[0] == pytest.approx(float(np.sum(masses * beyond * (over - math.exp(0.1) * under))), rel=1e-9)
     assert rates[0] == pytest.approx(float(np.sum(masses * beyond * math.exp(0.1) * under)), rel=1e-9)

@@ -37,7 +37,9 @@ def planned(rounds: GroupRounds, direction: Direction, delta: float, tail: float
     return make_plan(own, other, saddle, 1e-3, tail, rounds.count)
 
 
-def composed(rounds: GroupRounds, direction: Direction = "remove", delta: float = 0.02, tail: float = LOST) -> Composed:
+def composed(
+    rounds: GroupRounds, direction: Direction = Direction.REMOVE, delta: float = 0.02, tail: float = LOST
+) -> Composed:
     with np.errstate(all="ignore"):
         return compose(rounds, planned(rounds, direction, delta, tail))
 
@@ -78,7 +80,7 @@ def test_what_is_cut_off_a_mixture_is_lost_to_infinity_in_one_direction_and_rais
     cut = wide.truncated(0.03)
     assert cut.sensitivities == (0.0, 1.0)
     assert cut.missing == pytest.approx(0.02)
-    law = discretise(wide, 1e-3, "remove", "upper", 0.03)
+    law = discretise(wide, 1e-3, Direction.REMOVE, "upper", 0.03)
     assert law.infinity_mass >= 0.02
     assert float(law.probabilities.sum()) + law.infinity_mass == pytest.approx(1.0, abs=1e-9)
 
@@ -119,7 +121,7 @@ RUN = Trace(1000, (Segment(0, 10, PoissonSampling(0.1), 1.0),))
 
 def lowered(saddle: Saddle, generating: Cumulants, epsilon: float, log_delta: float) -> Saddle:
     """An approximation that takes the worse direction for the better one."""
-    if generating.direction == "add":
+    if generating.direction is Direction.ADD:
         return saddle
     return replace(saddle, epsilon=saddle.epsilon * epsilon, log_delta=saddle.log_delta + log_delta)
 

@@ -41,7 +41,7 @@ MIXTURES = {
 }
 
 
-def hockey_stick(mixture: SensitivityMixture, epsilon: float, direction: str) -> float:
+def hockey_stick(mixture: SensitivityMixture, epsilon: float, direction: Direction) -> float:
     """max(0, P - e^eps Q) integrated with mpmath at 30 digits; the set where it is positive is a half-line."""
     with mpmath.workdps(30):
         atoms = list(zip(mixture.sensitivities, mixture.probabilities, strict=True))
@@ -52,7 +52,7 @@ def hockey_stick(mixture: SensitivityMixture, epsilon: float, direction: str) ->
         def upper_tail(x: mpmath.mpf) -> mpmath.mpf:
             return mpmath.fsum(p * mpmath.ncdf(a - x) for a, p in atoms)
 
-        sign = 1 if direction == "remove" else -1
+        sign = 1 if direction is Direction.REMOVE else -1
         target = mpmath.exp(sign * epsilon)
         low, high = mpmath.mpf(-60), mpmath.mpf(200)
         if ratio(low) >= target:
@@ -63,7 +63,7 @@ def hockey_stick(mixture: SensitivityMixture, epsilon: float, direction: str) ->
                 low, high = (middle, high) if ratio(middle) < target else (low, middle)
             cut = high
         growth = mpmath.exp(epsilon)
-        if direction == "remove":
+        if direction is Direction.REMOVE:
             return float(upper_tail(cut) - growth * mpmath.ncdf(-cut))
         return float(max(0, mpmath.ncdf(cut) - growth * (1 - upper_tail(cut)))) if cut > -60 else 0.0
 
@@ -93,10 +93,11 @@ def test_upper_bound_is_exact_on_the_lattice(direction: Direction) -> None:
 
 
 def test_both_bounds_converge_quadratically() -> None:
-    exact = hockey_stick(MIXTURES["group"], 0.505, "remove")
+    exact = hockey_stick(MIXTURES["group"], 0.505, Direction.REMOVE)
     for bound in ("upper", "lower"):
         coarse, fine = (
-            abs(delta_of(discretise(MIXTURES["group"], h, "remove", bound), 0.505) - exact) for h in (0.02, 0.005)
+            abs(delta_of(discretise(MIXTURES["group"], h, Direction.REMOVE, bound), 0.505) - exact)
+            for h in (0.02, 0.005)
         )
         assert fine < coarse / 8 or fine < 1e-12
 
@@ -112,7 +113,7 @@ def test_truncated_groups_stay_on_their_side(direction: Direction, bound: Bound)
 
 
 def test_dual_measure_has_mass_one() -> None:
-    law = discretise(MIXTURES["wide group"], 1e-2, "remove", "upper")
+    law = discretise(MIXTURES["wide group"], 1e-2, Direction.REMOVE, "upper")
     assert float(law.probabilities @ np.exp(-law.losses)) == pytest.approx(1.0, abs=1e-9)
     assert law.infinity_mass < 1e-18
 

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from scipy import stats
 
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
-from dpsweep.accounting.pld import GroupRounds, RoundLaw, SensitivityMixture, group_law
+from dpsweep.accounting.pld import Direction, GroupRounds, RoundLaw, SensitivityMixture, group_law
 from dpsweep.accounting.pld.levels import Between, Round, from_few
 from dpsweep.accounting.pld.saddlepoint import cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound
@@ -58,7 +58,7 @@ def test_a_draw_between_two_levels_dominates_every_level_between_them(kind: str)
         tuple((each, 1) for each in rounds if isinstance(each, RoundLaw)),
         allocated=tuple((each, 1) for each in rounds if isinstance(each, AllocatedRound)),
     )
-    found = from_few(rounds, cumulants(few, "remove", 1e-15), 2.0, 1e99)
+    found = from_few(rounds, cumulants(few, Direction.REMOVE, 1e-15), 2.0, 1e99)
     assert found[rounds[0]] == rounds[0]
     assert found[rounds[-1]] == rounds[-1]
     for one in rounds[1:-1]:
@@ -73,7 +73,9 @@ def test_a_draw_between_two_levels_dominates_every_level_between_them(kind: str)
 
 def test_levels_that_cost_too_much_between_others_are_kept() -> None:
     rounds = levels("one example")
-    table = cumulants(GroupRounds(tuple((each, 5) for each in rounds if isinstance(each, RoundLaw))), "remove", 1e-15)
+    table = cumulants(
+        GroupRounds(tuple((each, 5) for each in rounds if isinstance(each, RoundLaw))), Direction.REMOVE, 1e-15
+    )
     kept = [
         sum(found[each] == each for each in rounds)
         for found in (from_few(rounds, table, 2.0, allowed) for allowed in (0.0, 0.3, 10.0))
@@ -83,5 +85,5 @@ def test_levels_that_cost_too_much_between_others_are_kept() -> None:
 
 def test_rounds_of_other_rates_are_not_drawn_between() -> None:
     laws = [RoundLaw.certain(group_law(PoissonSampling(0.1 + 0.1 * at), 1).scaled(1.0 + at)) for at in range(3)]
-    table = cumulants(GroupRounds(tuple((each, 1) for each in laws)), "add", 1e-15)
+    table = cumulants(GroupRounds(tuple((each, 1) for each in laws)), Direction.ADD, 1e-15)
     assert from_few(laws, table, 2.0, 1e9) == {each: each for each in laws}
