@@ -109,7 +109,9 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
             print_line(stdout(), Text(line))
     for line in dict.fromkeys(map(noise_line, compared)):
         print_line(stdout(), Text(line))
-    if protects_users(spec.privacy.unit) and spec.privacy.rows_per_user is None and not compared:
+    privacy = spec.privacy
+    known = privacy.rows_per_user is not None or privacy.adjacency == "fixed_graph"
+    if protects_users(privacy.unit) and not known and not compared:
         print_line(stdout(), Text(UNDECLARED))
 
 

@@ -13,6 +13,7 @@ from dpsweep.orchestration.store.release_modes import RELEASE_MODES
 from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import SOURCES
 from dpsweep.workers.models import MODELS
+from dpsweep.workers.spec import Component
 from dpsweep.workers.tasks.losses import LOSSES
 from dpsweep.workers.training.augmentation import AUGMENTATIONS
 from dpsweep.workers.training.optimizers import AVERAGES, LEARNING_RATE_SCHEDULES, OPTIMIZERS
@@ -46,6 +47,18 @@ def parameters_of(make: Callable[..., object]) -> Iterator[inspect.Parameter]:
         is_named = parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
         if is_named and parameter.name not in _GIVEN:
             yield parameter
+
+
+def without_defaults(axis: str, value: object) -> object:
+    """Return a component without the parameters that have their default; any other value of an axis as it is."""
+    key = "noise" if axis == "schedule" else axis
+    if not isinstance(value, Component) or value.name not in COMPONENTS.get(key, {}):
+        return value
+    usual = {parameter.name: parameter.default for parameter in parameters_of(COMPONENTS[key][value.name])}
+    return Component(value.name, {name: each for name, each in value.params.items() if usual.get(name, _NONE) != each})
+
+
+_NONE: Final = object()
 
 
 @functools.cache

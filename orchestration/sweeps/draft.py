@@ -161,6 +161,7 @@ class _Draft:
         lines = (
             *_header(subject, has_private_ranges, self.table.has_values_as_names),
             *_data_section(subject),
+            *_may_name_users(self.table, subject),
             *(by_columns if subject.text is None else _text_section(subject.text)),
             "  test_fraction: 0.2    # held out for evaluation",
             "  # public_fraction: 0.1    # of the rest, for tune: rows that you declare public",
@@ -360,6 +361,26 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     if subject.user is not None:
         yield f"  user: {_text(subject.user)}    # whose row it is; a user's rows stay together in all splits"
         yield "  # epsilons are those of one row; for users of up to k rows add accounting: {group_sizes: [1, k]}"
+
+
+_OF_PEOPLE: Final = re.compile(
+    r"(?:^|[\W_])(?:u?id|user|person|people|patient|customer|client|member|subject|owner|author|household)(?:$|[\W_])",
+    re.IGNORECASE,
+)
+"""Names of columns that may say whose row it is; the camel case of userId is divided before."""
+
+
+def _may_name_users(table: TableProfile, subject: _Subject) -> Iterator[str]:
+    """Yield a comment on each column whose name says that it may hold the owner of each row, and whose values recur."""
+    if subject.user is not None:
+        return
+    roles = {*(label.name for label in subject.labels), subject.group, subject.text and subject.text.name}
+    for column in table.columns:
+        words = re.sub(r"([a-z])([A-Z])", r"\1 \2", column.name)
+        recurs = _FEW < column.distinct < round(table.rows * (1.0 - column.missing))
+        if column.name not in roles and recurs and _OF_PEOPLE.search(words):
+            yield f"  # {_text(column.name)}: if it says whose row it is, draft again with --user, as an epsilon of"
+            yield "  # one row protects nobody who has several"
 
 
 def _text_section(text: TextColumn) -> Iterator[str]:

@@ -35,6 +35,8 @@ Chosen = Mapping[str, tuple[int, Any]]
 """One value of each axis, with its index."""
 _AXES: Final = {"seeds": "seed", "noise": "schedule", "target_epsilon": "epsilon", "noise_multiplier": "sigma"}
 """Names of axes that differ from their key in the sweep file, by that key."""
+KEYS: Final = {axis: key for key, axis in _AXES.items()}
+"""Keys of the sweep file that differ from the name of their axis, by that name."""
 
 
 def _placed(values: Iterable[Any]) -> list[tuple[int, Any]]:
@@ -99,9 +101,15 @@ def private_axes(sweep: SweepSpec) -> Axes:
     }
 
 
-def repeated(sweep: SweepSpec) -> tuple[str, ...]:
-    """Return the axes of the sweep that list a value twice; axes that vary together, if they list the same together."""
-    axes = {**shared_axes(sweep), **private_axes(sweep)}
+def repeated(sweep: SweepSpec, meant: Callable[[str, Any], Any] = lambda axis, value: value) -> tuple[str, ...]:
+    """Return the axes of the sweep that list a value twice; axes that vary together, if they list the same together.
+
+    meant: a value of an axis as it is compared.
+    """
+    axes = {
+        axis: [(place, meant(axis, value)) for place, value in values]
+        for axis, values in {**shared_axes(sweep), **private_axes(sweep)}.items()
+    }
     groups = [[axis for axis in group if axis in axes] for group in pairs(sweep)]
     paired = {axis for group in groups for axis in group}
     groups += [[axis] for axis in axes if axis not in paired]

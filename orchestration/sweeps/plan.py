@@ -28,7 +28,8 @@ from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.store.failures import shown
 from dpsweep.orchestration.store.release_modes import RELEASED
-from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid, repeated
+from dpsweep.orchestration.sweeps.components import without_defaults
+from dpsweep.orchestration.sweeps.grid import KEYS, NO_PAST, GridPoint, Past, grid, repeated
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, accounts_examples, worst_cases
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -422,8 +423,18 @@ def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], data
 
 def _sweep_warnings(sweep: SweepSpec) -> tuple[str, ...]:
     """Return warnings about the sweep file."""
-    axes = ", ".join(repeated(sweep))
-    return (f"the sweep lists a value of {axes} twice; trials that are the same run once",) if axes else ()
+    twice = repeated(sweep)
+    in_two_ways = [axis for axis in repeated(sweep, without_defaults) if axis not in twice]
+    said = {
+        "twice; trials that are the same run once": twice,
+        "twice, once with a default written out; these are different trials of one setting, and each costs its own ε: "
+        "leave one out": in_two_ways,
+    }
+    return tuple(
+        f"the sweep lists a value of {', '.join(KEYS.get(axis, axis) for axis in axes)} {what}"
+        for what, axes in said.items()
+        if axes
+    )
 
 
 def _untracked(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:

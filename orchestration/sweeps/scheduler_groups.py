@@ -44,10 +44,18 @@ def rivals(point: GridPoint) -> str | None:
 
 def unopposed(sweep: SweepSpec, points: Iterable[GridPoint]) -> tuple[str, ...]:
     """Return a warning if the sweep's scheduler stops trials, but every group of comparable trials has only one
-    trial.
+    trial, or all end before it may stop one.
     """
-    sizes = Counter(group for point in points if (group := rivals(point)) is not None)
-    if sweep.scheduler.name == "fifo" or max(sizes.values(), default=0) > 1:
+    compared = [(group, point.spec.epochs) for point in points if (group := rivals(point)) is not None]
+    if sweep.scheduler.name == "fifo":
+        return ()
+    longest, grace = max((epochs for _, epochs in compared), default=0), sweep.scheduler.grace_epochs
+    if 0 < longest <= grace:
+        return (
+            f"scheduler {sweep.scheduler.name} stops no trial before its grace_epochs, {grace}, and no trial takes "
+            f"more than {longest}, so it will stop none; set grace_epochs lower",
+        )
+    if max(Counter(group for group, _ in compared).values(), default=0) > 1:
         return ()
     return (
         f"scheduler {sweep.scheduler.name} compares private trials of one setting and seed, which differ in optimizer, "

@@ -417,6 +417,24 @@ def test_a_declared_NA_is_a_value_and_a_draft_says_what_counts_as_missing(tmp_pa
     assert "data table: rows left out by country: DK 0, NA 0, NO 0, not known 30" in plan.warnings
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "is_said"),
+    [
+        ("user id", [row % 40 for row in range(120)], True),
+        ("customerId", [f"c{row % 70}" for row in range(120)], True),
+        ("user id", list(range(120)), False),
+        ("valid", [row % 40 for row in range(120)], False),
+    ],
+)
+def test_a_draft_asks_whether_a_column_says_whose_row_it_is(
+    tmp_path: Path, name: str, values: list[object], is_said: bool
+) -> None:
+    path = table(tmp_path, {"score": [row % 60 for row in range(120)], name: values, "y": LABELS})
+    said = f'  # "{name}": if it says whose row it is, draft again with --user'
+    assert (said in draft_sweep(path, ["y"], None)) == is_said
+    assert said not in draft_sweep(path, ["y"], None, user=name)
+
+
 def test_a_draft_counts_who_is_left_out(tmp_path: Path) -> None:
     ages: list[object] = ["" if sex == "f" and row % 3 == 0 else row % 60 for row, sex in enumerate(SEXES)]
     path = table(

@@ -169,6 +169,15 @@ def test_owners_that_are_known_need_no_declaration(tmp_path: Path) -> None:
     assert "Set privacy.adjacency: fixed_graph" in unknown.reasons()[0]
 
 
+def test_a_refused_plan_with_known_owners_does_not_call_them_private(table: Path, tmp_path: Path) -> None:
+    for adjacency, says_private in (("add_remove", True), ("fixed_graph", False)):
+        text = sweep_of_people(table, adjacency=adjacency, user_sampling="els")
+        (tmp_path / "refused.yaml").write_text(text.replace("poisson", "shuffle"))
+        done = CliRunner().invoke(app, ["plan", str(tmp_path / "refused.yaml")])
+        assert done.exit_code == 2
+        assert ("which is private. Declare privacy.rows_per_user" in " ".join(done.stdout.split())) == says_private
+
+
 def test_a_plan_counts_users_where_they_are_known(table: Path) -> None:
     sweep = parse_sweep(sweep_of_people(table, max_records_per_user=[1, 2]))
     plan = plan_sweep(sweep)

@@ -403,3 +403,23 @@ def test_trials_on_a_gpu_are_told_how_passes_are_recorded() -> None:
     assert "execution.micro_batch_size is null" in warning
     assert planned().warnings == ()
     assert planned(**asked, execution={"micro_batch_size": 64, "last_micro_batch": "padded"}).warnings == ()
+
+
+@pytest.mark.parametrize(
+    ("axis", "values"),
+    [
+        ("clipping", ["flat", {"name": "flat", "bound": 1.0}]),
+        ("noise", [{"name": "step", "factor": 0.5, "period": 2}, {"name": "step", "factor": 0.4, "period": 2}]),
+    ],
+)
+def test_a_default_that_is_written_out_is_said_to_be_the_same_setting(axis: str, values: list[object]) -> None:
+    warnings = plan_sweep(parse_sweep(small(**{"noise": "constant", axis: values}))).warnings
+    said = f"the sweep lists a value of {axis} twice, once with a default written out; these are different trials of"
+    assert [warning.startswith(said) for warning in warnings] == [True] * (axis == "clipping"), warnings
+
+
+def test_a_value_that_is_listed_twice_is_told_by_its_key() -> None:
+    noise = ["constant", {"name": "exponential", "decay": 0.1}, {"name": "constant"}]
+    assert plan_sweep(parse_sweep(small(noise=noise))).warnings == (
+        "the sweep lists a value of noise twice; trials that are the same run once",
+    )

@@ -66,3 +66,13 @@ def test_a_scheduler_without_anything_to_compare_is_warned_about() -> None:
     assert "no two of these do, so it will stop none" in warning
     several = small(clipping={"name": "flat", "bound": [0.5, 1.0]}, noise="constant", scheduler=ASHA)
     assert plan_sweep(parse_sweep(several)).warnings == ()
+
+
+def test_a_scheduler_that_may_stop_trials_only_after_their_end_is_warned_about() -> None:
+    bounds: dict[str, Any] = {"clipping": {"name": "flat", "bound": [0.5, 1.0]}, "noise": "constant", "epochs": [2, 3]}
+    (warning,) = plan_sweep(parse_sweep(small(**bounds, scheduler={**ASHA, "grace_epochs": 3}))).warnings
+    assert warning == (
+        "scheduler asha stops no trial before its grace_epochs, 3, and no trial takes more than 3, so it will stop "
+        "none; set grace_epochs lower"
+    )
+    assert plan_sweep(parse_sweep(small(**bounds, scheduler={**ASHA, "grace_epochs": 2}))).warnings == ()
