@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -163,6 +164,12 @@ class PrivateTraining:
             adjacency=adjacency,
         ).checked()
         size = len(self._dataset.train)
+        if delta * size >= 1.0:
+            warnings.warn(
+                f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = "
+                f"{1.0 / size:.2g}: a mechanism that publishes one random example meets it",
+                stacklevel=3,  # the caller's line, outside `torch_defaults`
+            )
         if target_epsilon is not None:
             uncalibrated = mechanism_of(self._spec, make(component), size)
             sigma = Calibration(uncalibrated, epochs, target_epsilon, delta, "auto").solve()

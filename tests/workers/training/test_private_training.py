@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import io
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -266,3 +267,14 @@ def test_gradients_that_are_not_finite_weigh_nothing_and_are_counted() -> None:
     assert engine.non_finite_gradients == 30 * 2, "each of 30 rows once in each epoch"
     assert all(each.isfinite().all() for each in model.parameters())
     assert run(engine_of(net())).non_finite_gradients == 0
+
+
+def test_a_delta_that_publishing_an_example_meets_is_warned_about() -> None:
+    with pytest.warns(
+        UserWarning, match="delta is 0.01, but with 120 training examples it should be well below"
+    ) as said:
+        engine_of(net(), delta=1e-2)
+    assert [Path(each.filename).name for each in said] == [Path(__file__).name]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        engine_of(net(), delta=1e-3)
