@@ -34,10 +34,10 @@ from dpsweep.accounting.numerics.renyi import (
     epsilon_classic,
     sampled_gaussian_rdp,
 )
+from dpsweep.accounting.numerics.roots import beginning
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 _ROUND_DOWN = 1.0 - 1e-12
-_HALVINGS = 60  # steps of bisection
 
 
 def epsilon_rdp_classic(trace: Trace, delta: float, group_size: int = 1) -> Bounds:
@@ -126,12 +126,11 @@ def _amplified_epsilon(part: Round, delta: float) -> float:
     high = max(_amplified(case.sample_rate, case.noise_multiplier, delta) for case in part.cases)
     if len(part.cases) == 1:
         return high
-    low = 0.0
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        spent = math.fsum(case.probability * _amplified_delta(case, middle) for case in part.cases)
-        low, high = (low, middle) if spent <= delta else (middle, high)
-    return high
+
+    def is_within(epsilon: float) -> bool:
+        return math.fsum(case.probability * _amplified_delta(case, epsilon) for case in part.cases) <= delta
+
+    return beginning(is_within, 0.0, high)[1]  # the epsilon returned must hold
 
 
 def _amplified_delta(case: SampledGaussian, epsilon: float) -> float:

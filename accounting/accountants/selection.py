@@ -24,11 +24,11 @@ from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.trace import Selection, Trace, require_rows
 from dpsweep.accounting.numerics.renyi import ORDERS, Array, epsilon_improved, pure_rdp
+from dpsweep.accounting.numerics.roots import beginning
 from dpsweep.accounting.pld import MIN_DELTA
 from dpsweep.accounting.registry import lookup
 
 _ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a closed form or of a bisection
-_HALVINGS = 60  # steps of bisection
 _COARSE = 0.3  # deltas above this are resolved by every curve
 _FAR = 1e6  # larger epsilons are vacuous
 
@@ -175,13 +175,7 @@ def _least(holds: Callable[[float], bool], end: float) -> float:
     """Return the least number up to ``end`` that ``holds``, as all larger ones do, rounded up; infinite if there is
     none.
     """
-    if not holds(end):
-        return math.inf
-    low, high = 0.0, end
-    for _ in range(_HALVINGS):
-        middle = 0.5 * (low + high)
-        low, high = (low, middle) if holds(middle) else (middle, high)
-    return high
+    return beginning(holds, 0.0, end)[1] if holds(end) else math.inf  # the epsilon returned must hold
 
 
 _METHODS: dict[str, Callable[[Trace, RandomTrials, float, int], float]] = {"pld": _by_profile, "rdp": _by_renyi}

@@ -18,6 +18,7 @@ from scipy import special
 from dpsweep.accounting.audits.auditing import LARGEST_TESTED, Guesses
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
+from dpsweep.accounting.numerics.roots import beginning
 
 _LARGEST_MEAN: Final = LARGEST_TESTED
 """Largest mu that is tested: beyond it, guesses are never wrong."""
@@ -67,11 +68,10 @@ def f_dp_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
     error = 1.0 - require_finite("confidence", confidence, above=0.0, below=1.0)
     if not contradicts_f_dp(guesses, 0.0, error):
         return 0.0
-    low, high = 0.0, _LARGEST_MEAN
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if contradicts_f_dp(guesses, middle, error) else (low, middle)
-    return gaussian_epsilon(low, delta)[1]
+    mean, _ = beginning(  # the one returned must be contradicted
+        lambda mean: not contradicts_f_dp(guesses, mean, error), 0.0, _LARGEST_MEAN, _HALVINGS
+    )
+    return gaussian_epsilon(mean, delta)[1]
 
 
 def gdp_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:

@@ -1,6 +1,7 @@
-"""Zeros of functions of one number, by scipy's root finder, without the rest of `scipy.optimize`.
+"""Zeros of functions of one number, by scipy's root finder, and where conditions begin to hold.
 
-That takes 20 MB and a third of a second of every process. The root finder is a module of C of its own.
+The rest of `scipy.optimize` takes 20 MB and a third of a second of every process. The root finder is a module of C of
+its own.
 """
 
 from __future__ import annotations
@@ -45,6 +46,18 @@ def root(
 
         return float(brentq(number, low, high, xtol=absolute, rtol=relative))
     return float(in_c(number, low, high, absolute, relative, _MOST_STEPS, (), False, True))
+
+
+def beginning(holds: Callable[[float], bool], low: float, high: float, halvings: int = 60) -> tuple[float, float]:
+    """Return numbers (fails, holds) around the one from which a condition ``holds``, by halving.
+
+    Callers take the end that errs on their safe side. The condition is not asked at ``low``, where it counts as
+    failing, and at ``high``, where it counts as holding.
+    """
+    for _ in range(halvings):
+        middle = 0.5 * (low + high)
+        low, high = (low, middle) if holds(middle) else (middle, high)
+    return low, high
 
 
 @functools.cache

@@ -27,6 +27,7 @@ import numpy as np
 import numpy.typing as npt
 from scipy import fft, special
 
+from dpsweep.accounting.numerics.roots import beginning
 from dpsweep.accounting.pld.loss import Bound
 from dpsweep.accounting.pld.sensitivity import Array
 
@@ -220,16 +221,13 @@ def _even(first: float, step: float, size: int) -> Array:
 
 def _first_barycentre(shift: float, step: float) -> float:
     """Return the mean of Y below an edge that is half a step above it."""
-    low, high = 0.0, 1.0 + step
-    for _ in range(60):
-        edge = 0.5 * (low + high)
+
+    def is_above(edge: float) -> bool:
         place = math.log(edge) / shift + 0.5 * shift
         mass, mean = float(special.ndtr(place)), float(special.ndtr(place - shift))
-        if mass > 1e-280 and edge - mean / mass > 0.5 * step:
-            high = edge
-        else:
-            low = edge
-    return high - 0.5 * step
+        return mass > 1e-280 and edge - mean / mass > 0.5 * step
+
+    return beginning(is_above, 0.0, 1.0 + step)[1] - 0.5 * step
 
 
 def cells(shift: float, edges: Array) -> tuple[Array, Array, Array]:

@@ -35,6 +35,7 @@ import numpy.typing as npt
 from scipy import special
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.numerics.roots import beginning
 from dpsweep.accounting.pld.bunches import in_bunches, signed_mills
 from dpsweep.accounting.pld.sensitivity import Array, RoundLaw, SensitivityMixture
 
@@ -380,13 +381,11 @@ def output_range(mixture: SensitivityMixture, direction: Direction, tail: float,
     if direction is Direction.ADD:
         return -reach, short
     shifts, probabilities = np.asarray(mixture.sensitivities), np.asarray(mixture.probabilities)
-    low, high = 0.0, float(shifts[-1]) + reach
-    for _ in range(12):
-        middle = (low + high) / 2
-        if float(np.sum(probabilities * special.ndtr(shifts - middle))) > tail:
-            low = middle
-        else:
-            high = middle
+
+    def is_beyond(output: float) -> bool:
+        return not float(np.sum(probabilities * special.ndtr(shifts - output))) > tail
+
+    _, high = beginning(is_beyond, 0.0, float(shifts[-1]) + reach, 12)  # no more than the tail lies above
     return float(shifts[0]) - short, high
 
 

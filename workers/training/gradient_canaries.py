@@ -32,6 +32,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.filters import StepPrices
 from dpsweep.accounting.mechanism.samplings import RANDOM_ALLOCATION
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.accounting.numerics.roots import beginning
 from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.sampling.samplers import make_row_draws
@@ -298,13 +299,9 @@ def share_of(trace: Trace) -> float:
         costs = (each.steps * float(price.cost(share)) for each, price in zip(trace.segments, prices, strict=True))
         return math.fsum(costs) <= limit.budget
 
-    low, high = 0.0, 1.0
-    if is_paid(high):
-        return high
-    for _ in range(_HALVINGS):
-        middle = (low + high) / 2.0
-        low, high = (middle, high) if is_paid(middle) else (low, middle)
-    return low
+    if is_paid(1.0):
+        return 1.0
+    return beginning(lambda share: not is_paid(share), 0.0, 1.0, _HALVINGS)[0]  # the budget must pay for it
 
 
 def seen_run(trace: Trace, share: float) -> Trace:

@@ -6,6 +6,7 @@ import math
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 
 import pytest
 from hypothesis import given
@@ -13,7 +14,7 @@ from hypothesis import strategies as st
 from scipy.optimize import brentq
 
 from dpsweep.accounting.numerics import roots
-from dpsweep.accounting.numerics.roots import root
+from dpsweep.accounting.numerics.roots import beginning, root
 
 FORMS: dict[str, Callable[[float], float]] = {
     "line": lambda x: x,
@@ -46,6 +47,15 @@ def test_they_are_so_where_scipy_has_moved_its_module(monkeypatch: pytest.Monkey
 def test_what_has_no_zero_is_refused(function: Callable[[float], float]) -> None:
     with pytest.raises(ValueError, match=r"different signs|not a number"):
         root(function, 1.0, 2.0)
+
+
+@given(border=st.fractions(0, 8), halvings=st.integers(0, 40))
+def test_a_condition_fails_at_the_first_number_and_holds_at_the_second(border: Fraction, halvings: int) -> None:
+    """Numbers that halving reaches are no rounding away from the exact ones."""
+    low, high = beginning(lambda number: Fraction(number) > border, 0.0, 8.0, halvings)
+    assert Fraction(low) <= border
+    assert Fraction(high) > border or high == 8.0
+    assert high - low == 8.0 / 2**halvings
 
 
 def test_nothing_else_is_imported() -> None:
