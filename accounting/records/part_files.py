@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,9 +10,9 @@ import pyarrow as pa
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.records.arrow_parts import RepeatedIds, corrupt
-from dpsweep.accounting.records.files import list_files, read_in_turn
+from dpsweep.accounting.records.files import read_in_turn
 from dpsweep.accounting.records.snapshot_objects import DIGEST, Piece, batch_of, read_piece
-from dpsweep.accounting.records.snapshots import Snapshot, committed_snapshots, object_uri, uncommitted
+from dpsweep.accounting.records.snapshots import Snapshot, object_uri
 
 NORM_SCHEMA = pa.schema(
     [
@@ -63,21 +63,31 @@ class PartFiles:
         """A value that determines the stored rows; its repr is the same in every process."""
         return self.steps, self.digests
 
-    def all_stored(self) -> Iterator[bytes]:
-        """Yield the stored batch of each step, verified, in their order. Raises: DataCorruption, StorageError."""
-        return read_in_turn(self.directory, self.stored, range(len(self.steps)))
+    def tables(
+        self, columns_at: Callable[[int], Sequence[str] | None], ids: RepeatedIds | None = None
+    ) -> Iterator[pa.Table]:
+        """Yield the rows at each of the steps, verified: of the same examples in the same order.
 
-    def stored(self, number: int) -> bytes:
-        """Return the stored batch of one of the steps, verified. Raises: DataCorruption, StorageError."""
+        columns_at: columns by the number of a step, as for `decoded`, as are ids. Raises: DataCorruption for missing,
+        cut, altered or mismatched files, StorageError.
+        """
+        first = None
+        stored = read_in_turn(self.directory, self._stored, range(len(self.steps)))
+        for number, content in enumerate(stored):
+            table = self._rows_at(number, content, columns_at(number), ids)
+            found = table.column("example_id").to_numpy()
+            first = found if first is None else first
+            if not np.array_equal(found, first):
+                raise DataCorruption(
+                    f"{self.directory}: the snapshot at step {self.steps[number]} lacks part {self.part} or holds "
+                    f"other examples there than the first snapshot; resume the trial, or {START_ANEW}"
+                )
+            yield table
+
+    def _stored(self, number: int) -> bytes:
         return read_piece(self._place(number))
 
-    def rows_at(
-        self, number: int, stored: bytes, columns: Sequence[str] | None = None, ids: RepeatedIds | None = None
-    ) -> pa.Table:
-        """Return the rows at one of the steps from its stored batch. columns, ids: as for `decoded`.
-
-        Raises: DataCorruption for other rows than there should be.
-        """
+    def _rows_at(self, number: int, stored: bytes, columns: Sequence[str] | None, ids: RepeatedIds | None) -> pa.Table:
         place = self._place(number)
         table = batch_of(place, stored, NORM_SCHEMA, columns, ids)
         if table.num_rows != self.rows:
@@ -94,44 +104,3 @@ class PartFiles:
             whole=whole,
             digest=self.digests[DIGEST * number : DIGEST * (number + 1)],
         )
-
-
-class StoredNorms:
-    """Norms stored as a few objects and a manifest for each snapshot.
-
-    steps, parts: ascending; uncommitted: names of files.
-    """
-
-    def __init__(self, directory: str) -> None:
-        """Read the manifests. Raises: DataCorruption as `committed_snapshots`, or for snapshots of different parts."""
-        names = list_files(directory)
-        self._snapshots = committed_snapshots(directory, names)
-        self.directory, self.uncommitted = directory, uncommitted(names)
-        self.steps = tuple(snapshot.step for snapshot in self._snapshots)
-        self.parts = tuple(range(self._snapshots[0].parts)) if self._snapshots else ()
-        for snapshot in self._snapshots:
-            if _shape(snapshot) != _shape(self._snapshots[0]):
-                raise DataCorruption(
-                    f"{directory}: the snapshot at step {snapshot.step} has other parts than the first one; restore it "
-                    f"from a backup, or {START_ANEW}"
-                )
-
-    def rows(self, part: int) -> int:
-        """Return the number of examples of a part."""
-        return self._snapshots[0].rows_of(part)
-
-    def files(self, part: int) -> PartFiles:
-        """Return the place of a part, one of ``parts``."""
-        return PartFiles.of(self.directory, self._snapshots, part)
-
-
-def mismatch(directory: str, step: int, part: int) -> DataCorruption:
-    """Return the error for a snapshot that does not fit the first one."""
-    return DataCorruption(
-        f"{directory}: the snapshot at step {step} lacks part {part} or holds other examples there than the first "
-        f"snapshot; resume the trial, or {START_ANEW}"
-    )
-
-
-def _shape(snapshot: Snapshot) -> tuple[object, ...]:
-    return snapshot.rows, snapshot.rows_per_part, [each.parts for each in snapshot.objects]

@@ -17,11 +17,11 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
 from dpsweep.accounting.records.arrow_parts import RepeatedIds
 from dpsweep.accounting.records.files import delete, delete_folder, exists, list_files
-from dpsweep.accounting.records.part_files import NORM_SCHEMA, PartFiles, StoredNorms, mismatch
-from dpsweep.accounting.records.snapshots import COMPLETE, SnapshotWriter
+from dpsweep.accounting.records.part_files import NORM_SCHEMA, PartFiles
+from dpsweep.accounting.records.snapshots import COMPLETE, Snapshot, SnapshotWriter, committed_snapshots, uncommitted
 
 AT_MOST = 2
 """Largest number of unfinished pieces of work; handing over another one waits."""
@@ -218,49 +218,52 @@ def read_contributions(files: PartFiles) -> PartContributions:
     Raises: DataCorruption for missing, cut, altered or mismatched files.
     """
     last = len(files.steps) - 1
-    contributions, repeated = np.empty((len(files.steps), files.rows), np.float32), RepeatedIds()
-    for number, (step, stored) in enumerate(zip(files.steps, files.all_stored(), strict=True)):
-        wanted = ["example_id", "contribution", *(["group"] if number == 0 else [])]
-        wanted += ["loss"] if number == last else []
-        table = files.rows_at(number, stored, wanted, repeated)
-        found = table.column("example_id").to_numpy()
+
+    def columns_at(number: int) -> list[str]:
+        first, at_last = (["group"] if number == 0 else []), (["loss"] if number == last else [])
+        return ["example_id", "contribution", *first, *at_last]
+
+    contributions = np.empty((len(files.steps), files.rows), np.float32)
+    for number, table in enumerate(files.tables(columns_at, RepeatedIds())):
         if number == 0:
-            ids, groups = found, table.column("group").to_numpy()
-        if not np.array_equal(found, ids):
-            raise mismatch(files.directory, step, files.part)
+            groups = table.column("group").to_numpy()
         contributions[number] = table.column("contribution").to_numpy()
-    return PartContributions(ids, groups, np.array(files.steps), contributions.T, table.column("loss").to_numpy())
+    ids, losses = table.column("example_id").to_numpy(), table.column("loss").to_numpy()
+    return PartContributions(ids, groups, np.array(files.steps), contributions.T, losses)
 
 
 class NormShards:
     """The norms of a run that ended. Every read is verified; damage is a `DataCorruption` naming the file."""
 
     def __init__(self, directory: str) -> None:
-        """Read the manifests. Raises `DataCorruption` unless there is a snapshot at step 0 and all are complete."""
-        self._stored = StoredNorms(directory.rstrip("/"))
-        self.steps, self.parts = self._stored.steps, self._stored.parts
-        self._require_complete(directory)
+        """Read the manifests.
 
-    @property
-    def uncommitted(self) -> tuple[str, ...]:
+        Raises `DataCorruption` unless there is a snapshot at step 0, and all are complete and have the same parts.
+        """
+        self._directory = directory.rstrip("/")
+        names = list_files(self._directory)
+        self._snapshots = committed_snapshots(self._directory, names)
+        self.uncommitted = uncommitted(names)
         """Files that no manifest lists: training was interrupted, and a resume writes them again."""
-        return self._stored.uncommitted
+        self.steps = tuple(snapshot.step for snapshot in self._snapshots)
+        self.parts = tuple(range(self._snapshots[0].parts)) if self._snapshots else ()
+        self._require_complete()
 
     @property
     def examples(self) -> int:
         """Number of training examples."""
-        return sum(map(self._stored.rows, self.parts))
+        return sum(map(self._snapshots[0].rows_of, self.parts))
 
     def require_complete(self, examples: int) -> None:
         """Raise `DataCorruption` if a write was interrupted, or if there are not exactly ``examples`` examples."""
         if self.uncommitted:
             raise DataCorruption(
-                f"{self._stored.directory} holds shards that were never committed, such as {self.uncommitted[0]}: "
+                f"{self._directory} holds shards that were never committed, such as {self.uncommitted[0]}: "
                 "training was interrupted; resume the trial before accounting for it"
             )
         if self.examples != examples:
             raise DataCorruption(
-                f"{self._stored.directory} holds {self.examples} examples, but the trace says {examples}; restore the "
+                f"{self._directory} holds {self.examples} examples, but the trace says {examples}; restore the "
                 "missing shards or run the trial again"
             )
 
@@ -269,40 +272,42 @@ class NormShards:
         files.
         """
         files = self.files(part)
-        norms, contributions, losses = (np.empty((files.rows, len(self.steps)), np.float32) for _ in range(3))
-        ids, groups = np.empty(0, np.int64), np.empty(0, np.int32)
-        for number, (step, stored) in enumerate(zip(files.steps, files.all_stored(), strict=True)):
-            table = files.rows_at(number, stored)
-            found = table.column("example_id").to_numpy()
+        numbers = np.empty((3, files.rows, len(self.steps)), np.float32)
+        for number, table in enumerate(files.tables(lambda _: None)):
             if number == 0:
-                ids, groups = found, table.column("group").to_numpy()
-            if not np.array_equal(found, ids):
-                raise mismatch(files.directory, step, part)
-            for target, name in ((norms, "norm"), (contributions, "contribution"), (losses, "loss")):
-                target[:, number] = table.column(name).to_numpy()
-        return PartNorms(part, ids, groups, np.array(self.steps), norms, contributions, losses)
+                ids, groups = (table.column(name).to_numpy() for name in ("example_id", "group"))
+            numbers[:, :, number] = [table.column(name).to_numpy() for name in ("norm", "contribution", "loss")]
+        return PartNorms(part, ids, groups, np.array(self.steps), *numbers)
 
     def files(self, part: int) -> PartFiles:
         """Return where one part is stored. Raises `DataCorruption` if there is no such part."""
         if part not in self.parts:
-            raise DataCorruption(
-                f"{self._stored.directory} has no part {part}; it has parts 0 to {len(self.parts) - 1}"
-            )
-        return self._stored.files(part)
+            raise DataCorruption(f"{self._directory} has no part {part}; it has parts 0 to {len(self.parts) - 1}")
+        return PartFiles.of(self._directory, self._snapshots, part)
 
     def verify(self) -> None:
         """Read every byte that is stored. Raises: `DataCorruption` for missing, altered and mismatched files."""
         for part in self.parts:
             self.read(part)
 
-    def _require_complete(self, directory: str) -> None:
+    def _require_complete(self) -> None:
+        for snapshot in self._snapshots:
+            if _shape(snapshot) != _shape(self._snapshots[0]):
+                raise DataCorruption(
+                    f"{self._directory}: the snapshot at step {snapshot.step} has other parts than the first one; "
+                    f"restore it from a backup, or {START_ANEW}"
+                )
         if not self.parts:
-            raise DataCorruption(f"{directory} holds no committed norm shards; run or resume the trial first")
+            raise DataCorruption(f"{self._directory} holds no committed norm shards; run or resume the trial first")
         if self.steps[0] != 0:
             raise DataCorruption(
-                f"{directory}: the first snapshot is at step {self.steps[0]}, so the steps before it would go "
+                f"{self._directory}: the first snapshot is at step {self.steps[0]}, so the steps before it would go "
                 "uncounted; restore the snapshot at step 0 or run the trial again"
             )
+
+
+def _shape(snapshot: Snapshot) -> tuple[object, ...]:
+    return snapshot.rows, snapshot.rows_per_part, [each.parts for each in snapshot.objects]
 
 
 def has_norms(directory: str) -> bool:

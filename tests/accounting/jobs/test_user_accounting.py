@@ -174,7 +174,7 @@ def test_what_is_sorted_together_fits_the_memory(job: AccountingJob, monkeypatch
 def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of the norms, and of the sorted rows, whose pieces without rows nobody asks for."""
     norms, pieces = Counter[tuple[int, int]](), list[Piece]()
-    read = PartFiles.stored
+    read = PartFiles._stored
 
     def noted(part: PartFiles, number: int) -> bytes:
         norms[part.part, number] += 1
@@ -184,7 +184,7 @@ def test_every_byte_is_read_once(job: AccountingJob, monkeypatch: pytest.MonkeyP
         pieces.append(place)
         return read_piece(place)
 
-    monkeypatch.setattr(PartFiles, "stored", noted)
+    monkeypatch.setattr(PartFiles, "_stored", noted)
     monkeypatch.setattr("dpsweep.accounting.records.user_rows.read_piece", noted_piece)
     account_users(job, account_in_process)
     assert norms == Counter({(part, number): 1 for part in range(7) for number in range(len(STEPS))})
