@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -128,7 +129,7 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
     upper, lower = ceiling, 0.0
     for share in _LOST:
         tail = tail_of(rounds, delta, share)
-        above, below = _epsilon_losing(rounds, delta, tolerance, upper, tail)
+        above, below = _epsilon_losing(_Asked(rounds, delta, tolerance, tail), upper)
         helped = above < upper or below > lower
         upper, lower = min(upper, above), max(lower, below)
         enough = upper <= lower * (1 + 2 * _ENOUGH * tolerance)
@@ -147,21 +148,39 @@ def _misjudges(rounds: GroupRounds, epsilon: float, delta: float, tail: float) -
     return not abs(max(saddle.log_delta for saddle in saddles) - math.log(delta)) <= _MISJUDGED
 
 
-def _epsilon_losing(
-    rounds: GroupRounds, delta: float, tolerance: float, ceiling: float, tail: float
-) -> tuple[float, float]:
-    """(upper, lower) epsilon of the worse direction where each round may lose ``tail`` to infinity."""
-    pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
-    saddles = [saddle_at_delta(generating, math.log(delta)) for generating in pair]
-    first = int(saddles[1].epsilon > saddles[0].epsilon)
-    worse = _bracket_epsilon(rounds, delta, tolerance, pair[first], pair[1 - first], saddles[first], ceiling, tail)
-    if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= delta:
+@dataclass(frozen=True)
+class _Asked:
+    """The epsilon at ``delta`` of rounds that may each lose ``tail`` to infinity. tolerance: target for its gap."""
+
+    rounds: GroupRounds
+    delta: float
+    tolerance: float
+    tail: float
+
+
+@dataclass(frozen=True)
+class _Side:
+    """One direction and the other one, with the saddle about where the epsilon of the former lies."""
+
+    generating: Cumulants
+    other: Cumulants
+    saddle: Saddle
+
+
+def _epsilon_losing(asked: _Asked, ceiling: float) -> tuple[float, float]:
+    """(upper, lower) epsilon of the worse direction."""
+    pair = [cumulants(asked.rounds, direction, asked.tail) for direction in DIRECTIONS]
+    sides = [
+        _Side(generating, other, saddle_at_delta(generating, math.log(asked.delta)))
+        for generating, other in (pair, pair[::-1])
+    ]
+    first, second = sorted(sides, key=lambda side: -side.saddle.epsilon)
+    worse = _bracket_epsilon(asked, first, ceiling)
+    if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= asked.delta:
         return worse.upper, worse.lower
-    if _is_below(rounds, worse.upper, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], tail):
+    if _is_below(asked, second, worse.upper):
         return worse.upper, worse.lower
-    other = _bracket_epsilon(
-        rounds, delta, tolerance, pair[1 - first], pair[first], saddles[1 - first], ceiling, tail, worse.upper
-    )
+    other = _bracket_epsilon(asked, second, ceiling, worse.upper)
     return max(worse.upper, other.upper), max(worse.lower, other.lower)
 
 
@@ -202,7 +221,9 @@ def _delta_losing(
     upper, lower, opposite = 0.0, 0.0, 1.0
     for generating, other in (pair, pair[::-1]):
         aims = centres(generating, epsilon, log_delta)
-        found = first_fine(rounds, generating, other, aims, lambda aim: spacing_for(rounds.count, aim, tolerance), tail)
+        found = first_fine(
+            rounds, generating, other, aims, partial(spacing_for, rounds.count, tolerance=tolerance), tail
+        )
         if found is None:
             return max(upper, opposite), lower
         aim, plan = found
@@ -253,41 +274,24 @@ def is_too_coarse(rounds: GroupRounds, plan: LatticePlan) -> bool:
     return coarse or not math.isfinite(plan.bottom) or not holds_pure
 
 
-def _is_below(
-    rounds: GroupRounds,
-    epsilon: float,
-    delta: float,
-    tolerance: float,
-    generating: Cumulants,
-    other: Cumulants,
-    saddle: Saddle,
-    tail: float,
-) -> bool:
+def _is_below(asked: _Asked, side: _Side, epsilon: float) -> bool:
     """Return whether one direction's epsilon is certified to be at most ``epsilon``, on a lattice as coarse as the gap
     allows.
 
     False without trying if the approximate epsilon is so close that the finest lattice would be needed.
     """
+    rounds, saddle = asked.rounds, side.saddle
     margin = _SPENT_MARGIN * (1 - saddle.epsilon / max(epsilon, saddle.epsilon, 1e-300))
-    if not margin > tolerance:
+    if not margin > asked.tolerance:
         return False
-    looked_at = (saddle, saddle_at_epsilon(generating, epsilon))
-    aims = [replace(each, log_delta=math.log(delta)) for each in looked_at]
-    found = first_fine(rounds, generating, other, aims, lambda aim: spacing_for(rounds.count, aim, margin), tail)
-    return found is not None and compose_upper(rounds, found[1]).epsilon_at(delta).epsilon <= epsilon
+    looked_at = (saddle, saddle_at_epsilon(side.generating, epsilon))
+    aims = [replace(each, log_delta=math.log(asked.delta)) for each in looked_at]
+    spacing_at = partial(spacing_for, rounds.count, tolerance=margin)
+    found = first_fine(rounds, side.generating, side.other, aims, spacing_at, asked.tail)
+    return found is not None and compose_upper(rounds, found[1]).epsilon_at(asked.delta).epsilon <= epsilon
 
 
-def _bracket_epsilon(
-    rounds: GroupRounds,
-    delta: float,
-    tolerance: float,
-    generating: Cumulants,
-    other: Cumulants,
-    saddle: Saddle,
-    ceiling: float,
-    tail: float,
-    enough: float = 0.0,
-) -> _Bracket:
+def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float = 0.0) -> _Bracket:
     """Return the bounds on the epsilon of one direction: compose, and refine the lattice until the bounds are close.
 
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
@@ -297,6 +301,7 @@ def _bracket_epsilon(
     cases lie on no common lattice, so the bound from below errs by a share of the spacing in every round. Its gap says
     nothing of the bound from above, which errs by squares of the spacing.
     """
+    rounds, delta, tolerance, saddle = asked.rounds, asked.delta, asked.tolerance, side.saddle
     spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
     enough_gap = tolerance * _ENOUGH
     upper, lower = ceiling, 0.0
@@ -304,7 +309,7 @@ def _bracket_epsilon(
         return _Bracket(upper, lower, None)
     for attempt in range(_ATTEMPTS):
         aim = replace(saddle, log_delta=math.log(delta))
-        plan = make_plan(generating, other, aim, spacing, tail, rounds.count)
+        plan = make_plan(side.generating, side.other, aim, spacing, asked.tail, rounds.count)
         if is_too_coarse(rounds, plan):
             return _Bracket(upper, lower, None)
         composed = compose(rounds, plan)
@@ -321,5 +326,5 @@ def _bracket_epsilon(
             return _Bracket(upper, lower, composed)
         enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
-        saddle = saddle_at_epsilon(generating, max(above.nearest, 0.0))
+        saddle = saddle_at_epsilon(side.generating, max(above.nearest, 0.0))
     raise AssertionError("unreachable: the last attempt returns")
