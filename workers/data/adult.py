@@ -17,8 +17,7 @@ from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     Numeric,
-    attributes,
-    choose_group,
+    choose_groups,
     complete_rows,
     encode_table,
     indices,
@@ -91,22 +90,9 @@ _DOWNLOAD = downloads(
     "adult",
     {"adult.data": "5d7c39d7b8804f071cdd1f2a7c460872", "adult.test": "35238206dfdf7f1fe215bbb874adecdc"},
 )
-_FIELDS = (
-    "age",
-    "workclass",
-    "fnlwgt",
-    "education",
-    "education-num",
-    "marital-status",
-    "occupation",
-    "relationship",
-    "race",
-    "sex",
-    "capital-gain",
-    "capital-loss",
-    "hours-per-week",
-    "native-country",
-    "income",
+_FIELDS = _words(
+    "age workclass fnlwgt education education-num marital-status occupation relationship race sex capital-gain "
+    "capital-loss hours-per-week native-country income"
 )
 
 
@@ -123,7 +109,7 @@ def adult(
     the groups. `split`: "published" uses the published test set; "drawn" draws ``test_fraction`` of all rows as the
     test set. Example ids are the same for both.
     """
-    values = {each: choose_group("adult", each, _GROUPS) for each in attributes("adult", group)}
+    values = choose_groups("adult", group, _GROUPS)
     columns = without(_COLUMNS, exclude, "adult")
     train = _read(locate("adult", ("adult/adult.data", "adult.data"), root, _DOWNLOAD), 0, 32_561)
     test = _read(locate("adult", ("adult/adult.test", "adult.test"), root, _DOWNLOAD), 1, 16_281)
@@ -131,14 +117,8 @@ def adult(
         first, second = _split(pa.concat_tables([train, test]), columns, values, 0), None
     else:
         first, second = _split(train, columns, values, 0), _split(test, columns, values, train.num_rows)
-    return Source(
-        "adult",
-        first,
-        second,
-        intersected(values),
-        _CLASSES,
-        notes=("rows with an unknown value are left out",),
-    )
+    note = "rows with an unknown value are left out"
+    return Source("adult", first, second, intersected(values), _CLASSES, notes=(note,))
 
 
 def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:

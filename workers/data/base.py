@@ -399,23 +399,6 @@ def _int64(values: npt.ArrayLike) -> Tensor:
     raise InvalidInput("labels, groups, example_ids and user_ids must be whole numbers of at most 64 bits")
 
 
-def encode(values: Sequence[str], names: Sequence[str], what: str) -> Indices:
-    """Return strings as indices into ``names``; ``what`` describes them in errors.
-
-    Raises: InvalidInput for strings that are not in ``names``.
-
-    >>> encode(["b", "a", "b"], ["a", "b"], "labels")
-    array([1, 0, 1])
-    """
-    position = {name: index for index, name in enumerate(names)}
-    unknown = sorted(set(values) - set(names))
-    if unknown:
-        raise InvalidInput(
-            f"some {what} are not among those declared; declare them, or correct them"
-        ) from PrivateDetail(f"{', '.join(map(repr, unknown))}; declared: {', '.join(names)}")
-    return np.fromiter((position[value] for value in values), dtype=np.int64, count=len(values))
-
-
 _TEST, _PUBLIC, _KEEP, _PART = 0, 1, 2, 3
 """Number of the random stream of each kind of split; a change of one split leaves the others unchanged."""
 
@@ -436,11 +419,11 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     train, test, notes = source.train, source.test, source.notes
     if test is None:
         train, test, apart = _split_off(train, spec.test_fraction, (spec.split_seed, _TEST), "test_fraction")
-        notes = (*notes, *apart)
+        notes += apart
     public = None
     if spec.public_fraction > 0.0:
         train, public, apart = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
-        notes = (*notes, *apart)
+        notes += apart
     train = _keep(train, source.group_names, spec)
     train, held_out = _select_part(train, spec.part, spec.split_seed) if spec.part else (train, None)
     return Dataset(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
+from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
@@ -10,7 +12,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from dpsweep.workers.data.base import Scaling, Source, make_split
-from dpsweep.workers.data.source_files import bundled, downloads, locate, reading, require_rows
+from dpsweep.workers.data.source_files import downloads, locate, reading, require_rows
 from dpsweep.workers.data.tabular import Numeric, complete_rows, encode_table, indices
 
 
@@ -24,8 +26,20 @@ def digits() -> Source:
 @functools.cache
 def _read() -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.int64]]:
     """Images and labels, cached for all trials of a process, because parsing the text file takes long."""
-    table = bundled("digits.csv.gz").astype(np.int64)
+    table = _shipped("digits.csv.gz").astype(np.int64)
     return table[:, :-1].astype(np.uint8).reshape(-1, 1, 8, 8), table[:, -1]
+
+
+def _shipped(name: str, header_lines: int = 0) -> npt.NDArray[np.float64]:
+    """Return a table of numbers that scikit-learn ships, read without importing scikit-learn, which takes a second.
+
+    Raises: DataCorruption when this installation of scikit-learn has no such file, or a damaged one.
+    """
+    package = importlib.util.find_spec("sklearn")
+    path = Path((package and package.origin) or "sklearn").parent / "datasets" / "data" / name
+    with reading(path):
+        options = csv.ReadOptions(autogenerate_column_names=True, skip_rows=header_lines, use_threads=False)
+        return np.column_stack([column.to_numpy() for column in csv.read_csv(path, read_options=options).columns])
 
 
 # fmt: off
@@ -60,7 +74,7 @@ _SCORES = (
 
 def breast_cancer() -> Source:
     """Return 569 rows of 30 attributes in [0, 1], by published ranges; groups are the two diagnoses."""
-    table = bundled("breast_cancer.csv", header_lines=1)
+    table = _shipped("breast_cancer.csv", header_lines=1)
     low, high = _PUBLISHED_RANGES.T
     rows = np.clip((table[:, :-1] - low) / (high - low), 0.0, 1.0).astype(np.float32)
     names = ("malignant", "benign")

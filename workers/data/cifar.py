@@ -16,7 +16,7 @@ from torch import Tensor
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
 from dpsweep.workers.data.base import Preparation, Source, Split, make_split, pixels
 from dpsweep.workers.data.images import colours
-from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
+from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, cached_columns, digest_of
 from dpsweep.workers.data.source_files import UNREADABLE, locate, reading
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -98,14 +98,8 @@ def _read_jpegs(path: Path, cache: str | None) -> _Part:
     def key() -> str:
         return digest_of("cifar10", path.read_bytes())
 
-    forms = [Form(torch.uint8, (3, 32, 32))]
-    if cache is not None:
-        place = ColumnFiles(Path(cache).expanduser().absolute(), key())
-        (pictures,) = place.columns(forms, decoded)
-        return _Part(pictures, labels, place)
-    shared = once_on_node(key, forms, len(labels), decoded)
-    (pictures,) = shared or [torch.from_numpy(np.concatenate([picture for (picture,) in decoded()]))]
-    return _Part(pictures, labels)
+    (pictures,), place = cached_columns(cache, key, [Form(torch.uint8, (3, 32, 32))], len(labels), decoded)
+    return _Part(pictures, labels, place)
 
 
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:

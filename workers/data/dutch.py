@@ -12,8 +12,7 @@ from dpsweep.workers.data.source_files import locate, reading, require_rows
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
-    attributes,
-    choose_group,
+    choose_groups,
     encode_table,
     indices,
     intersected,
@@ -51,7 +50,7 @@ def dutch(
     `exclude`: attributes left out; by default 35 features remain, as in Xu et al. (2021). `group`: sex or occupation,
     or a list of both, whose intersections are the groups.
     """
-    values = {each: choose_group("dutch", each, _GROUPS) for each in attributes("dutch", group)}
+    values = choose_groups("dutch", group, _GROUPS)
     columns = without(_COLUMNS, exclude, "dutch")
     path = locate("dutch", ("dutch/dutch.csv", "dutch.csv"), root)
     fields = ("sex", *_CODES, "occupation")

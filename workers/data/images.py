@@ -6,7 +6,6 @@ import contextlib
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
@@ -19,7 +18,7 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.workers.data.base import Indices, Source, Split, encode, make_split, numbered, pixels, repeated
+from dpsweep.workers.data.base import Indices, Source, Split, make_split, numbered, pixels, repeated
 from dpsweep.workers.data.mapped import Blocks, Form, digest_of, once_on_node
 from dpsweep.workers.data.source_files import reading, require_path
 from dpsweep.workers.data.tabular import attributes, intersected, intersected_indices
@@ -54,71 +53,62 @@ def image_folder(
 
     Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.
     """
-    require_groups("image_folder", groups, group, group_names)
+    columns = group_columns("image_folder", groups, group, group_names)
     folder = require_path(path)
     parts = _parts(folder)
     listed = [_list(part) for part in parts]
-    files = [file for part in listed for file in part.files]
-    class_names = tuple(classes or listed[0].class_names)
-    labels = encode([name for part in listed for name in part.labels], class_names, f"class folders of {folder}")
-    grouped = Grouping.of_classes(class_names, labels, bool(classes))
-    if groups is not None:
-        grouped = Grouping.read(Path(groups), folder, files, attributes("image_folder", group), group_names)
-    whole = make_split(read_images(files, size), labels, grouped.members)
-    train, test = divided(whole, len(listed[0].files)) if len(parts) > 1 else (whole, None)
+    files = [file for part in listed for file, _ in part]
+    class_names = tuple(classes or sorted({name for _, name in listed[0]}))
+    labels = _encoded([name for part in listed for _, name in part], class_names, folder)
+    grouped = None if groups is None else read_groups(Path(groups), folder, files, columns, group_names)
+    names, members = grouped or (class_names if classes else numbered("group", len(class_names)), labels)
+    train, test = divided(make_split(read_images(files, size), labels, members), list(map(len, listed)))
     is_read = groups is not None and not group_names
     learnt: dict[Reason, bool] = {"classes_from_rows": not classes, "groups_from_rows": is_read}
     reasons = tuple(reason for reason, is_learnt in learnt.items() if is_learnt)
-    return Source(folder.name, train, test, grouped.names, class_names, IMAGENET_SCALING, reasons=reasons)
+    return Source(folder.name, train, test, names, class_names, IMAGENET_SCALING, reasons=reasons)
 
 
-def require_groups(source: str, groups: str | None, group: str | Sequence[str], group_names: object) -> None:
-    """Raise InvalidInput for ``group`` or ``group_names`` without ``groups``, the file with these attributes."""
-    attributes(source, group)
+def group_columns(source: str, groups: str | None, group: str | Sequence[str], group_names: object) -> tuple[str, ...]:
+    """Return the attributes that ``group`` names.
+
+    Raises: InvalidInput for ``group`` or ``group_names`` without ``groups``, the file with these attributes.
+    """
+    columns = attributes(source, group)
     if groups is None and (group_names is not None or group != "group"):
         what = "group" if group_names is None else "group_names"
         raise InvalidInput(
             f"`{what}` needs `groups`, the CSV file with the attributes of each picture; name it too. Without "
             "attributes, the groups are the classes, and pictures with masks have one group"
         )
+    return columns
 
 
-@dataclass(frozen=True)
-class Grouping:
-    """Groups of pictures. names: as shown in results. members: index into names, for each picture."""
-
-    names: tuple[str, ...]
-    members: Indices
-
-    @classmethod
-    def of_classes(cls, names: tuple[str, ...], labels: Indices, are_declared: bool) -> Grouping:
-        """Return the classes as groups, with numbered names unless the class names are declared."""
-        return cls(names if are_declared else numbered("group", len(names)), labels)
-
-    @classmethod
-    def read(
-        cls,
-        path: Path,
-        folder: Path,
-        files: list[Path],
-        columns: Sequence[str],
-        declared: Sequence[str] | Mapping[str, Sequence[str]] | None,
-    ) -> Grouping:
-        """Return the intersections of the attributes ``columns`` of a CSV file. declared: values; None takes those
-        found.
-        """
-        named = _groups(path, folder, files, columns)
-        values = _group_values(named, declared)
-        names = intersected(values)
-        members = intersected_indices(named, values, f"groups of {path}: ")
-        return cls(names if declared else numbered("group", len(names)), members)
+def read_groups(
+    path: Path,
+    folder: Path,
+    files: list[Path],
+    columns: Sequence[str],
+    declared: Sequence[str] | Mapping[str, Sequence[str]] | None,
+) -> tuple[tuple[str, ...], Indices]:
+    """Return the intersections of the attributes ``columns`` of a CSV file as groups: their names as shown in results,
+    and the index of each picture's. declared: values; None takes those found.
+    """
+    named = _groups(path, folder, files, columns)
+    values = _group_values(named, declared)
+    names = intersected(values)
+    members = intersected_indices(named, values, f"groups of {path}: ")
+    return names if declared else numbered("group", len(names)), members
 
 
-@dataclass(frozen=True)
-class _Listing:
-    files: list[Path]
-    labels: list[str]
-    class_names: tuple[str, ...]
+def _encoded(labels: Sequence[str], names: Sequence[str], folder: Path) -> Indices:
+    """Return the class folders of pictures as indices into ``names``. Raises: InvalidInput for other folders."""
+    if unknown := sorted(set(labels) - set(names)):
+        raise InvalidInput(
+            f"some class folders of {folder} are not among those declared; declare them, or correct them"
+        ) from PrivateDetail(f"{', '.join(map(repr, unknown))}; declared: {', '.join(names)}")
+    position = {name: index for index, name in enumerate(names)}
+    return np.array([position[label] for label in labels], dtype=np.int64)
 
 
 def _parts(folder: Path) -> list[Path]:
@@ -152,19 +142,21 @@ def _listing(folder: Path) -> Iterator[None]:
         raise InvalidInput(f"data source 'image_folder': {what}") from error  # whose text names the classes
 
 
-def _list(folder: Path) -> _Listing:
+def _list(folder: Path) -> list[tuple[Path, str]]:
+    """Return each picture and its class, in the order of classes and files."""
     from torchvision.datasets.folder import ImageFolder  # late: importing torchvision takes seconds
 
     with _listing(folder):
         found = ImageFolder(str(folder))
-    names = tuple(found.classes)
-    return _Listing([Path(file) for file, _ in found.samples], [names[label] for _, label in found.samples], names)
+    return [(Path(file), found.classes[label]) for file, label in found.samples]
 
 
-def divided(whole: Split, train_size: int) -> tuple[Split, Split]:
-    """Return the first ``train_size`` examples, and the rest."""
+def divided(whole: Split, sizes: Sequence[int]) -> tuple[Split, Split | None]:
+    """Return the examples of the first part, and those of the second, if there is one."""
+    if len(sizes) == 1:
+        return whole, None
     indices = np.arange(len(whole))
-    return whole.select(indices[:train_size]), whole.select(indices[train_size:])
+    return whole.select(indices[: sizes[0]]), whole.select(indices[sizes[0] :])
 
 
 def _group_values(
@@ -213,8 +205,7 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
     def blocks() -> Blocks:
         return ([_read_image(file, size)[None].numpy()] for file in files)
 
-    shared = once_on_node(lambda: _key(files, size), [Form(torch.uint8, (3, size, size))], len(files), blocks)
-    return shared[0] if shared else torch.stack([_read_image(file, size) for file in files])
+    return once_on_node(lambda: _key(files, size), [Form(torch.uint8, (3, size, size))], len(files), blocks)[0]
 
 
 def _key(files: Sequence[Path], size: int) -> str:

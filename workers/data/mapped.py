@@ -96,24 +96,34 @@ class ColumnFiles:
         )
 
 
+def cached_columns(
+    cache: str | None, key: Callable[[], str], forms: Sequence[Form], rows: int, blocks: Callable[[], Blocks]
+) -> tuple[tuple[Tensor, ...], ColumnFiles | None]:
+    """Return the columns, and their place if it is the user's folder ``cache``. Other parameters: as of `once_on_node`.
+
+    Raises: InvalidInput as `ColumnFiles.columns`.
+    """
+    if cache is None:
+        return once_on_node(key, forms, rows, blocks), None
+    place = ColumnFiles(Path(cache).expanduser().absolute(), key())
+    return place.columns(forms, blocks), place
+
+
 def once_on_node(
     key: Callable[[], str], forms: Sequence[Form], rows: int, blocks: Callable[[], Blocks]
-) -> tuple[Tensor, ...] | None:
+) -> tuple[Tensor, ...]:
     """Return the columns, written by the first trial of the run on this node and mapped by all others.
 
-    None where the run has no folder for them (`dpsweep.workers.machine.folders`), or one that cannot hold them,
-    and where private files are encrypted. `key`, `forms`, `blocks`: as for `ColumnFiles`, the key as a function that
-    is called only if needed. `rows`: how many there are.
+    They are in memory where the run has no folder for them (`dpsweep.workers.machine.folders`), or one that cannot hold
+    them, and where private files are encrypted. `key`, `forms`, `blocks`: as for `ColumnFiles`, the key as a function
+    that is called only if needed. `rows`: how many there are.
     """
     folder, size = node_folder(), rows * sum(form.bytes for form in forms)
-    if folder is None or is_encrypting():
-        return None
-    try:
-        if shutil.disk_usage(folder.parent).free < _ROOM * size:
-            return None
-        return ColumnFiles(folder, key()).columns(forms, blocks)
-    except (InvalidInput, UnsafeFile, OSError):  # it was removed, or has filled up meanwhile
-        return None
+    if folder is not None and not is_encrypting():
+        with contextlib.suppress(InvalidInput, UnsafeFile, OSError):  # it was removed, or has filled up meanwhile
+            if shutil.disk_usage(folder.parent).free >= _ROOM * size:
+                return ColumnFiles(folder, key()).columns(forms, blocks)
+    return tuple(torch.from_numpy(np.concatenate(column)) for column in zip(*blocks(), strict=True))
 
 
 def digest_of(*parts: str | bytes | memoryview) -> str:

@@ -16,14 +16,13 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Source, make_split
 from dpsweep.workers.data.images import (
     IMAGENET_SCALING,
-    Grouping,
     divided,
+    group_columns,
+    read_groups,
     read_images,
     refuse_links,
-    require_groups,
 )
 from dpsweep.workers.data.source_files import reading, require_path
-from dpsweep.workers.data.tabular import attributes
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.tasks import IGNORED
 
@@ -58,7 +57,7 @@ def image_masks(
 
     Raises: InvalidInput for folders, groups, pictures or masks that do not fit; DataCorruption for unreadable files.
     """
-    require_groups("image_masks", groups, group, group_names)
+    columns = group_columns("image_masks", groups, group, group_names)
     numbers = tuple(range(len(classes)) if values is None else values)
     if len(numbers) != len(classes) or len(set(numbers)) < len(numbers):
         raise InvalidInput(f"`values` has {len(numbers)} numbers, but must have a different one for each of `classes`")
@@ -66,20 +65,18 @@ def image_masks(
     parts = [folder / name for name in _PARTS] if all((folder / name).is_dir() for name in _PARTS) else [folder]
     listed = [_pictures(part) for part in parts]
     files = [file for part in listed for file in part]
-    grouped = Grouping(NO_GROUPS, np.zeros(len(files), dtype=np.int64))
-    if groups is not None:
-        grouped = Grouping.read(Path(groups), folder, files, attributes("image_masks", group), group_names)
+    grouped = None if groups is None else read_groups(Path(groups), folder, files, columns, group_names)
+    names, members = grouped or (NO_GROUPS, None)
     masks = [_mask_of(file) for file in files]
     refuse_links(masks)
     labels = np.stack([_read_mask(mask, size, numbers, ignored) for mask in masks])
-    whole = make_split(read_images(files, size), labels, grouped.members)
-    train, test = divided(whole, len(listed[0])) if len(parts) > 1 else (whole, None)
+    train, test = divided(make_split(read_images(files, size), labels, members), list(map(len, listed)))
     reasons: tuple[Reason, ...] = ("groups_from_rows",) if groups is not None and not group_names else ()
     return Source(
         folder.name,
         train,
         test,
-        grouped.names,
+        names,
         tuple(classes),
         IMAGENET_SCALING,
         task="segmentation",

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib.util
 import os
 import re
 import stat
@@ -13,10 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, TypeVar
 
-import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.csv as csv
 from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
@@ -73,18 +69,6 @@ def reader_of(path: Path, readers: Mapping[str, T]) -> T:
     if path.is_dir() and path.suffix.lower() not in readers:
         raise InvalidInput(f"{path} is a folder; give the path of a file of a type in {', '.join(readers)}")
     return lookup(readers, path.suffix.lower(), "file type")
-
-
-def bundled(name: str, header_lines: int = 0) -> npt.NDArray[np.float64]:
-    """Return a table of numbers that scikit-learn ships, read without importing scikit-learn, which takes a second.
-
-    Raises: DataCorruption when this installation of scikit-learn has no such file, or a damaged one.
-    """
-    package = importlib.util.find_spec("sklearn")
-    path = Path((package and package.origin) or "sklearn").parent / "datasets" / "data" / name
-    with reading(path):
-        options = csv.ReadOptions(autogenerate_column_names=True, skip_rows=header_lines, use_threads=False)
-        return np.column_stack([column.to_numpy() for column in csv.read_csv(path, read_options=options).columns])
 
 
 @contextlib.contextmanager

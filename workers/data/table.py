@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Container, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final, NoReturn
@@ -252,11 +252,9 @@ def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
 
     Raises: InvalidInput for an unknown column, and where several are called so.
     """
-    for name in owners.names:
-        if name not in rows.column_names:
-            raise no_column(name, path, rows.column_names)
-        if name in repeated_names(rows):
-            raise InvalidInput(f"the table {path} has more than one column called {name!r}; rename the others")
+    require_columns(owners.names, path, rows.column_names)
+    if both := next((name for name in owners.names if name in repeated_names(rows)), None):
+        raise InvalidInput(f"the table {path} has more than one column called {both!r}; rename the others")
     return owners.joined(rows)
 
 
@@ -265,9 +263,8 @@ def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str]
 
     Raises: InvalidInput for an unknown column.
     """
+    require_columns((*declared.numbers, *ignore_case), path, rows.column_names)
     for name in (*declared.numbers, *ignore_case):
-        if name not in rows.column_names:
-            raise no_column(name, path, rows.column_names)
         values = rows[name]
         if name in declared.numbers:
             values = parsed(values, declared.numbers[name])
@@ -381,21 +378,15 @@ A_COLUMN: Final = "a column"
 """What errors call a column whose name only the file gives."""
 
 
-def no_column(name: str, path: str | Path, columns: Sequence[str]) -> InvalidInput:
-    """Return the error for a column that a file lacks. The names that it has are private: they may be values of its
-    first row where it has no header."""
-    error = InvalidInput(
-        f"there is no column {name!r} in {path}; spell it as the first line of the file does, or give the file a first "
-        "line of names (those that are there are withheld, as they may be a row)"
-    )
-    error.__cause__ = PrivateDetail(nearest(name, columns))
-    return error
-
-
-def require_different_columns(columns: Sequence[str], path: Path) -> None:
-    """Raise InvalidInput for a file with several columns of one name."""
-    if repeat := repeated(columns):
-        refuse_repeated(repeat, path)
+def require_columns(needed: Iterable[str], path: str | Path, columns: Sequence[str]) -> None:
+    """Raise InvalidInput unless a file has all columns ``needed``. The names that it has are private: they may be
+    values of its first row where it has no header."""
+    for name in needed:
+        if name not in columns:
+            raise InvalidInput(
+                f"there is no column {name!r} in {path}; spell it as the first line of the file does, or give the file "
+                "a first line of names (those that are there are withheld, as they may be a row)"
+            ) from PrivateDetail(nearest(name, columns))
 
 
 def refuse_repeated(name: str, path: Path) -> NoReturn:
@@ -428,9 +419,7 @@ def used_columns(
     """Return the columns with a role: numbers and lists of owners unchanged, others as text, spelt like the values
     declared in ``texts``.
     """
-    for name in roles.used:
-        if name not in rows.column_names:
-            raise no_column(name, path, rows.column_names)
+    require_columns(roles.used, path, rows.column_names)
     columns = {name: rows[name] for name in roles.used}
     return pa.table(
         {

@@ -34,7 +34,7 @@ _BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
     codecs.BOM_UTF16_BE: "utf-16",
 }
 """Encodings by the first bytes of a file; that of UTF-32 begins with that of UTF-16."""
-_NO_TEXT: Final[Mapping[bytes, str]] = {
+_PACKED: Final[Mapping[bytes, str]] = {
     b"\x1f\x8b": "it is packed by gzip; unpack it",
     b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it",
     b"\xfd7zXZ": "it is packed by xz; unpack it",
@@ -136,7 +136,7 @@ def proposed_encoding(path: Path, named: Sequence[str]) -> str | None:
     Raises: InvalidInput for a file that is packed, a spreadsheet or a Parquet file.
     """
     content = path.read_bytes()
-    if packed := next((cure for mark, cure in _NO_TEXT.items() if content.startswith(mark)), None):
+    if packed := next((cure for mark, cure in _PACKED.items() if content.startswith(mark)), None):
         raise InvalidInput(f"{path} is no table of text: {packed}")
     if content.startswith(tuple(_BYTE_ORDER_MARKS)):
         return None
@@ -211,10 +211,7 @@ def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> 
     convert = csv.ConvertOptions(
         column_types=dict.fromkeys(texts, pa.string()), null_values=list(MISSING_SPELLINGS), strings_can_be_null=False
     )
-    try:
-        rows = csv.read_csv(path, dialect.read, dialect.parse, convert)
-    except UnicodeDecodeError as error:
-        raise pa.ArrowInvalid("invalid UTF8 data") from error
+    rows = csv.read_csv(path, dialect.read, dialect.parse, convert)
     if any(map(pa.types.is_binary, rows.schema.types)):  # what Arrow makes of text that is not UTF-8
         raise pa.ArrowInvalid("invalid UTF8 data")
     columns = ((name, _without_missing(rows[name], texts.get(name, ()))) for name in rows.column_names)

@@ -35,13 +35,8 @@ class Column(Protocol):
     @property
     def name(self) -> str: ...
 
-    @property
-    def width(self) -> int:
-        """Number of features."""
-        ...
-
     def encode(self, values: pa.ChunkedArray) -> Rows:
-        """Return [n] values without nulls -> [n, width]."""
+        """Return [n] values without nulls -> features [n, width]."""
         ...
 
 
@@ -59,10 +54,6 @@ class Numeric:
                 f"the range of column {self.name!r} is [{self.low}, {self.high}], but must be increasing and finite"
             )
 
-    @property
-    def width(self) -> int:
-        return 1
-
     def encode(self, values: pa.ChunkedArray) -> Rows:
         within = np.clip(numbers(values, self.name), self.low, self.high)
         scaled: Rows = ((within - self.low) / (self.high - self.low)).astype(np.float32)
@@ -74,10 +65,6 @@ class Unscaled:
     """A number as it is, within what float32 holds."""
 
     name: str
-
-    @property
-    def width(self) -> int:
-        return 1
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
         most = float(np.finfo(np.float32).max)
@@ -98,14 +85,10 @@ class Categorical:
                 f"categories of {self.name!r} are {list(self.categories)}, but must be at least one, all different"
             )
 
-    @property
-    def width(self) -> int:
-        return len(self.categories)
-
     def encode(self, values: pa.ChunkedArray) -> Rows:
         what, names = f"column {self.name!r}", self.categories
         position = indices(values, names, what) if self.closed else positions(values, names)
-        rows = np.zeros((len(position), self.width), dtype=np.float32)
+        rows = np.zeros((len(position), len(names)), dtype=np.float32)
         known = np.flatnonzero(position >= 0)
         rows[known, position[known]] = 1.0
         return rows
@@ -123,10 +106,6 @@ class Hashed:
 
     def __post_init__(self) -> None:
         keep_whole(self, "places", f"places of the texts {self.name!r}", at_least=1, at_most=_MOST_PLACES)
-
-    @property
-    def width(self) -> int:
-        return self.places
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
         from sklearn.feature_extraction.text import HashingVectorizer  # late: it takes a second
@@ -206,11 +185,17 @@ def without(columns: Sequence[Column], exclude: Collection[str], source: str) ->
     return [column for column in columns if column.name not in exclude]
 
 
-def choose_group(source: str, group: str, names: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
-    """Return the group names of the attribute ``group``. Raises: InvalidInput for an unknown attribute."""
-    if group not in names:
-        raise InvalidInput(f"data source {source!r} has no groups by {group!r}; {nearest(group, names)}")
-    return names[group]
+def choose_groups(
+    source: str, group: str | Sequence[str], known: Mapping[str, tuple[str, ...]]
+) -> dict[str, tuple[str, ...]]:
+    """Return the values of the attributes that ``group`` names. Raises: InvalidInput as `attributes`, and for an
+    unknown one.
+    """
+    chosen = attributes(source, group)
+    for name in chosen:
+        if name not in known:
+            raise InvalidInput(f"data source {source!r} has no groups by {name!r}; {nearest(name, known)}")
+    return {name: known[name] for name in chosen}
 
 
 def attributes(source: str, group: str | Sequence[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
@@ -21,9 +21,9 @@ import torch
 from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data.base import Source, Split, Tokens
+from dpsweep.workers.data.base import Source, Split, Tokens, repeated
 from dpsweep.workers.data.label_columns import TableTask, label_columns
-from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, digest_of, once_on_node
+from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of
 from dpsweep.workers.data.owner_columns import OwnerColumns, User
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values
@@ -34,10 +34,9 @@ from dpsweep.workers.data.table import (
     declared_groups,
     encoding_of,
     left_out,
-    no_column,
     owned,
     refuse_repeated,
-    require_different_columns,
+    require_columns,
     require_other,
     used_columns,
     user_names,
@@ -167,7 +166,7 @@ def text(
         encoder,
         _targets(objective, encoder, mask_token, mask_fraction, mask_seed),
         1 if objective == "label" else 2,
-        None if cache is None else Path(cache).expanduser().absolute(),
+        cache,
         json.dumps([max_length, encoder.padding, objective, mask_token, mask_fraction, mask_seed]),
     )
     splits = learner.splits(files, encoded, owners.column)
@@ -329,10 +328,9 @@ class _File:
         numeric = [name for name in roles.labels if name not in texts]
         kept, given = [], []
         for rows in _stream(found, used, (text, *texts), numeric, encoding):
-            for name in used:
-                if name not in rows.schema.names:
-                    raise no_column(name, found, rows.schema.names)
-            require_different_columns(rows.schema.names, found)
+            require_columns(used, found, rows.schema.names)
+            if repeat := repeated(rows.schema.names):
+                refuse_repeated(repeat, found)
             given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
             kept.append(rows.select(list(chosen)))
         if not given:
@@ -370,7 +368,9 @@ def _stream(
     """Yield the rows of a file in blocks; one block is in memory at a time."""
     stream = reader_of(path, _STREAMS)
     with reading(path):
-        yield from stream(path, used, texts, numeric, encoding)
+        for batch in stream(path, used, texts, numeric, encoding):
+            for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
+                yield batch.slice(start, _ROWS_AT_ONCE)
 
 
 def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
@@ -394,7 +394,7 @@ def _csv_batches(
         only = _only(used, reader.schema.names)
     options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, include_columns=only)
     with csv.open_csv(path, written.read, written.parse, options) as reader:
-        yield from _in_blocks(reader)
+        yield from reader
 
 
 def _parquet_batches(
@@ -403,7 +403,7 @@ def _parquet_batches(
     refuse_encoding(path, encoding)
     with parquet.ParquetFile(path) as file:
         only = _only(used, file.schema_arrow.names)
-        yield from _in_blocks(file.iter_batches(_ROWS_AT_ONCE, columns=only))
+        yield from file.iter_batches(_ROWS_AT_ONCE, columns=only)
 
 
 def _only(used: Columns, there: Columns) -> list[str] | None:
@@ -418,13 +418,7 @@ def _json_batches(
 ) -> Iterator[pa.RecordBatch]:
     refuse_encoding(path, encoding)
     with arrow_json.open_json(path) as reader:
-        yield from _in_blocks(reader)
-
-
-def _in_blocks(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    for batch in batches:
-        for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-            yield batch.slice(start, _ROWS_AT_ONCE)
+        yield from reader
 
 
 Stream = Callable[[Path, Columns, Columns, Columns, str | None], Iterator[pa.RecordBatch]]
@@ -460,7 +454,7 @@ class _Learner:
     encoder: _Encoder
     learn: Learn
     columns: int
-    cache: Path | None
+    cache: str | None
     settings: str
 
     def splits(self, files: Sequence[_File], encoding: Encoding, user: str | None) -> list[Split]:
@@ -474,17 +468,13 @@ class _Learner:
         if len(each.rows) == 0:
             raise InvalidInput("no row has a text and all other values; correct the column `text`, or choose others")
         complete = each.columns.take(each.rows)
-        place = None if self.cache is None else ColumnFiles(self.cache, self._key(each, first))
-        forms = [*[Form(torch.int32, (self.encoder.length,))] * self.columns, Form(torch.bool, (2,))]
-
-        def blocks() -> Blocks:
-            return each.blocks(self.encoder, self.learn, first)
-
-        if place is None:
-            mapped = once_on_node(lambda: self._key(each, first), forms, len(each.rows), blocks)
-        else:
-            mapped = place.columns(forms, blocks)
-        found = mapped or tuple(torch.from_numpy(np.concatenate(column)) for column in zip(*blocks(), strict=True))
+        found, place = cached_columns(
+            self.cache,
+            lambda: self._key(each, first),
+            [*[Form(torch.int32, (self.encoder.length,))] * self.columns, Form(torch.bool, (2,))],
+            len(each.rows),
+            lambda: each.blocks(self.encoder, self.learn, first),
+        )
         labels = found[1].numpy() if self.columns > 1 else encoding.labels.encode(complete)
         split = encoding.joined(found[0], complete, each.rows + first, users, labels)
         return replace(split, place=place, flaws=found[-1])

@@ -19,7 +19,7 @@ from dpsweep.accounting.registry import lookup
 from dpsweep.workers.data.base import Indices, Source, make_split, repeated
 from dpsweep.workers.data.images import IMAGENET_SCALING, read_images
 from dpsweep.workers.data.source_files import locate
-from dpsweep.workers.data.tabular import attributes, choose_group, intersected, intersected_indices
+from dpsweep.workers.data.tabular import choose_groups, intersected, intersected_indices
 
 _NAME = re.compile(r"(?P<age>\d+)_(?P<gender>[01])_(?P<race>[0-4])_.*\.jpe?g$", re.IGNORECASE)
 RACES = ("White", "Black", "Asian", "Indian", "Other")
@@ -79,7 +79,7 @@ def utkface(
     if not races:
         raise InvalidInput(f"races is empty, but must name at least one of {', '.join(RACES)}")
     known = {"race": tuple(races), **{name: each.class_names for name, each in FACE_TASKS.items()}}
-    values = {each: choose_group("utkface", each, known) for each in attributes("utkface", group)}
+    values = choose_groups("utkface", group, known)
     folder = locate("utkface", ("UTKFace", "utkface"), root)
     pictures = (file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
     files = sorted(pictures, key=lambda file: file.relative_to(folder).as_posix())
@@ -90,14 +90,16 @@ def utkface(
         ) from PrivateDetail(repeat)
     group_of = {lookup(_RACE_CODES, race, "race"): group for group, race in enumerate(races)}
     parsed = [_parse(file) for file in files]
-    ids = np.array([i for i, face in enumerate(parsed) if face is not None and face.race in group_of], dtype=np.int64)
-    if not len(ids):
+    named = {place: face for place, face in enumerate(parsed) if face is not None and face.race in group_of}
+    ids, faces = np.array(list(named), dtype=np.int64), list(named.values())
+    if not faces:
         raise InvalidInput(
             f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg of races {', '.join(races)}"
         )
-    faces = [face for face in parsed if face is not None and face.race in group_of]
     targets = np.array([chosen.label(face) for face in faces], dtype=np.int64)
-    kept = _SELECTIONS[labels](targets, np.array([group_of[face.race] for face in faces], dtype=np.int64))
+    kept = np.arange(len(faces))
+    if labels == "balanced":
+        kept = _balanced(targets, np.array([group_of[face.race] for face in faces], dtype=np.int64))
     if not len(kept):
         raise InvalidInput(
             f"data source 'utkface': no race has faces {' and '.join(chosen.class_names)}; set labels: all"
@@ -116,10 +118,6 @@ def _parse(file: Path) -> Face | None:
     return Face(file, int(match["age"]), int(match["gender"]), int(match["race"]))
 
 
-def _all(targets: Indices, groups: Indices) -> Indices:
-    return np.arange(len(targets))
-
-
 def _balanced(targets: Indices, groups: Indices) -> Indices:
     """Sorted indices of equally many faces of both classes per race; surplus faces are left out at random."""
     kept = []
@@ -129,6 +127,3 @@ def _balanced(targets: Indices, groups: Indices) -> Indices:
         generator = np.random.default_rng((0, int(group)))
         kept += [generator.permutation(part)[:count] for part in members]
     return np.sort(np.concatenate(kept))
-
-
-_SELECTIONS: Mapping[str, Callable[[Indices, Indices], Indices]] = {"all": _all, "balanced": _balanced}

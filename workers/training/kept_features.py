@@ -63,13 +63,13 @@ def shared_on_node(owner: str, width: int, blocks: Callable[[Tensor], Iterator[T
     """
 
     def shared(features: Tensor) -> Tensor:
-        found = once_on_node(
+        (found,) = once_on_node(
             lambda: _key(owner, features),
             [Form(torch.float32, (width,))],
             len(features),
             lambda: ([block.numpy()] for block in blocks(features)),
         )
-        return torch.cat([*blocks(features)]) if found is None else found[0]
+        return found
 
     return lambda features: shared(features) if len(features) else torch.zeros(0, width)
 

@@ -123,7 +123,7 @@ class TestImages:
             load_source(DataSpec("image_folder", params))
         shutil.rmtree(folder / "cat")
         (folder / "dog" / "01.png").unlink()
-        with pytest.raises(InvalidInput, match=r"classes of 'pictures' must be at least 2"):
+        with pytest.raises(InvalidInput, match=r"all labels of 'pictures' are the same"):
             load_source(DataSpec("image_folder", params))
 
     @pytest.mark.parametrize("name", [".ipynb_checkpoints", "__MACOSX"])
