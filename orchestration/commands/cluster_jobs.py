@@ -26,7 +26,7 @@ from dpsweep.orchestration.commands.options import (
     SweepFile,
     warn,
 )
-from dpsweep.orchestration.comparison.formats import for_terminal, listed, looks_secret, masked, secrets_of
+from dpsweep.orchestration.comparison.formats import file_size, for_terminal, listed, looks_secret, masked, secrets_of
 from dpsweep.orchestration.execution.environment import prepare_environment
 from dpsweep.orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
 
@@ -346,8 +346,8 @@ def _warn_of_unseen_output(output: str, reason: str) -> None:
 
 def _describe(package: Package) -> None:
     """Print the files to send with their sizes, and the files of the user's packages that are left out."""
-    files = ", ".join(f"{name} ({_size(size)})" for name, size in package.own)
-    _say(f"sent: {files}; dpsweep ({_size(package.dpsweep)}); no data")
+    files = ", ".join(f"{name} ({file_size(size)})" for name, size in package.own)
+    _say(f"sent: {files}; dpsweep ({file_size(package.dpsweep)}); no data")
     if package.left_out:
         print(for_terminal(f"not sent, by their endings: {', '.join(package.left_out)}"), file=sys.stderr)
 
@@ -355,10 +355,6 @@ def _describe(package: Package) -> None:
 def _say(text: str) -> None:
     """Print text, made safe by `for_terminal`, because others may have chosen the names in it."""
     print(for_terminal(text))
-
-
-def _size(count: int) -> str:
-    return f"{count / 2**20:.1f} MiB" if count >= 2**20 else f"{count / 2**10:.1f} KiB"
 
 
 def register(app: typer.Typer) -> None:

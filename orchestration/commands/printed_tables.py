@@ -22,6 +22,7 @@ from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.formats import (
     at_most,
     clock,
+    file_size,
     for_terminal,
     listed,
     masked,
@@ -97,7 +98,7 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
             str(planned.trace.steps),
             at_most(worst.epsilon, 4) if worst.is_private else "not private",
             worst.accountant if worst.is_private else "",
-            _size(planned.shard_bytes),
+            file_size(planned.shard_bytes),
             *([str(of_trial)] if several else []),
         )
     for refusal in plan.refusals:
@@ -145,10 +146,10 @@ def _data_line(data: DatasetDescription) -> str:
 
 def prediction_lines(found: Prediction) -> list[str]:
     """Return the prediction as ``dpsweep plan --probe`` prints it."""
-    gpu = f", {_size(found.gpu_memory)} on its GPU" if found.gpu_memory else ""
+    memory = file_size(found.memory) + (f", {file_size(found.gpu_memory)} on its GPU" if found.gpu_memory else "")
     price = "" if found.price is None else f"; price: {number(found.price)}"
     return [
-        f"probe: {found.steps} steps of {found.kinds} kinds of trial; memory of a trial: {_size(found.memory)}{gpu}",
+        f"probe: {found.steps} steps of {found.kinds} kinds of trial; memory of a trial: {memory}",
         f"time: {clock(found.seconds)} for the steps of {found.trials} trials, one after another{price}; norms, "
         "evaluation, accounting and reports come on top",
     ]
@@ -278,10 +279,3 @@ def _this_python() -> str:
     """Return the path of the running interpreter, so that printed commands work without an activated environment."""
     executable, here = Path(sys.executable), Path.cwd()
     return shlex.quote(str(executable.relative_to(here) if executable.is_relative_to(here) else executable))
-
-
-def _size(size: int) -> str:
-    if size == 0:
-        return "0"
-    power = min(int(math.log(size, 1024)), 4)
-    return f"{size / 1024**power:.1f} {('B', 'KiB', 'MiB', 'GiB', 'TiB')[power]}"

@@ -218,6 +218,18 @@ def signed(value: float | None) -> str:
     return MISSING if value is None or not math.isfinite(value) else f"{value:+.3g}".replace("-", "−")
 
 
+def file_size(count: int) -> str:
+    """Return a number of bytes in the largest unit that is not larger.
+
+    >>> file_size(0), file_size(300), file_size(5 * 2**20)
+    ('0 B', '300 B', '5.0 MiB')
+    """
+    if count < 1024:
+        return f"{count} B"
+    power = min((count.bit_length() - 1) // 10, 4)
+    return f"{count / 1024**power:.1f} {('KiB', 'MiB', 'GiB', 'TiB')[power - 1]}"
+
+
 def seconds(value: float | None) -> str:
     """Return a duration given in seconds, in its largest two units.
 

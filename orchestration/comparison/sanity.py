@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -148,8 +147,8 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     """
     if not baselines:
         return UnknownCost()
-    best = max(baselines, key=lambda setting: _mean(setting, main))
-    reached, constant, shown = _mean(best, main), constant_of(best), main.format.one
+    best = max(baselines, key=lambda setting: setting.rank(main.value))
+    reached, constant, shown = best.rank(main.value), constant_of(best), main.format.one
     if few := too_few_to_test(best, evidence, main):
         return UnknownCost(few, f"The cost of privacy is unknown: {few}.")
     learnt_nothing = "the baseline learnt almost nothing"
@@ -210,8 +209,3 @@ def _reference(setting: Setting) -> tuple[str, float] | None:
             scores.setdefault(name, []).append(score)
     means = {name: statistics.fmean(found) for name, found in scores.items()}
     return max(means.items(), key=lambda pair: pair[1], default=None)
-
-
-def _mean(setting: Setting, main: Metric) -> float:
-    found = setting.mean(main.value)
-    return -math.inf if found is None else found

@@ -232,6 +232,11 @@ class Setting:
         found = self.over_seeds(value)
         return found.mean if found else None
 
+    def rank(self, value: Value) -> float:
+        """Return the `mean`, by which settings are sorted; -infinity without one."""
+        found = self.mean(value)
+        return -math.inf if found is None else found
+
     @property
     def highest_epsilon(self) -> float | None:
         """The largest worst-case epsilon of a trial; None for a baseline."""

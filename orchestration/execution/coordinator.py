@@ -152,9 +152,9 @@ class Coordinator:
             data, has_result = point.spec.data, key in statuses and statuses[key].result is not None
             if has_result and data in digests and self._met_other_data(key, digests[data]):
                 raise InvalidInput(
-                    f"the data {data.name!r} have changed since trial {key} was trained on them, so that its "
-                    "results are not theirs, and further trials would not compare with it; restore the data, or choose "
-                    "another folder with --output"
+                    f"the data {data.name!r} have changed since trial {key} was trained on them: its results are those "
+                    "of the earlier data, and further trials would not compare with it; restore the data, or train all "
+                    "trials on the new ones, in another folder with --output"
                 )
 
     def _met_other_data(self, key: str, digest: str) -> bool:

@@ -119,9 +119,9 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     without a sweep and while another process runs it, DataCorruption if the record of releases cannot be read,
     StorageError.
     """
-    if not exists(files.manifest) and exists(SweepFiles(files.selection).manifest):
-        return _delete_selection(files)
     if not exists(files.manifest):
+        if exists(SweepFiles(files.selection).manifest):
+            return _delete_selection(files)
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     require_no_links(files)
     with exclusive(files.local_folder, files.root), claimed(files.claim):

@@ -445,7 +445,7 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
 def _by_method(found: Findings, style: Style) -> Plot | None:
     """Return a row per method, the best first, below the baseline; a line marks the best constant prediction."""
     of = found.main
-    private = sorted(found.methods or found.private, key=lambda each: -_mean(each, found))
+    private = sorted(found.methods or found.private, key=lambda each: -each.rank(of.value))
     baselines = [*(found.baselines or [each for each in found.settings if each.is_baseline])][:1]
     rows = [*baselines, *private][: _MOST_ROWS + 1]
     rows = [each for each in rows if each.over_seeds(of.value)]
@@ -477,11 +477,6 @@ def _by_method(found: Findings, style: Style) -> Plot | None:
         )  # fmt: skip
     figure.update_xaxes(tickformat=".3~p" if of.format in SHARES else ".3~g")
     return figure
-
-
-def _mean(setting: Setting, found: Findings) -> float:
-    mean = setting.mean(found.main.value)
-    return float("-inf") if mean is None else mean
 
 
 def _picture(rows: int) -> Plot:

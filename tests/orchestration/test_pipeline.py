@@ -98,7 +98,8 @@ def test_nothing_is_trained_beside_results_of_other_data(outcome: Outcome, tmp_p
     assert stat.S_IMODE(Path(noted).stat().st_mode) == 0o600
     write_sealed(noted, json.dumps({"data": "0" * 64}).encode(), private=True)
     with pytest.raises(
-        InvalidInput, match=r"'digits' have changed since trial non-private-seed0-.* results are not theirs"
+        InvalidInput,
+        match=r"'digits' have changed since trial non-private-seed0-.* are those of the earlier data",
     ):
         run_sweep(request(tmp_path))  # whose results would be shown as those of the new data
     shutil.rmtree(trial_in(tmp_path / "out", "flat-seed0").root)

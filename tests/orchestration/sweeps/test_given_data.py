@@ -70,7 +70,7 @@ def test_in_this_process_nothing_is_copied_and_other_data_are_refused(tmp_path: 
     assert not (tmp_path / "private" / "given").exists()
     (again,) = dpsweep.open(tmp_path).trials.values()
     assert (again.predict(X) == trial.predict(X)).all(), "without the data"
-    with pytest.raises(dpsweep.InvalidInput, match="its results are not theirs"):
+    with pytest.raises(dpsweep.InvalidInput, match="its results are those of the earlier data"):
         dpsweep.run({**BASE, "data": {**WHOLE, "labels": 1 - Y}}, **run)
     more = {**BASE, "seeds": [0, 1]}
     with pytest.raises(dpsweep.InvalidInput, match="data"):
