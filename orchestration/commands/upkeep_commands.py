@@ -354,7 +354,7 @@ class _Printer:
     def __call__(self, recording: Recording) -> None:
         self.last = recording
         if recording.goes_on and self._pace.is_due():
-            print(recording.line(), file=sys.stderr, flush=True)
+            print(for_terminal(recording.line()), file=sys.stderr, flush=True)
 
 
 def register(app: typer.Typer) -> None:

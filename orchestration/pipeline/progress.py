@@ -69,7 +69,7 @@ class ConsoleDisplay:
         def tell() -> None:
             while not ended.wait(_LINE_INTERVAL):
                 if status.recording is not None and status.recording.goes_on:
-                    self._console.print(Text(status.recording.line()), soft_wrap=True)
+                    self._console.print(Text(for_terminal(status.recording.line())), soft_wrap=True)
 
         thread = threading.Thread(target=tell, name="dpsweep-display", daemon=True)
         thread.start()
@@ -91,7 +91,7 @@ def _line(trial: TrialStatus) -> Text:
 def _picture(status: SweepStatus) -> RenderableType:
     counts, trials, recording = status.counts(), status.trials, status.recording
     if recording is not None and recording.goes_on:
-        return Text(f"{len(trials)} trials done; {recording.line()}", style="bold")
+        return Text(f"{len(trials)} trials done; {for_terminal(recording.line())}", style="bold")
     ended = sum(trial.state.has_ended for trial in trials)
     left = status.seconds_left()
     headline = (

@@ -30,8 +30,8 @@ class Recording:
     `per_second`: recent pace. `store`: tracking URI with its secrets masked. `page`: address of the comparison of
     trials, on the server, or on the one that `mlflow ui` starts for a database. `experiment`: its name in MLflow.
     `is_complete`: whether all trials and their comparison are recorded. `is_closed`: whether no run of the sweep is
-    RUNNING. `failure`: why the driver ended before all was recorded; None while it goes on. `command`: records the
-    rest.
+    RUNNING. `failure`: why the driver ended before all was recorded; None while it goes on. `trouble`: why the last
+    attempt failed, while it goes on. `command`: records the rest.
     """
 
     recorded: int = 0
@@ -43,6 +43,7 @@ class Recording:
     is_complete: bool = False
     is_closed: bool = False
     failure: str | None = None
+    trouble: str | None = None
     command: str = ""
 
     @property
@@ -56,9 +57,10 @@ class Recording:
         return f"{self.recorded} of {self.trials}"
 
     def line(self) -> str:
-        """Return text such as ``recording in MLflow, 39 of 300, 4 a second``."""
+        """Return text such as ``recording in MLflow, 39 of 300, 4 a second``, and why the last attempt failed."""
         pace = f"{self.per_second:.0f} a second" if self.per_second >= 1.0 else f"{60.0 * self.per_second:.0f} a minute"
-        return f"recording in MLflow, {self.count}, {pace}"
+        trouble = f"; the last attempt failed and is repeated: {self.trouble}" if self.trouble else ""
+        return f"recording in MLflow, {self.count}, {pace}{trouble}"
 
     def missing(self) -> str:
         """Return what is not recorded, and the command that records it; "" if nothing is missing."""

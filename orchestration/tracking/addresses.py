@@ -62,6 +62,10 @@ def is_server(tracking_uri: str) -> bool:
     return tracking_uri.partition(":")[0].split("+")[0] not in ("sqlite", "postgresql", "mysql", "mssql")
 
 
+_PREFACE: Final = "(raised as a result of Query-invoked autoflush"
+"""Begins a line that SQLAlchemy puts before the reason of some errors."""
+
+
 @contextlib.contextmanager
 def reported(doing: str, uri: str) -> Iterator[None]:
     """Turn errors of stores and artifact repositories, which raise their own types, into `TrackingUnavailable`."""
@@ -70,7 +74,8 @@ def reported(doing: str, uri: str) -> Iterator[None]:
     except DpsweepError:
         raise
     except Exception as error:
-        reason = next((line for line in str(error).splitlines() if line.strip()), type(error).__name__)
+        lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(_PREFACE)]
+        reason = next(iter(lines), type(error).__name__)
         raise TrackingUnavailable(masked(f"{doing} MLflow at {uri}: {_explained(reason, uri)}", uri)) from error
 
 
@@ -82,6 +87,7 @@ def _explained(reason: str, uri: str) -> str:
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     who = f"as {user!r}" if user else "without a login"
     advice = {
+        "database or disk is full": f"{reason}; free some space where the database is",
         "sqlite3.DatabaseError": f"{reason}; the file is damaged: delete it, and `dpsweep record` records all "
         "but registered models anew",
         "Invalid Host header": f"the server refuses the host name (403 Invalid Host header); start it with "

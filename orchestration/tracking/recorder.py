@@ -87,6 +87,7 @@ class TrackingRecorder:
                 self._is_over = True
                 self._tell()
                 return
+            self._tell()  # why, and that nothing was recorded since
             time.sleep(pause)
             pause = min(2.0 * pause, PAUSES[1])
         self._is_over = self._is_complete = self._is_closed = True
@@ -138,6 +139,7 @@ class TrackingRecorder:
             is_complete=self._is_complete,
             is_closed=self._is_closed,
             failure=str(self.failure or "interrupted") if ended_early else None,
+            trouble=str(self.failure) if self.failure and not self._is_over else None,
         )
 
     def _end(self) -> None:

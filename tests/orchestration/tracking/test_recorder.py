@@ -15,6 +15,7 @@ from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.tracking import recorder
+from dpsweep.orchestration.tracking.addresses import reported
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
@@ -159,6 +160,28 @@ def test_a_tracker_that_stays_away_is_named_and_loses_what_disk_still_has(folder
     (folder / "mlflow.db").mkdir()
     following.finish([trial.key], [lambda tracker: tracker.close()])
     assert "cannot record trial flat-constant-0" in str(following.failure)
+
+
+def test_a_tracker_that_fails_is_told_of_at_once(folder: Path) -> None:
+    told: list[Recording] = []
+    trial = GrowingTrial()
+    trial.epochs = EPOCHS
+    following = TrackingRecorder(opened(folder), lambda key: trial(key), told=told.append)
+    (folder / "mlflow.db").unlink()
+    (folder / "mlflow.db").mkdir()
+    following.finish([trial.key], [lambda tracker: tracker.close()])
+    lines = [each.line() for each in told if each.goes_on]
+    assert lines[0].endswith("0 of 1, 0 a minute")
+    assert "0 of 1, 0 a minute; the last attempt failed and is repeated: cannot record trial" in lines[1]
+    assert (told[-1].trouble, "cannot record trial" in told[-1].missing()) == (None, True)
+
+
+def test_the_reason_is_told_and_not_the_preface_of_a_library() -> None:
+    preface = "(raised as a result of Query-invoked autoflush; consider using a block)"
+    found = pytest.raises(TrackingUnavailable, match="database or disk is full; free some space")
+    with found as told, reported("cannot record a trial in", "sqlite:///mlflow.db"):
+        raise ValueError(f"{preface}\n(sqlite3.OperationalError) database or disk is full\n[SQL: INSERT]")
+    assert "autoflush" not in str(told.value)
 
 
 class Clock:
