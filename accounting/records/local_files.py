@@ -20,6 +20,7 @@ import pwd
 import secrets
 import shutil
 import stat
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
 
@@ -35,6 +36,9 @@ _LISTED: Final = os.O_RDONLY | _FOLDER
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DEEPEST: Final = 64
 """Most levels of folders below one that is listed; those of a sweep have at most eight."""
+_LOOKS: Final = 4
+_LOOK: Final = 0.05
+"""Times that a lock is tried while another process holds it, and the seconds between."""
 _KINDS: Final = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISREG, "a file"),
@@ -142,6 +146,8 @@ def make_private_file(path: str) -> None:
 def locked(path: str) -> Iterator[None]:
     """Hold an exclusive lock on a file, which is made if missing and never written, in a ``with`` block.
 
+    Whoever asks `is_locked` holds it for a moment, so it is tried a few times.
+
     Raises: OSError, BlockingIOError if another process holds it; UnsafeFile.
     """
     with _entered(os.path.dirname(path), _PASSED) as folder:
@@ -150,8 +156,35 @@ def locked(path: str) -> Iterator[None]:
         handle = os.open(name, os.O_RDWR | os.O_CREAT | _FILE, 0o644, dir_fd=folder)
     try:
         _require_regular(path, os.fstat(handle))
-        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        for _ in range(_LOOKS):
+            with contextlib.suppress(BlockingIOError):
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            time.sleep(_LOOK)
+        else:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
+    finally:
+        os.close(handle)
+
+
+def is_locked(path: str) -> bool | None:
+    """Return whether somebody holds the lock of `locked`; None if that cannot be told, as for a missing file."""
+    try:
+        with _entered(os.path.dirname(path), _PASSED) as folder:
+            name = os.path.basename(path)
+            _require_regular(path, _info(folder, name))
+            handle = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
+    except (OSError, UnsafeFile):
+        return None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:  # a file system without locks
+        return None
+    else:
+        return False
     finally:
         os.close(handle)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import shutil
 import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ from dpsweep.orchestration.store.layout import SweepFiles, absolute
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.store.status_snapshot import (
+    LOST,
     PERIOD,
     STALE_AFTER,
     ClusterSnapshot,
@@ -98,6 +100,7 @@ def status(
     if asked is not None:
         warn_of_another(asked, _current(files))
     close_in_mlflow(files, _current(files))
+    _warn_of_full_disk(files)
     if as_json:
         for snapshot in _snapshots(files) if watch else [_read(files)]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
@@ -112,6 +115,13 @@ def status(
     else:
         for snapshot in _snapshots(files):
             console.print(headline(snapshot), soft_wrap=True)
+
+
+def _warn_of_full_disk(files: SweepFiles) -> None:
+    with contextlib.suppress(OSError):  # nothing there, or not for this user: told by whoever reads the status
+        if "://" not in files.root and shutil.disk_usage(files.root).free == 0:
+            text = f"warning: the disk of {files.root} is full, so that what follows may be old; free some space"
+            print(for_terminal(text), file=sys.stderr)
 
 
 def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
@@ -246,6 +256,8 @@ def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableT
     again = "the same `dpsweep run` or `dpsweep submit` continues the sweep"
     if snapshot.is_stale():
         lines.append(Text(f"if the driver was killed, {again}"))
+    elif snapshot.state == LOST:
+        lines.append(Text(f"its driver has ended without saying how: it was killed, or could not write; {again}"))
     elif snapshot.state in ("interrupted", "stopped"):
         lines.append(Text(again))
     if snapshot.limits:

@@ -41,8 +41,9 @@ class StatusFile:
 
     `disclosure`: the release mode; a file that shows error texts is readable by its owner only. `cluster`: returns the
     state of the cluster, given the keys of waiting trials and the number of those that train. `warn`: called once, with
-    a sentence, if trials wait for resources that no node has. `show`: called with every snapshot. `notices`: told how
-    the sweep ends, and whether it is stuck. Failures to write are ignored, because the next snapshot may succeed.
+    a sentence, if trials wait for resources that no node has, and when the file can no longer be written: a full disk
+    is seen here first. `show`: called with every snapshot. `notices`: told how the sweep ends, and whether it is stuck.
+    Failures to write raise nothing, because the next snapshot may succeed.
     """
 
     def __init__(
@@ -64,7 +65,7 @@ class StatusFile:
         self._seen = deque([(status.began, status.steps)], maxlen=_PACE_SNAPSHOTS)
         self._lock = threading.Lock()
         self._ended = threading.Event()
-        self._has_warned = False
+        self._has_warned = self._is_silent = False
 
     @contextlib.contextmanager
     def kept_current(self, period: float = PERIOD) -> Iterator[None]:
@@ -126,10 +127,13 @@ class StatusFile:
             told=self._notices.told,
             recording=self._status.recording,
         )
-        with contextlib.suppress(
-            StorageError, UnsafeFile
-        ):  # no file for others to read, but no reason to stop training
+        try:
             write_snapshot(self._uri, snapshot, self._is_sensitive)
+            self._is_silent = False
+        except (StorageError, UnsafeFile) as error:  # no file for others to read, but no reason to stop training
+            if not self._is_silent:
+                self._warn(f"`dpsweep status` cannot show this run: {error}")
+            self._is_silent = True
         self._show(snapshot)
         return snapshot
 

@@ -33,7 +33,7 @@ from dpsweep.orchestration.store.ownership import claimed, exclusive
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
-from dpsweep.orchestration.store.status_snapshot import PERIOD, read_snapshot, write_snapshot
+from dpsweep.orchestration.store.status_snapshot import LOST, PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
@@ -149,7 +149,7 @@ class _Status:
             state = "recording"
         elif all(trial.state.has_ended for trial in before.trials):
             state = "failed" if before.counts()[TrialState.FAILED] else "finished"
-        elif state in ("running", "recording"):  # of a driver that was killed: nobody runs in a folder that is free
+        elif state in ("running", "recording", LOST):  # of a killed driver: nobody runs in a folder that is free
             state = "interrupted"
         self._write(state)
 

@@ -10,17 +10,22 @@ from __future__ import annotations
 import contextlib
 import datetime
 import json
+import os
+import socket
 import time
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from typing import Final
 
 from pydantic import TypeAdapter
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
+from dpsweep.accounting.records.local_files import is_locked
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import Recording
@@ -28,6 +33,8 @@ from dpsweep.workers.machine.memory import DeviceUse
 
 PERIOD = 5.0
 """Seconds between two snapshots."""
+LOST: Final = "lost"
+"""State of a sweep whose driver has ended without saying how: it was killed, or could not write."""
 STALE_AFTER = 12 * PERIOD
 """Seconds without a new snapshot after which the driver of a running sweep is considered dead."""
 
@@ -93,7 +100,8 @@ class SweepSnapshot:
     """A sweep at ``heartbeat``, in seconds since 1970 UTC by the driver's clock.
 
     `state`: ``running``, ``recording`` (all trials have ended, and not all are recorded in MLflow), ``finished``,
-    ``failed`` (over, with trials that failed), ``stopped`` (by a limit that ``reason`` names) or ``interrupted``.
+    ``failed`` (over, with trials that failed), ``stopped`` (by a limit that ``reason`` names) or ``interrupted``; for a
+    reader also `LOST`.
     `recording`: in MLflow; None without MLflow. `seconds_left`: None if it cannot be estimated. `job`: submission id of
     the Ray job that the driver runs in, if it does. `limits`: of this run, as command-line options. `spent`: amounts
     that count towards the limits. `steps`: trained by all trials. `steps_per_second`: recent speed of all trials
@@ -163,9 +171,26 @@ def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
 def read_snapshot(uri: str) -> SweepSnapshot | None:
     """Return the snapshot, or None if there is none.
 
-    It is read twice if it seems damaged: an object that its driver replaces between the two requests of a read (for its
+    It says `LOST` if it claims that a driver of this host runs, and none does, by the lock of the local folder. It is
+    read twice if it seems damaged: an object that its driver replaces between the two requests of a read (for its
     size, and for its content) is cut. Raises: DataCorruption if it is damaged or cannot be parsed, StorageError.
     """
+    found = _read(uri)
+    if found is None or found.is_over or not _is_abandoned(uri, found):
+        return found
+    again = _read(uri)  # its driver may have said meanwhile how it ended, or another may have begun
+    return replace(again, state=LOST) if again is not None and again.heartbeat == found.heartbeat else again
+
+
+def _is_abandoned(uri: str, snapshot: SweepSnapshot) -> bool:
+    """Return whether nobody holds the lock of the folder, where this host's drivers would; elsewhere locks may not
+    reach.
+    """
+    is_here = "://" not in uri and snapshot.host == socket.gethostname()
+    return is_here and is_locked(f"{os.path.dirname(uri)}/{LOCK}") is False
+
+
+def _read(uri: str) -> SweepSnapshot | None:
     with contextlib.suppress(DataCorruption):
         return _read_once(uri)
     return _read_once(uri)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import secrets
 import stat
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -298,3 +300,23 @@ def test_nothing_written_passes_on_rights_that_a_folder_or_file_was_given(
     assert stat.S_IMODE(path.stat().st_mode) == mode
     if "private" in operation and operation != "make private":
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
+
+
+def test_whether_a_lock_is_held_is_seen_without_taking_it(tmp_path: Path) -> None:
+    path = str(tmp_path / ".lock")
+    assert local_files.is_locked(path) is None, "no file"
+    with local_files.locked(path):
+        assert local_files.is_locked(path) is True
+    assert local_files.is_locked(path) is False
+    (tmp_path / "link").symlink_to(path)
+    assert local_files.is_locked(str(tmp_path / "link")) is None
+
+
+def test_a_lock_that_is_only_looked_at_keeps_nobody_out(tmp_path: Path) -> None:
+    path = tmp_path / ".lock"
+    path.touch()
+    with path.open() as looking:
+        fcntl.flock(looking, fcntl.LOCK_SH)
+        threading.Timer(0.03, looking.close).start()
+        with local_files.locked(str(path)):
+            assert local_files.is_locked(str(path)) is True

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import math
 import os
+import shutil
+import socket
 import sys
 import tempfile
 import time
@@ -24,6 +26,7 @@ from dpsweep.orchestration.commands.main import app, main
 from dpsweep.orchestration.commands.options import show
 from dpsweep.orchestration.commands.status_command import picture, warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
+from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.store.status_snapshot import (
@@ -105,6 +108,28 @@ def test_a_stale_one_is_called_stale_with_its_age(
     printed = json.loads(capsys.readouterr().out)
     assert printed["stale"] is True
     assert printed["age"] >= 7500.0
+
+
+def test_what_is_shown_may_be_old_on_a_full_disk(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_snapshot(f"{tmp_path}/status.json", snapshot(), private=False)
+    assert (status(monkeypatch, tmp_path), capsys.readouterr().err) == (0, "")
+    monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
+    assert status(monkeypatch, tmp_path) == 0
+    told = capsys.readouterr().err
+    assert told == f"warning: the disk of {tmp_path} is full, so that what follows may be old; free some space\n"
+
+
+def test_a_driver_of_this_host_that_has_ended_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / LOCK).touch()
+    write_snapshot(f"{tmp_path}/status.json", replace(snapshot(), host=socket.gethostname()), private=False)
+    assert status(monkeypatch, tmp_path) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].startswith("small: lost, 2 of 4 trials done, 1 interrupted, 1 waiting")
+    assert lines[2].startswith("its driver has ended without saying how: it was killed, or could not write; the same")
 
 
 @pytest.mark.parametrize("columns", ["80", "20"])

@@ -194,7 +194,7 @@ def test_a_kill_while_the_sweep_is_opened_is_ended_by_whoever_asks(
     then = read_snapshot(tmp_status)
     assert then is not None
     write_snapshot(files.status, replace(then, heartbeat=time.time() - 2.0 * STALE_AFTER), private=False)
-    assert "stale" in dpsweep("status", files.root).stdout
+    assert "lost" in dpsweep("status", files.root).stdout
     (run,) = runs_of(client_of(files))
     assert run.info.status == "KILLED"
     assert dpsweep("record", files.root).exit_code == 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -13,10 +14,18 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.execution.status_file import StatusFile
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
-from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.layout import LOCK, SweepFiles
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
-from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, NodeSnapshot, SweepSnapshot, read_snapshot
+from dpsweep.orchestration.store.status_snapshot import (
+    LOST,
+    ClusterSnapshot,
+    NodeSnapshot,
+    SweepSnapshot,
+    read_snapshot,
+    write_snapshot,
+)
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
@@ -115,6 +124,37 @@ def test_a_file_that_cannot_be_written_does_not_stop_the_sweep(tmp_path: Path) -
     with written.kept_current(period=0.02):
         wait_until(lambda: len(shown) > 2, "several snapshots")
     assert (shown[0].state, shown[-1].state) == ("running", "stopped"), "both trials are left for another run"
+
+
+def test_that_it_cannot_be_written_is_told_at_once_and_once(tmp_path: Path) -> None:
+    """As on a disk that is full, which trials and parts notice only once their retries are spent."""
+    told, shown = list[str](), list[SweepSnapshot]()
+    folder = tmp_path / "out"
+    folder.touch()
+    with status_file(f"{folder}/status.json", two_trials(), told, show=shown.append).kept_current(period=0.02):
+        assert len(told) == 1, "by the first attempt"
+        assert told[0].startswith(f"`dpsweep status` cannot show this run: {folder} is a file")
+        wait_until(lambda: len(shown) > 2, "several attempts")
+        assert len(told) == 1
+        folder.unlink()
+        wait_until(lambda: (folder / "status.json").exists(), "it to be written")
+
+
+def test_a_driver_of_this_host_that_is_gone_is_known_at_once(tmp_path: Path) -> None:
+    """By its lock, which ends with it; a driver elsewhere may hold one that is not seen here."""
+    uri = f"{tmp_path}/status.json"
+    with exclusive(tmp_path, ""), status_file(uri, two_trials(), []).kept_current():
+        running = of(uri)
+        assert (running.state, running.is_over) == ("running", False)
+    write_snapshot(uri, running, False)
+    assert (of(uri).state, of(uri).is_over, of(uri).may_run_in_mlflow()) == (LOST, True, False)
+    with exclusive(tmp_path, ""):
+        assert of(uri).state == "running"
+    write_snapshot(uri, replace(running, host="elsewhere"), False)
+    assert of(uri).state == "running"
+    (tmp_path / LOCK).unlink()
+    write_snapshot(uri, running, False)
+    assert of(uri).state == "running", "nobody can tell"
 
 
 @pytest.mark.thinned(2)
