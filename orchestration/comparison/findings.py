@@ -16,7 +16,7 @@ from scipy import special
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
-from dpsweep.orchestration.comparison.formats import SHARES, amount, first_few, listed
+from dpsweep.orchestration.comparison.formats import SHARES, amount, first_few, is_shown, listed
 from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import (
@@ -466,7 +466,7 @@ def _above_baseline(found: Findings) -> list[str]:
     above = []
     for setting in found.methods:
         gain = mean_of(setting, found.main.name) - mean_of(best, found.main.name)
-        if gain > 0.0:
+        if gain > 0.0 and is_shown(gain, found.main.format):
             above.append((setting, gain, found.difference(setting, best, found.main.name).verdict))
     if not above:
         return []

@@ -299,6 +299,11 @@ def amount(value: float, shown: Format) -> str:
     return f"{abs(100 * value):.1f} points" if shown in SHARES else f"{abs(value):.3g}"
 
 
+def is_shown(change: float, shown: Format) -> bool:
+    """Return whether a difference is another than 0 with the digits that are shown."""
+    return amount(change, shown) != amount(0.0, shown)
+
+
 def possible(shown: Format) -> tuple[float, float]:
     """Return the smallest and the largest possible value of a number in this format."""
     return _POSSIBLE.get(id(shown), (0.0, 1.0))

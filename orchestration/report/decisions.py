@@ -6,7 +6,16 @@ from collections.abc import Iterable, Sequence
 
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, amount, at_most, first_few, listed, number
+from dpsweep.orchestration.comparison.formats import (
+    SHARES,
+    Format,
+    amount,
+    at_most,
+    first_few,
+    is_shown,
+    listed,
+    number,
+)
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, whose
@@ -110,11 +119,6 @@ def below(change: float, shown: Format, other: str) -> str:
     if not is_shown(change, shown):
         return f"as shown no different from {other}"
     return f"{amount(change, shown)} {'below' if change < 0 else 'above'} {other}"
-
-
-def is_shown(change: float, shown: Format) -> bool:
-    """Return whether a difference is another than 0 with the digits that are shown."""
-    return amount(change, shown) != amount(0.0, shown)
 
 
 def _seeds(setting: Setting) -> str:

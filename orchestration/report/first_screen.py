@@ -21,6 +21,7 @@ from dpsweep.orchestration.comparison.formats import (
     at_most,
     difference,
     first_few,
+    is_shown,
     listed,
     number,
     opening,
@@ -34,7 +35,7 @@ from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.report.decisions import below, is_shown, nothing_to_take, reliable
+from dpsweep.orchestration.report.decisions import below, nothing_to_take, reliable
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep

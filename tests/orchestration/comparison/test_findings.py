@@ -197,6 +197,19 @@ def test_a_private_setting_above_its_baseline_is_a_warning() -> None:
     assert "points above the best non-private setting (beyond its interval)" in said
 
 
+def test_a_setting_above_its_baseline_by_less_than_is_shown_is_no_warning() -> None:
+    same = outcomes((0.9, 0.8))
+    wrong = int(np.flatnonzero(same.predicted != LABELS)[0])
+    one_more = of_predictions(np.where(np.arange(len(LABELS)) == wrong, LABELS, same.predicted))
+    trials = [trial(same, "none", seed) for seed in range(5)] + [
+        trial(one_more if seed == 0 else same, "flat", seed) for seed in range(5)
+    ]
+    found = found_in(trials, {each.key: one_more if each.key == "flat-0" else same for each in trials})
+    flat, none = (setting(found, name).mean(metric_called("accuracy").value) for name in ("flat", "none"))
+    assert flat > none
+    assert warnings(found) == []
+
+
 def test_a_diverged_baseline_is_named_and_compared_with_nothing() -> None:
     trials, found = sweep_of({"flat": (0.85, 0.80)})
     lost = of_predictions(np.zeros_like(LABELS))
