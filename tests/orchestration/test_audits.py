@@ -8,7 +8,6 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.metrics import final_metrics
@@ -87,26 +86,6 @@ def test_a_sweep_without_audit_is_planned_as_before_and_the_claim_is_the_same_wi
     assert with_audit.trace == without.trace
     assert with_audit.worst_case == without.worst_case
     assert without.spec.audit is None
-
-
-@pytest.mark.parametrize(
-    ("changes", "reason"),
-    [
-        ({"sampling": {"method": "fixed", "batch_size": 128}}, "an audit leaves canaries out of batches"),
-        ({"data": "breast_cancer", "sampling": {"method": "poisson", "batch_size": 32}, "audit": {"canaries": 9000}},
-         "audit.canaries is 9000, but the training set has"),
-    ],
-)  # fmt: skip
-def test_audits_that_cannot_be_are_refused_by_the_plan(changes: dict[str, object], reason: str) -> None:
-    text = small(**{"clipping": "flat", "noise": "constant", "seeds": 0, "audit": {"canaries": 200}, **changes})
-    plan = plan_sweep(parse_sweep(text))
-    assert not plan.trials
-    assert reason in plan.reasons()[0]
-
-
-def test_mistakes_in_the_section_are_named() -> None:
-    with pytest.raises(InvalidInput, match="unknown key 'canary'; did you mean 'canaries'"):
-        parse_sweep(small(audit={"canary": 200}))
 
 
 def test_maxima_and_adjacencies_are_planned(tmp_path: Path) -> None:

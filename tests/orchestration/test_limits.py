@@ -95,14 +95,6 @@ def test_a_run_trains_as_many_trials_as_it_may_and_the_next_one_the_rest(tmp_pat
 
 
 @pytest.mark.long
-def test_when_its_time_is_over_a_run_keeps_the_checkpoint_of_the_trial_that_it_stops(tmp_path: Path) -> None:
-    outcome = run(tmp_path, limits=Limits(hours=1e-9), epochs=3)
-    assert states(outcome) == [TrialState.PENDING] * 3
-    assert "1e-09 hours are over (--max-hours); 3 trials are left" in said(outcome.files)[1]
-    assert run(tmp_path, epochs=3).stopped is None
-
-
-@pytest.mark.long
 def test_a_trial_that_is_stopped_at_an_epoch_goes_on_to_the_same_bits(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
 
-from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.library import open_sweep
 from dpsweep.orchestration.pipeline import run_sweep
@@ -30,27 +28,6 @@ def swept(tmp_path_factory: pytest.TempPathFactory) -> dict[str, SweepFiles]:
     folder = tmp_path_factory.mktemp("norms")
     texts = {"on": text("{refreshes_per_epoch: 1}"), "off": text("off")}
     return {name: run_sweep(in_process(own, folder / name)).files for name, own in texts.items()}
-
-
-def row(files: SweepFiles) -> dict[str, object]:
-    rows = {each["key"]: each for each in json.loads(Path(files.results).read_text())}
-    return dict(rows[key_in(files.root, "flat-seed0")])
-
-
-@pytest.mark.long
-def test_the_model_and_the_worst_case_are_those_with_norms(swept: dict[str, SweepFiles]) -> None:
-    on, off = (row(swept[name]) for name in ("on", "off"))
-    assert on["epsilon"] == off["epsilon"]
-    weights = [Path(trial_in(swept[name].root, "flat-seed0").model).read_bytes() for name in ("on", "off")]
-    assert weights[0] == weights[1]
-
-
-@pytest.mark.long
-def test_nothing_of_single_examples_is_stored(swept: dict[str, SweepFiles]) -> None:
-    trial = trial_in(swept["off"].root, "flat-seed0")
-    for folder in (trial.norms, trial.exact_norms, trial.epsilons):
-        assert not Path(folder).exists()
-    assert not exists(trial.private_summary)
 
 
 def test_the_reports_and_results_say_what_is_absent(swept: dict[str, SweepFiles]) -> None:

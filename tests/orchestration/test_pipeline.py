@@ -107,12 +107,6 @@ def test_nothing_is_trained_beside_results_of_other_data(outcome: Outcome, tmp_p
         run_sweep(request(tmp_path))
 
 
-def test_a_new_folder_is_not_called_continued(tmp_path: Path) -> None:
-    told = Told()
-    run_sweep(request(tmp_path), told)
-    assert not any("continued" in line for line in told.warnings)
-
-
 def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
     told = Told()
     run_sweep(request(tmp_path, privacy={"noise_multiplier": 1.0, "delta": 0.01}), told)
@@ -120,6 +114,7 @@ def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
         key_in(tmp_path / "out", name) for name in ("non-private-seed0", "flat-seed0")
     ]
     assert any("delta is 0.01" in warning for warning in told.warnings)
+    assert not any("continued" in warning for warning in told.warnings), "of a new folder"
 
 
 def test_a_scheduler_that_compares_trials_needs_a_cluster(tmp_path: Path) -> None:

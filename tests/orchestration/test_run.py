@@ -153,14 +153,6 @@ def test_private_files_are_for_their_owner_only(sweep: FinishedSweep) -> None:
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, path
 
 
-def test_mlflow_has_one_finished_run_per_trial(sweep: FinishedSweep) -> None:
-    runs = sweep.runs()
-    assert {run.info.status for run in runs} == {"FINISHED"}
-    assert {run.data.tags.get("dpsweep.outcome") for run in runs} == {"finished"}
-    keys = [run.data.tags["dpsweep.trial_key"] for run in runs if "dpsweep.trial_key" in run.data.tags]
-    assert sorted(keys) == sorted(sweep.trials)
-
-
 def _stored_numbers(files: TrialFiles) -> list[str]:
     """Numbers that only exact per-example data can produce, as they would be printed."""
     exact = read_exact_statistics(files.private_summary, "")
@@ -191,38 +183,12 @@ def test_nothing_private_reaches_mlflow_the_report_or_the_table(sweep: FinishedS
     assert {path.read_bytes() for path in root.rglob("mlflow-artifacts/**/*.pt")} <= public
 
 
-def test_the_owner_gets_the_exact_picture(sweep: FinishedSweep) -> None:
-    private = Path(sweep.files.private_report)
-    assert "Sensitive. This page shows exact statistics" in private.read_text()
-    assert "Sensitive. This page" not in Path(sweep.files.report).read_text()
-
-
 def test_the_manifest_says_what_ran_and_where(sweep: FinishedSweep) -> None:
     manifest = json.loads(Path(sweep.files.manifest).read_text())
     assert manifest["sweep"]["seeds"] == [0]
     assert manifest["text"] == sweep.file.read_text()
     assert {"python", "torch", "ray", "mlflow"} <= manifest["versions"].keys()
     assert manifest["hardware"]["cpus"] >= 1
-
-
-def test_running_a_finished_sweep_again_repeats_nothing(sweep: FinishedSweep) -> None:
-    before = {path: path.stat().st_mtime_ns for path in Path(sweep.files.root).rglob("trials/**/*")}
-    runs = {run.info.run_id for run in sweep.runs()}
-    again = dpsweep("run", sweep.file, "--output", sweep.files.root, "--json")
-    assert again.returncode == 0, again.stderr
-    assert {path: path.stat().st_mtime_ns for path in Path(sweep.files.root).rglob("trials/**/*")} == before
-    assert {run.info.run_id for run in sweep.runs()} == runs
-    assert {run.info.status for run in sweep.runs()} == {"FINISHED"}
-    assert json.loads(again.stdout)["trials"] == sweep.outcome["trials"]
-
-
-def test_report_renders_again_from_disk(sweep: FinishedSweep) -> None:
-    before = Path(sweep.files.report).read_bytes()
-    Path(sweep.files.report).unlink()
-    done = dpsweep("report", sweep.files.root, "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["trials"] == sweep.outcome["trials"]
-    assert len(Path(sweep.files.report).read_bytes()) == pytest.approx(len(before), rel=0.01)
 
 
 def _cut(content: bytes) -> bytes:

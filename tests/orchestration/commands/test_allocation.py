@@ -34,21 +34,6 @@ def test_it_is_certified_from_both_sides() -> None:
     assert (none["epsilon"], none["private"], none["kind"]) == (None, False, "none")
 
 
-@pytest.mark.long
-def test_a_schedule_counts_every_epoch() -> None:
-    falling = json.loads(run(*ALLOCATED, "--schedule", "exponential:decay=0.1", "--json").stdout)
-    assert falling["epsilon"] > json.loads(run(*ALLOCATED, "--json").stdout)["epsilon"]
-
-
-@pytest.mark.long
-def test_calibrate_meets_the_target() -> None:
-    asked = (*BATCHES, "--epochs", 3, "--target-epsilon", 2, "--delta", 1e-5, "--accountant", "pld", "--json")
-    found = json.loads(run(*asked, command="calibrate").stdout)
-    sigma = found["noise_multiplier"]
-    trace = Trace(1000, (Segment(0, 12, RandomAllocationSampling(4), sigma),))
-    assert 2 * 0.999 <= epsilon_pld(trace, 1e-5).upper <= 2
-
-
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [

@@ -177,18 +177,6 @@ def test_pages_that_a_killed_driver_left_go_when_others_are_made(tmp_path: Path)
 
 
 @pytest.mark.long
-def test_a_second_run_trains_nothing_and_tells_the_same(bench: Bench) -> None:
-    bench.run()
-    told, page = dict(bench.tracker.trials), Path(bench.files.report).read_bytes()
-    with bench.coordinator() as coordinator:
-        assert coordinator.pending() == []
-        coordinator.finish()
-    assert bench.tracker.trials == told
-    assert Path(bench.files.report).read_bytes() == page
-    assert sorted(bench.ended) == sorted(KEYS), "restored trials are not announced again"
-
-
-@pytest.mark.long
 def test_what_was_trained_but_not_accounted_is_accounted(bench: Bench) -> None:
     bench.run()
     files = bench.files.trial(SECOND)
@@ -388,15 +376,3 @@ def test_an_interrupt_does_not_wait_for_parts_that_wait_for_resources(bench: Ben
     assert TrialState.FAILED not in {trial.state for trial in bench.tracker.trials.values()}
     record = bench.run()
     assert {record.status(key).state for key in KEYS} == {TrialState.FINISHED}
-
-
-def test_an_interrupted_run_is_closed_as_killed(bench: Bench) -> None:
-    def interrupted() -> None:
-        with bench.coordinator() as coordinator:
-            coordinator.started(FIRST)
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert bench.tracker.closed == ["KILLED"]
-    assert bench.tracker.trials[FIRST].state is TrialState.TRAINING

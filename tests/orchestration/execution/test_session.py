@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.execution.session import _LONGEST, _make_in_first, private_session
-from tests.orchestration.processes import PATIENCE, descendants, dpsweep, environment, is_alive, kill, start, wait_until
+from tests.orchestration.processes import PATIENCE, descendants, environment, is_alive, kill, start, wait_until
 from tests.orchestration.sample_grids import small
 
 SCRIPT = """
@@ -233,15 +233,6 @@ def test_what_a_killed_driver_left_goes_at_the_next_start(shared: Path, tmp_path
     assert not list(shared.iterdir())
 
 
-@pytest.mark.long
-def test_a_run_does_without_a_longer_one(tmp_path: Path) -> None:
-    """Which place it takes instead is seen below, without Ray."""
-    with folder_for_all(_LONGEST + 1) as folder:
-        with driver(folder, tmp_path / "log"):
-            assert not list(folder.iterdir())
-        assert not list(folder.iterdir())
-
-
 def test_the_first_place_that_serves_is_used(shared: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with folder_for_all(_LONGEST + 1) as long:
         folder, lock = _make_in_first([str(long), "/absent", str(shared), "/tmp"])
@@ -260,32 +251,17 @@ def test_the_first_place_that_serves_is_used(shared: Path, monkeypatch: pytest.M
 def test_where_no_place_serves_each_is_named() -> None:
     with folder_for_all(_LONGEST + 1) as long, pytest.raises(InvalidInput) as refused:
         _make_in_first([str(long), "/absent"])
-    assert f"in {long}: a path of {_LONGEST + 1} bytes, but" in str(refused.value)
+    assert f"in {long}: a path of {_LONGEST + 1} bytes, but Ray's sockets leave room for {_LONGEST}" in str(
+        refused.value
+    )
     assert ", in /absent: No such file" in str(refused.value)
 
 
-@pytest.mark.long
-def test_a_longer_one_is_refused_where_ray_is_told_to_use_it(tmp_path: Path) -> None:
-    with folder_for_all(_LONGEST + 1) as folder:
-        assert f"path of {_LONGEST + 1} bytes, but Ray's sockets leave room for {_LONGEST}" in refusal(tmp_path, folder)
-        assert not list(folder.iterdir())
-
-
-@pytest.mark.long
-def test_one_that_is_not_there_is_refused_where_ray_is_told_to_use_it(tmp_path: Path) -> None:
-    assert "cannot make a folder for Ray in /absent: No such file" in refusal(tmp_path, Path("/absent"))
-
-
-def refusal(tmp_path: Path, folder: Path) -> str:
-    """The only line of a run with RAY_TMPDIR=folder, which leaves no output."""
-    (tmp_path / "sweep.yaml").write_text(small())
-    done = dpsweep("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out", RAY_TMPDIR=str(folder))
-    assert done.returncode == 2, done.stderr
-    (line,) = done.stderr.splitlines()
-    assert line.startswith("error: ")
-    assert "set RAY_TMPDIR to a" in line
-    assert not (tmp_path / "out").exists()
-    return line
+def test_no_other_place_is_taken_where_ray_is_told_to_use_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_TMPDIR", "/absent")
+    refused = pytest.raises(InvalidInput, match=r"a folder for Ray in /absent: No such file.*set RAY_TMPDIR to a")
+    with refused, private_session():
+        pytest.fail("another place was taken")
 
 
 @pytest.mark.long

@@ -92,17 +92,6 @@ def test_blocks_that_share_nothing_have_connections_of_their_own() -> None:
     assert events == ["opened 0", "closed 0", "opened 1", "closed 1"]
 
 
-def test_an_error_closes_it() -> None:
-    events: list[str] = []
-    with (
-        pytest.raises(ValueError, match="lost"),
-        shared(connections(events)) as connect,
-        connect(EMBEDDED, NO_CODE),
-    ):
-        raise ValueError("lost")
-    assert events == ["opened 0", "closed 0"]
-
-
 def test_an_error_after_it_was_used_closes_it() -> None:
     events: list[str] = []
 

@@ -18,7 +18,7 @@ from dpsweep.orchestration.comparison.formats import number, points, seconds
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from dpsweep.orchestration.comparison.statistics import pareto_front
-from dpsweep.orchestration.comparison.values import accuracy, unequal_cost, worst_over_median
+from dpsweep.orchestration.comparison.values import accuracy, worst_over_median
 from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
@@ -263,26 +263,6 @@ def test_the_pareto_front_drops_what_is_beaten() -> None:
     worst = WORST_GROUP_METRICS["accuracy"]
     front = {setting.name for setting in best_trade_offs(finished_settings(sample_sweep().trials), worst)}
     assert front == {"dpsgd_f · exponential"}, "epsilons that differ by a rounding are the same cost"
-
-
-def test_seeds_are_averaged_into_settings() -> None:
-    settings = finished_settings(sample_sweep().trials)
-    assert [len(setting.trials) for setting in settings] == [2] * 7
-    assert settings[0].is_baseline
-    over = settings[1].over_seeds(accuracy)
-    both = [trial.quality.main or 0.0 for trial in settings[1].trials if trial.quality is not None]
-    assert over is not None
-    assert over.mean == pytest.approx(sum(both) / 2)
-    assert over.deviation == pytest.approx(abs(both[0] - both[1]) / math.sqrt(2))
-
-
-def test_unequal_cost_is_the_range_of_changes() -> None:
-    trial = sample_trial()
-    assert trial.quality is not None
-    changes = [group.accuracy_change for group in trial.quality.groups if group.accuracy_change is not None]
-    assert len(changes) == len(trial.quality.groups)
-    assert unequal_cost(trial) == pytest.approx(max(changes) - min(changes))
-    assert unequal_cost(sample_trial(baseline=False)) is None
 
 
 def test_the_quality_of_estimates_is_shown_to_the_owner_alone() -> None:

@@ -110,11 +110,6 @@ class TestOptuna:
         assert {point.candidate for point in points if point.is_private and point.setting != flat} == {0, 1}
         assert {point.baseline for point in points} - {None} <= {point.key for point in points}
 
-    def test_a_private_selection_needs_candidates_that_do_not_follow_results(self) -> None:
-        asked = {"privacy": "private_selection", "trials": 3}
-        with pytest.raises(InvalidInput, match="candidates that do not follow results; use search: grid"):
-            parse_sweep(text_of(noise_source="os_entropy", tune={**TUNE, **asked, "search": "optuna", "samples": 4}))
-
     def test_without_the_package_it_says_what_to_install(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
         with pytest.raises(InvalidInput, match=r"pip install 'dpsweep\[optuna\]', or use search: random"):
@@ -253,6 +248,11 @@ def test_what_dpsweep_writes_belongs_to_tune() -> None:
         ({"privacy": "private_selection"}, {}, "private_selection needs trials"),
         ({"trials": 3}, {}, "trials is of privacy private_selection"),
         ({"privacy": "private_selection", "trials": 1.0}, {}, "greater than 1"),
+        (
+            {"privacy": "private_selection", "trials": 3, "search": "optuna", "samples": 4},
+            {"noise_source": "os_entropy"},
+            "candidates that do not follow results; use search: grid",
+        ),
         ({"seeds": [1]}, {}, "1 is a seed of the sweep too"),
         ({}, {"data": "digits"}, "never by the test data that are reported"),
         ({}, {"scheduler": {"name": "asha"}}, "but asha stops some; use fifo"),
