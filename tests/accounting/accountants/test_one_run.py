@@ -122,27 +122,6 @@ class TestIndependentOracles:
         reference = oracle.epsilon(trace, DELTA)
         assert epsilon(trace, "pld") == pytest.approx(reference, rel=1e-3)
 
-    @settings(max_examples=8, deadline=None)
-    @given(
-        levels=st.lists(
-            st.tuples(st.floats(0.7, 4.0), st.floats(0.01, 0.3), st.integers(5, 200)), min_size=1, max_size=2
-        )
-    )
-    def test_pld_of_random_runs_is_that_of_dp_accounting(self, levels: list[tuple[float, float, int]]) -> None:
-        starts = np.cumsum([0] + [steps for _, _, steps in levels])
-        trace = Trace(
-            1000,
-            tuple(
-                Segment(int(start), steps, PoissonSampling(q), sigma)
-                for start, (sigma, q, steps) in zip(starts, levels, strict=False)
-            ),
-        )
-        certified, reference = account(trace, DELTA, "pld"), oracle.epsilon(trace, DELTA, grid=5e-4)
-        assert certified.lower_epsilon is not None
-        assert certified.lower_epsilon <= reference
-        assert certified.epsilon == pytest.approx(reference, rel=2e-3, abs=2e-3)
-        assert certified.epsilon - certified.lower_epsilon <= 1e-3 * max(1.0, certified.epsilon)
-
     def test_pld_is_within_the_bounds_of_opacus_prv(self) -> None:
         prv = pytest.importorskip("opacus.accountants", reason="opacus is a benchmark-only dependency")
         accountant = prv.PRVAccountant()

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput, public_text
+from dpsweep.accounting.errors import DataCorruption, public_text
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.jobs.examples import (
     AccountingJob,
@@ -341,8 +341,3 @@ def test_an_interrupted_run_must_be_resumed_first(job: AccountingJob) -> None:
     shutil.rmtree(last)
     with pytest.raises(DataCorruption, match="the snapshots end before or after what"):
         account_trial(job)
-
-
-def test_unknown_method_names_the_nearest(job: AccountingJob) -> None:
-    with pytest.raises(InvalidInput, match="did you mean 'pld' or 'rdp'"):
-        account_trial(job_of(job.root, DELTA, "rpd"))

@@ -9,7 +9,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import pytest
 
 from dpsweep.accounting.accountants.account import account
@@ -150,23 +149,3 @@ def test_every_table_marks_it(files: SweepFiles, trials: dict[str, dict[str, Any
     dpsweep("export", files.root, "--to", tmp_path / "rows.csv")
     with (tmp_path / "rows.csv").open() as rows:
         assert {row["status"] for row in csv.DictReader(rows) if row["key"] == STOPPED} == {"stopped"}
-
-
-@pytest.mark.long
-def test_mlflow_tells_it_from_a_failure(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
-    client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
-    found = {run.data.tags.get("dpsweep.trial_key"): run for run in runs}
-    stopped = found[STOPPED]
-    assert (stopped.info.status, stopped.data.tags["dpsweep.outcome"]) == ("FINISHED", "stopped")
-    assert stopped.data.metrics["privacy/epsilon"] == trials[STOPPED]["epsilon"]
-    assert "final/accuracy" not in stopped.data.metrics
-    assert len(client.get_metric_history(stopped.info.run_id, "test_accuracy")) == 2
-    assert found[GOOD].data.tags["dpsweep.outcome"] == "finished"
-
-
-@pytest.mark.long
-def test_it_is_not_trained_again(files: SweepFiles, trials: dict[str, dict[str, Any]]) -> None:
-    before = {path: path.stat().st_mtime_ns for path in Path(files.root).rglob("trials/**/*")}
-    assert run(files) == trials
-    assert {path: path.stat().st_mtime_ns for path in Path(files.root).rglob("trials/**/*")} == before

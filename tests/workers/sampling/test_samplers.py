@@ -89,19 +89,29 @@ def test_rows_are_distinct_ascending_and_in_range(method: str, draws: str) -> No
         assert len(rows) == 0 or (rows[0] >= 0 and rows[-1] < SIZE)
 
 
+REPEATED = {
+    "poisson": (SamplingSpec("poisson", BATCH), 140),
+    "poisson, cut": (SamplingSpec("poisson", BATCH, max_batch_size=14), 140),
+    "random allocation": (SamplingSpec("random_allocation", 9), 20),
+    "turns": (SamplingSpec("cyclic_poisson", 9, cycle_length=3), 14),
+    "one order": (SamplingSpec("fixed_order", 9), 14),
+}
+"""Batches of which several are drawn at once, such as 64 of Poisson batches, and how many to draw."""
+
+
 @every_draws
-@pytest.mark.parametrize("max_batch_size", [None, 14], ids=["whole", "cut"])
-def test_poisson_batches_drawn_together_are_repeated_from_any_of_them(max_batch_size: int | None, draws: str) -> None:
-    """Of these rows 64 batches are drawn at once; cutting a batch makes random choices between two such draws."""
-    spec = SamplingSpec("poisson", BATCH, max_batch_size=max_batch_size)
+@pytest.mark.parametrize("name", REPEATED)
+def test_batches_drawn_together_are_repeated_from_any_of_them(name: str, draws: str) -> None:
+    """Cutting a batch makes random choices between two such draws."""
+    spec, count = REPEATED[name]
     drawn = make_sampler(spec, SIZE, DRAWS[draws](0))
     states, batches = [], []
-    for _ in range(140):
+    for _ in range(count):
         states.append(copy.deepcopy(drawn.state()))
         batches.append(drawn.next_batch())
-    assert len({tuple(rows) for rows in batches}) == len(batches)
+    assert spec.method != "poisson" or len({tuple(rows) for rows in batches}) == count
     other = make_sampler(spec, SIZE, DRAWS[draws](99))
-    for step in (0, 1, 63, 64, 65, 127, 128, 135):
+    for step in (each for each in (0, 1, 2, 3, 4, 5, 6, 7, 11, 12, 63, 64, 65, 127, 128, 135) if each < count):
         other.restore(states[step])
         for rows in batches[step : step + 70]:
             np.testing.assert_array_equal(other.next_batch(), rows)
@@ -198,10 +208,6 @@ def test_large_poisson_batches_are_cut_to_a_uniformly_random_subset(draws: str) 
     full = [rows for rows in batches if len(rows) == 14]
     assert chisquare(np.bincount(np.concatenate(full), minlength=SIZE)).pvalue > 1e-4
     assert all((np.diff(rows) > 0).all() for rows in batches)
-    state, then = drawn.state(), drawn.next_batch()
-    other = make_sampler(spec, SIZE, DRAWS[draws](7))
-    other.restore(state)
-    np.testing.assert_array_equal(other.next_batch(), then)
 
 
 @every_draws
@@ -253,21 +259,6 @@ def test_steps_of_a_block_are_uniform_and_independent(draws: str) -> None:
 
 
 @every_draws
-def test_allocated_batches_are_repeated_from_any_of_them(draws: str) -> None:
-    spec = SamplingSpec("random_allocation", 9)
-    drawn = make_sampler(spec, SIZE, DRAWS[draws](0))
-    states, batches = [], []
-    for _ in range(20):
-        states.append(copy.deepcopy(drawn.state()))
-        batches.append(drawn.next_batch())
-    other = make_sampler(spec, SIZE, DRAWS[draws](99))
-    for step in (0, 1, 5, 6, 7, 12):
-        other.restore(states[step])
-        for rows in batches[step:]:
-            np.testing.assert_array_equal(other.next_batch(), rows)
-
-
-@every_draws
 def test_groups_take_turns_and_join_independently(draws: str) -> None:
     """Every row joins in the step of its group alone, at the stated rate, independently of its group's other rows."""
     spec = SamplingSpec("cyclic_poisson", 5, cycle_length=4)
@@ -311,23 +302,6 @@ def test_a_fixed_order_visits_everyone_in_the_same_batches_of_every_epoch(draws:
             np.testing.assert_array_equal(first, again)
     other = sampler("fixed_order", draws, key=1).next_batch()
     assert not np.array_equal(other, epochs[0][0]), "the order is random"
-
-
-@every_draws
-@pytest.mark.parametrize(
-    "spec", [SamplingSpec("cyclic_poisson", 9, cycle_length=3), SamplingSpec("fixed_order", 9)], ids=lambda s: s.method
-)
-def test_turns_are_repeated_from_any_of_them(spec: SamplingSpec, draws: str) -> None:
-    drawn = make_sampler(spec, SIZE, DRAWS[draws](0))
-    states, batches = [], []
-    for _ in range(14):
-        states.append(copy.deepcopy(drawn.state()))
-        batches.append(drawn.next_batch())
-    other = make_sampler(spec, SIZE, DRAWS[draws](99))
-    for step in (0, 1, 2, 3, 4, 6, 11):
-        other.restore(states[step])
-        for rows in batches[step:]:
-            np.testing.assert_array_equal(other.next_batch(), rows)
 
 
 def test_what_belongs_to_cyclic_poisson_alone_is_refused_elsewhere() -> None:

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import pytest
@@ -18,11 +17,10 @@ from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.workers import clipping
 from dpsweep.workers.sampling.samplers import planned_sampling
-from dpsweep.workers.spec import BudgetSpec, Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from dpsweep.workers.spec import BudgetSpec, Component, NoiseSpec, NormSpec, SamplingSpec
 from dpsweep.workers.training.trial_mechanism import affordable_epochs
-from tests.workers.devices import NAME
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
-from tests.workers.trial_specs import TUMOURS, planned_mechanism, small_trial
+from tests.workers.trial_specs import planned_mechanism, small_trial
 
 
 @pytest.mark.thinned(3)
@@ -70,37 +68,6 @@ def test_median_bound_is_released_and_in_the_trace(tmp_path: Path) -> None:
     median = float(np.median(norms_of(files).norms[:, 0]))
     assert result.initial_bound == pytest.approx(2.0 * median, rel=0.3)
     assert result.history[-1].bounds == {"all": result.initial_bound}
-
-
-TABLE_2 = [
-    ("constant", 8.0, {}, 100),
-    ("time", 10.0, {"decay": 0.05}, 38),
-    ("step", 10.0, {"factor": 0.6, "period": 10}, 31),
-    ("exponential", 10.0, {"decay": 0.01}, 71),
-    ("polynomial", 10.0, {"power": 3.0, "end_noise_multiplier": 2.0, "period": 100}, 44),
-]
-
-
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize(("name", "sigma", "params", "epochs"), TABLE_2, ids=lambda value: str(value))
-def test_schedules_of_table_2_end_where_the_paper_says(
-    name: str, sigma: float, params: dict[str, Any], epochs: int, tmp_path: Path
-) -> None:
-    """Real training with shuffled epochs and a budget of rho = 0.78125 (paper C, Table II)."""
-    spec = small_trial(
-        epochs=150,
-        sampling=SamplingSpec("shuffle", 36),
-        noise=NoiseSpec(sigma, Component(name, params)),
-        budget=BudgetSpec(rho=0.78125),
-        data=replace(TUMOURS, public_fraction=0.0),
-        norms=NormSpec(0.05),
-        execution=ExecutionSpec(device=NAME, checkpoint_every_epochs=50.0),
-    )
-    result, trace, _ = train(spec, tmp_path)
-    assert (result.epochs, result.stopped) == (epochs, "budget")
-    assert total_rho(trace) <= 0.78125
-    one_more = planned_mechanism(spec, result.train_size).trace(epochs + 1)
-    assert total_rho(one_more) > 0.78125
 
 
 def test_a_validation_schedule_uses_up_what_it_did_not_have_to_spend(tmp_path: Path) -> None:
