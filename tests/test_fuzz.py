@@ -20,6 +20,7 @@ from tests.fuzz.judging import Claim, Outcome, judged
 from tests.fuzz.lattice import Bracket
 from tests.fuzz.rounds import Members, full_members, rounds_of
 from tests.fuzz.table import as_dict, histogram, rows_of, table
+from tests.known import known
 
 DELTA = 1e-5
 MIXED = Trace(
@@ -64,8 +65,7 @@ def test_the_lattice_agrees_with_dp_accounting(size: int) -> None:
     run = replace(
         MIXED, segments=(replace(MIXED.segments[0], steps=8), replace(MIXED.segments[1], start_step=8, steps=6))
     )
-    found = lattice.bracket(rounds_of(run, full_members(size)), DELTA)
-    assert found is not None
+    found = known(lattice.bracket(rounds_of(run, full_members(size)), DELTA))
     peer = oracle.epsilon(run, DELTA, size, grid=1e-2)
     assert found.low * (1 - 1e-3) <= peer <= found.high * (1 + 1e-3)
     assert found.high <= found.low * (1 + 1e-3)
@@ -76,18 +76,18 @@ def test_lattice_and_closed_form_of_a_gaussian(mu: float) -> None:
     exact = closed_forms.gaussian(mu, DELTA)
     assert exact == pytest.approx(get_epsilon_gaussian(1 / mu, DELTA), rel=1e-9)
     run = Trace(10, (Segment(0, 8, ShuffledSampling(4), math.sqrt(2) / mu),), adjacency="zero_out")
-    found = lattice.bracket(rounds_of(run, full_members(1)), DELTA)
-    assert found is not None
+    found = known(lattice.bracket(rounds_of(run, full_members(1)), DELTA))
     assert found.low <= exact <= found.high <= exact * (1 + 1e-4)
 
 
 @pytest.mark.parametrize(("rate", "shift", "delta"), [(0.01, 1.0, 1e-5), (0.5, 3.0, 1e-8), (0.9, 0.3, 1e-3)])
 def test_lattice_and_closed_form_of_one_round(rate: float, shift: float, delta: float) -> None:
     exact = closed_forms.one_round(rate, shift, delta)
-    found = lattice.bracket(
-        rounds_of(Trace(10, (Segment(0, 1, PoissonSampling(rate), 1 / shift),)), full_members(1)), delta
+    found = known(
+        lattice.bracket(
+            rounds_of(Trace(10, (Segment(0, 1, PoissonSampling(rate), 1 / shift),)), full_members(1)), delta
+        )
     )
-    assert found is not None
     assert found.low <= exact <= found.high
     assert found.high <= found.low * (1 + 1e-2)
     assert exact <= closed_forms.renyi_bound([(rate, shift, 1)], (), delta)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from dpsweep.accounting import PoissonSampling, PrivacyEstimate, Segment, Trace, account, account_together
 from dpsweep.accounting.pld import delta_pld
-from tests.accounting.known import known
+from tests.known import known
 
 RATES = (1e-12, 1e-7, 1e-4, 0.01, 0.3, 1.0)
 NOISES = (0.01, 0.3, 1.0, 7.0, 1e3)

@@ -16,6 +16,7 @@ from dpsweep.orchestration.sweeps.grid import drafts, labels_by_axis
 from dpsweep.orchestration.sweeps.identity import short_name
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
+from tests.known import known
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.pipeline import RunRequest
@@ -60,8 +61,7 @@ def keys_of(text: str) -> dict[str, str]:
 
 def key_in(folder: str | Path, name: str) -> str:
     """The key of a trial of the sweep in a folder, by its labels."""
-    manifest = read_manifest(SweepFiles(str(folder)))
-    assert manifest is not None
+    manifest = known(read_manifest(SweepFiles(str(folder))))
     return keys_of(manifest.text)[name]
 
 

@@ -22,6 +22,7 @@ from dpsweep.workers.evaluation.attack_results import (
 )
 from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.training.counters import read_counters
+from tests.known import known
 from tests.orchestration.planted_trials import finished_with
 from tests.orchestration.public_values import is_public, words
 from tests.orchestration.sample_grids import small, trial_in
@@ -38,8 +39,7 @@ EXPOSURE = 6.2918374651
 
 def with_canary(files: TrialFiles) -> None:
     attacks = read_attacks(files.attacks)
-    scores = attacks.training_scores
-    assert scores is not None
+    scores = known(attacks.training_scores)
     assert len(attacks.loss_threshold) == len(scores.groups) == 10
     planted = tuple(replace(group, examples=EXAMPLES, correct=CORRECT) for group in attacks.loss_threshold)
     ratio = MembershipAttack("0", 10_000, CANARY, CANARY - 0.01, CANARY + 0.01, CANARY, CANARY)
@@ -67,8 +67,7 @@ def finished(folder: Path, release: str) -> SweepFiles:
 def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> None:
     files = finished(tmp_path / "sweep", release)
     private = trial_in(files.root, "flat-seed0")
-    exact = read_exact_statistics(private.private_summary, "")
-    assert exact is not None
+    exact = known(read_exact_statistics(private.private_summary, ""))
     correlations = [exact.loss_correlation, *(group.loss_correlation for group in exact.groups)]
     courses = read_counters(private.private_training).courses
     means = [repr(value) for course in courses for value in (course.norms[-1], course.losses[-1])]
@@ -133,8 +132,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
         assert final_metrics(trial)["final/training_accuracy"] == TRAINING
         assert final_metrics(trial)["privacy/exposure"] == EXPOSURE
         assert trial.tags["sensitive"] == "true"
-    exact = read_exact_statistics(trial_in(files.root, "flat-seed0").private_summary, "")
-    assert exact is not None
+    exact = known(read_exact_statistics(trial_in(files.root, "flat-seed0").private_summary, ""))
     assert final_metrics(record.trial(record.points[1]))["privacy/loss_correlation"] == exact.loss_correlation
     assert exact.loss_correlation is not None
     shown = record.trial(record.points[1])

@@ -23,6 +23,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.outcomes import read_wrong
 from dpsweep.workers.spec import DataPart, DataSpec
+from tests.known import known
 from tests.orchestration.sample_grids import in_process, small
 
 BOUNDS = [0.01, 0.5, 1.0]
@@ -65,8 +66,7 @@ def chosen(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
 def test_parts_are_disjoint_equal_and_cover_the_data() -> None:
     whole = load_dataset(DataSpec("digits"))
     parts = [load_dataset(DataSpec("digits", part=DataPart(place, 4))) for place in range(3)]
-    last = parts[0].held_out
-    assert last is not None
+    last = known(parts[0].held_out)
     assert len({len(part.train) for part in parts}) == 1
     ids = np.concatenate([part.train.example_ids.numpy() for part in parts] + [last.example_ids.numpy()])
     assert sorted(ids) == sorted(whole.train.example_ids.numpy())
@@ -96,8 +96,7 @@ def test_every_candidate_trains_on_its_own_part_and_one_is_taken_as_it_is(chosen
     assert len(runs) == 4, "a baseline and a private setting for each of two seeds"
     assert all(found == [DataPart(place, 4) for place in range(3)] for found in runs.values())
     for point in outcome.record.points:
-        part = point.spec.data.part
-        assert part is not None
+        part = known(point.spec.data.part)
         assert not point.is_private or point.spec.clipping.params["bound"] == BOUNDS[part.place]
         for name in ("model.pt", "trace.arrow", "result.json"):
             ours, theirs = Path(outcome.files.trial(point.key).root, name), kept / "trials" / point.key / name
@@ -126,8 +125,7 @@ def test_the_epsilon_is_that_of_one_candidate_which_covers_the_choice(chosen: tu
             assert 0.99 * TARGET < alone <= TARGET
             assert (row["kind"], row["accountant"], row["risks"]) == ("guarantee", "choice-rdp", [])
         assert note in Path(outcome.files.report).read_text()
-    adapted = outcome.record.sweep.adapted
-    assert adapted is not None
+    adapted = known(outcome.record.sweep.adapted)
     assert {winner.score for winner in adapted.winners.values()} == {None}, "a count of errors is private"
 
 

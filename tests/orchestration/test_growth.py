@@ -33,6 +33,7 @@ from dpsweep.workers.trials.trial import Progress, run_trial
 from tests.orchestration.sample_grids import small
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.pipeline, which keeps it quiet)
+from tests.known import known
 
 ONE = {"model": "logistic", "clipping": ["none", "flat"], "noise": "constant", "seeds": 0, "epochs": 1}
 MORE: dict[str, Any] = {"seeds": [0, 1], "privacy": {"target_epsilon": [5, 8], "delta": 1e-5}}
@@ -139,8 +140,7 @@ def test_new_trials_are_not_trained_beside_former_ones_of_other_data(files: Swee
 
 def kinds(files: SweepFiles) -> dict[str, int]:
     client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    experiment = client.get_experiment_by_name("dpsweep")
-    assert experiment is not None
+    experiment = known(client.get_experiment_by_name("dpsweep"))
     found = [run.data.tags["dpsweep.kind"] for run in client.search_runs([experiment.experiment_id])]
     return {kind: found.count(kind) for kind in found}
 
@@ -216,8 +216,7 @@ def test_calibrations_are_stored_reused_and_checked(files: SweepFiles, monkeypat
     assert searched == [], "a further seed has the same mechanism"
     run(Path(files.root), **MORE)
     assert searched == [8.0]
-    manifest = read_manifest(files)
-    assert manifest is not None
+    manifest = known(read_manifest(files))
     assert len(manifest.calibrations) == 2
     for forged in (0.1, 100.0, -1.0, float("nan")):
         past = Past(calibrations=dict.fromkeys(manifest.calibrations, forged))

@@ -31,6 +31,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.own_code.imports import NO_CODE
+from tests.known import known
 from tests.orchestration.sample_grids import key_in, small
 from tests.orchestration.sample_results import result_of
 
@@ -77,8 +78,7 @@ def states(outcome: Outcome) -> list[TrialState]:
 
 
 def said(files: SweepFiles) -> tuple[str, str]:
-    snapshot = read_snapshot(files.status)
-    assert snapshot is not None
+    snapshot = known(read_snapshot(files.status))
     return snapshot.state, headline(snapshot).plain
 
 
@@ -212,15 +212,13 @@ def test_a_driver_that_its_job_starts_again_has_what_the_earlier_one_left(
     """Its limits are those of the job, and --retry is done once: a trial that is trained anew again costs again."""
     monkeypatch.setenv("DPSWEEP_JOB", "small-1")
     first = run(tmp_path, limits=Limits(hours=1.0, trials=1), noise_source="os_entropy")
-    snapshot = read_snapshot(first.files.status)
-    assert snapshot is not None
+    snapshot = known(read_snapshot(first.files.status))
     assert snapshot.limits == ("--max-hours 1", "--max-trials 1")
     assert snapshot.spent.trials == 1
     again = run(tmp_path, "all", limits=Limits(hours=1.0, trials=1), noise_source="os_entropy")
     assert states(again) == [TrialState.FINISHED, TrialState.PENDING, TrialState.PENDING]
     assert len(read_attempts(again.files, again.record.points[0].key)) == 1
-    more = read_snapshot(again.files.status)
-    assert more is not None
+    more = known(read_snapshot(again.files.status))
     assert more.spent.seconds > snapshot.spent.seconds
     monkeypatch.setenv("DPSWEEP_JOB", "small-2")
     other = run(tmp_path, limits=Limits(trials=1), noise_source="os_entropy")
@@ -235,8 +233,7 @@ def test_gpu_hours_without_gpus_are_refused(tmp_path: Path) -> None:
 
 def test_what_a_run_is_limited_to_stands_in_its_status(tmp_path: Path) -> None:
     outcome = run(tmp_path, limits=Limits(trials=1), seeds=[0, 1])
-    snapshot = read_snapshot(outcome.files.status)
-    assert snapshot is not None
+    snapshot = known(read_snapshot(outcome.files.status))
     console = Console(width=200)
     with console.capture() as captured:
         console.print(picture(snapshot))

@@ -15,6 +15,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
+from tests.known import known
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
 
@@ -65,8 +66,7 @@ def test_a_baseline_says_that_it_protects_nobody(tmp_path: Path) -> None:
     plain, private = (key_in(files.root, name) for name in ("non-private-seed0", "flat-seed0"))
     assert (rows[plain]["kind"], rows[private]["kind"]) == ("none", "estimate")  # of seeded noise
     client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    experiment = client.get_experiment_by_name("dpsweep")
-    assert experiment is not None
+    experiment = known(client.get_experiment_by_name("dpsweep"))
     (run_of,) = client.search_runs([experiment.experiment_id], f"tags.`dpsweep.trial_key` = '{plain}'")
     assert run_of.data.tags["epsilon_kind"] == "none"
     assert run_of.data.tags["private"] == "false"

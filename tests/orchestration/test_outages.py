@@ -18,6 +18,7 @@ from dpsweep.accounting.records.files import delete_folder, exists, list_files
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
+from tests.known import known
 from tests.orchestration.processes import PATIENCE, Running, dpsweep, script, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
@@ -104,8 +105,7 @@ def test_an_object_store_is_away_for_a_minute(
     with s3("outages") as store:
         for name, value in store.items():
             monkeypatch.setenv(name, value)  # how this test looks into the store, past the port
-        behind, address = urlsplit(store["AWS_ENDPOINT_URL"]).port, f"http://127.0.0.1:{port}"
-        assert behind is not None
+        behind, address = known(urlsplit(store["AWS_ENDPOINT_URL"]).port), f"http://127.0.0.1:{port}"
         files, tracked = SweepFiles("s3://outages/small"), f"sqlite:///{tmp_path}/mlflow.db"
         reached = {**store, "AWS_ENDPOINT_URL": address, "MLFLOW_S3_ENDPOINT_URL": address}
         command = ("run", tmp_path / "sweep.yaml", "--output", files.root, "--tracking-uri", tracked)

@@ -25,6 +25,7 @@ from dpsweep.orchestration.store.results import TrialResult, read_exact_statisti
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
+from tests.known import known
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import key_in, small, trial_in
 
@@ -121,8 +122,7 @@ def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: Finished
 
 def test_only_released_statistics_leave_the_private_folder(sweep: FinishedSweep) -> None:
     files = trial_in(sweep.files.root, "flat-seed0")
-    exact, result = read_exact_statistics(files.private_summary, ""), read_result(files.result)
-    assert exact is not None
+    exact, result = known(read_exact_statistics(files.private_summary, "")), read_result(files.result)
     assert isinstance(result, TrialResult)
     assert result.individuals is not None
     assert (exact.disclosure, result.individuals.disclosure) == ("raw", "private")
@@ -155,8 +155,7 @@ def test_private_files_are_for_their_owner_only(sweep: FinishedSweep) -> None:
 
 def _stored_numbers(files: TrialFiles) -> list[str]:
     """Numbers that only exact per-example data can produce, as they would be printed."""
-    exact = read_exact_statistics(files.private_summary, "")
-    assert exact is not None
+    exact = known(read_exact_statistics(files.private_summary, ""))
     epsilons = read_epsilons(files.epsilons)
     return [repr(exact.mean), *(repr(group.mean) for group in exact.groups), *map(repr, epsilons.upper[:50].tolist())]
 

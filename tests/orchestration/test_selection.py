@@ -32,6 +32,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known
 from tests.orchestration.sample_grids import in_process, small
 
 TUNE = {
@@ -90,10 +91,8 @@ def test_each_trial_is_the_best_of_its_candidates_and_the_very_run(selected: tup
         mine = [each for each in candidates.points if each.setting == point.setting]
         scores = {}
         for each in mine:
-            result = candidates.finished(each.key)
-            assert result is not None
-            public = result.training.history[-1].public
-            assert public is not None
+            result = known(candidates.finished(each.key))
+            public = known(result.training.history[-1].public)
             scores[each.key] = public.main
         assert scores[point.key] == max(scores.values())
         assert next(key for key in scores if scores[key] == max(scores.values())) == point.key, "the earliest"
@@ -121,8 +120,7 @@ def test_the_epsilon_is_that_after_the_selection_wherever_it_is_said(selected: t
         assert 0.99 * TARGET < after <= TARGET
         assert account(one, 1e-4, "rdp").epsilon < 0.7 * after
         assert (row["kind"], row["accountant"], row["risks"]) == ("guarantee", "selection-rdp", [])
-        result = outcome.record.finished(point.key)
-        assert result is not None
+        result = known(outcome.record.finished(point.key))
         assert set(result.epsilons) == {result.worst_case.epsilon}, "nothing of the run is shown before it is chosen"
         assert row["composed"]["trial"]["epsilon"] == row["epsilon"] < row["composed"]["sweep"]["epsilon"]
         assert note in Path(files.report).read_text()
@@ -149,8 +147,7 @@ def test_only_the_best_and_nothing_of_their_number_leaves_the_selection(selected
         (runs,) = store.execute("select count(*) from runs").fetchone()
     assert runs == 1 + len(keys) + 2, "the sweep, its trials, and its two settings over seeds"
     for point in outcome.record.points:
-        result = outcome.record.finished(point.key)
-        assert result is not None
+        result = known(outcome.record.finished(point.key))
         assert not point.is_private or (result.started, result.ended) == (0.0, 0.0)
 
 
@@ -162,8 +159,7 @@ def test_it_is_verified_reported_and_continued_without_another_selection(selecte
     assert [point.key for point in again.record.points] == [point.key for point in outcome.record.points]
     assert render_again(outcome.files.root).record.sweep.adapted == outcome.record.sweep.adapted
     point = next(point for point in record.points if point.is_private)
-    result = record.finished(point.key)
-    assert result is not None
+    result = known(record.finished(point.key))
     trace = read_trace(outcome.files.trial(point.key).trace)
     alone = account(replace(trace, selection=None), 1e-4, "rdp")
     status = record.status(point.key)
@@ -207,8 +203,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     with pytest.raises(Killed):
         run_sweep(asked)
     stage = SweepFiles(files.selection)
-    drawn = stored_record(stage).sweep.adapted
-    assert drawn is not None
+    drawn = known(stored_record(stage).sweep.adapted)
     assert not Path(files.manifest).exists()
     assert Path(files.private).stat().st_mode & 0o077 == 0
     with pytest.raises(InvalidInput, match="how far it has come is not shown"):
@@ -302,8 +297,7 @@ def test_a_draw_is_kept_whatever_stops_the_run_and_space_is_asked_for_before_it(
     monkeypatch.setattr("dpsweep.orchestration.pipeline.stage.backend", lost)
     with pytest.raises(InvalidInput, match="no node is left"):
         run_sweep(asked)
-    drawn = stored_record(candidates).sweep.adapted
-    assert drawn is not None
+    drawn = known(stored_record(candidates).sweep.adapted)
     assert drawn.drawn
     with pytest.raises(InvalidInput) as told:
         run_sweep(asked)
@@ -322,8 +316,7 @@ def test_a_draw_of_any_number_is_stored_and_no_list_tells_it(tmp_path: Path, mon
     with pytest.raises(InvalidInput, match="no node is left"):
         run_sweep(asked)
     candidates = SweepFiles(asked.files.selection)
-    drawn = parse_sweep(read_text_of(candidates)).adapted
-    assert drawn is not None
+    drawn = known(parse_sweep(read_text_of(candidates)).adapted)
     assert {len(runs) for runs in drawn.drawn.values()} == {12_000}
     assert len(drawn.drawn) * 12_000 > 40_000, "more than a sweep file may have values"
     shown = CliRunner().invoke(app, ["list", str(tmp_path), "--json"])
@@ -338,6 +331,5 @@ def test_a_draw_of_any_number_is_stored_and_no_list_tells_it(tmp_path: Path, mon
 
 
 def read_text_of(files: SweepFiles) -> str:
-    manifest = read_manifest(files)
-    assert manifest is not None
+    manifest = known(read_manifest(files))
     return manifest.text

@@ -25,6 +25,7 @@ from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
 from dpsweep.workers.evaluation.outcomes import ScoredOutcomes
 from dpsweep.workers.tasks import TASKS
+from tests.known import known as present
 from tests.orchestration.report.pages import Page
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 
@@ -230,8 +231,7 @@ def test_intervals_of_means_cover_them() -> None:
     for _ in range(200):
         trial, outcomes = scored(draw, 0, 1.0)
         (setting,) = finished_settings([trial])
-        found = evidence_of(trial, outcomes).interval(setting, "mse")
-        assert found is not None
+        found = present(evidence_of(trial, outcomes).interval(setting, "mse"))
         held += found.low <= 1.0 <= found.high
         assert found.value == pytest.approx(outcomes.kept[:, 1].mean(), rel=1e-6)
     assert 0.90 <= held / 200 <= 0.98
@@ -243,16 +243,13 @@ def test_an_interval_is_the_normal_one_of_a_mean() -> None:
     evidence = evidence_of(trial, outcomes)
     for group, rows in (("", slice(None)), ("a", slice(0, ROWS // 2))):
         errors = outcomes.kept[rows, 1]
-        found = evidence.interval(setting, "mse", group)
-        assert found is not None
+        found = present(evidence.interval(setting, "mse", group))
         half = 1.96 * errors.std() / math.sqrt(len(errors))
         assert (found.high - found.low) / 2.0 == pytest.approx(half, rel=0.12)
     assert evidence.interval(setting, "accuracy") is None
-    worst = evidence.interval(setting, "worst_group_mse")
-    assert worst is not None
+    worst = present(evidence.interval(setting, "worst_group_mse"))
     assert worst.value == pytest.approx(max(outcomes.kept[: ROWS // 2, 1].mean(), outcomes.kept[ROWS // 2 :, 1].mean()))
-    explained = evidence.interval(setting, "r2")
-    assert explained is not None
+    explained = present(evidence.interval(setting, "r2"))
     assert explained.low < 0.3, "no share: it may be negative"
 
 
@@ -261,8 +258,7 @@ def test_there_are_intervals_where_every_group_is_too_small_to_be_shown() -> Non
     assert trial.quality is not None
     hidden = replace(trial, quality=replace(trial.quality, groups=()))
     (setting,), evidence = finished_settings([hidden]), evidence_of(hidden, outcomes)
-    found = evidence.interval(setting, "mse")
-    assert found is not None
+    found = present(evidence.interval(setting, "mse"))
     assert found.low < found.value < found.high
     assert evidence.interval(setting, "worst_group_mse") is None
 

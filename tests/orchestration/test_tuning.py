@@ -23,6 +23,7 @@ from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, ru
 from dpsweep.orchestration.pipeline.run import best_candidates
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.states import TrialState
+from tests.known import known
 from tests.orchestration.reference import assert_same_trial
 from tests.orchestration.sample_grids import in_process, small
 
@@ -68,17 +69,13 @@ def test_the_best_candidate_of_each_setting_is_trained_with_the_sweeps_seeds(out
         tried = [point for point in tuning.points if point.setting == setting]
         scores = {}
         for point in tried:
-            result = tuning.finished(point.key)
-            assert result is not None
-            public = result.training.history[-1].public
-            assert public is not None
+            result = known(tuning.finished(point.key))
+            public = known(result.training.history[-1].public)
             scores[point.candidate] = public.main
         assert winner.score == max(scores.values())
         assert winner.candidates == len(tried) == len(winner.tried)
         assert sorted(each.score or 0.0 for each in winner.tried) == sorted(scores.values())
-    baseline, private = (outcome.record.trial(point).tuning for point in outcome.record.points)
-    assert baseline is not None
-    assert private is not None
+    baseline, private = (known(outcome.record.trial(point).tuning) for point in outcome.record.points)
     assert {place for values, _ in baseline.tried for place in values} == {"optimizer.learning_rate"}
     assert dict(private.chosen) in [values for values, _ in private.tried]
     page = Path(outcome.files.root, "report.html").read_text()
@@ -206,8 +203,7 @@ def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> Non
     tuning = stored_record(SweepFiles(outcome.files.tuning))
     assert len(tuning.points) == 8
     (point,) = outcome.record.points
-    found = outcome.record.trial(point).tuning
-    assert found is not None
+    found = known(outcome.record.trial(point).tuning)
     rates = [float(str(values["optimizer.learning_rate"])) for values, _ in found.tried]
     assert len(set(rates)) == 8
     best = max(found.tried, key=lambda each: each[1] or 0.0)

@@ -40,7 +40,7 @@ from dpsweep.accounting import (
 )
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, rate_name
 from dpsweep.accounting.pld import delta_pld
-from tests.accounting.known import known
+from tests.known import known
 
 Array = npt.NDArray[np.float64]
 RATES = np.array([1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9])

@@ -17,7 +17,7 @@ from dpsweep.accounting.individual import epsilons as individual
 from dpsweep.accounting.individual.epsilons import IndividualEpsilons, individual_epsilons
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
-from tests.accounting.known import known
+from tests.known import known
 
 DELTA = 1e-5
 ROWS = 333

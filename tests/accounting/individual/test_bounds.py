@@ -20,7 +20,7 @@ from dpsweep.accounting.individual.rdp import RenyiCosts
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.numerics.renyi import ORDERS
-from tests.accounting.known import known
+from tests.known import known
 
 Array = NDArray[np.float64]
 DELTA = 1e-6

@@ -31,7 +31,7 @@ from dpsweep.accounting.mechanism.samplings import (
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
 from dpsweep.accounting.numerics.renyi import ORDERS
-from tests.accounting.known import known
+from tests.known import known
 
 DELTA = 1e-5
 STEPS = [0, 100, 200, 300]

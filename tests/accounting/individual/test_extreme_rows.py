@@ -17,7 +17,7 @@ from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Seg
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp
 from dpsweep.accounting.pld import PairBounds
-from tests.accounting.known import known
+from tests.known import known
 
 MEASURE = """
 import json, sys

@@ -16,7 +16,7 @@ from dpsweep.accounting.individual import inversion, kernels, rdp, spectrum_kern
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from tests.accounting.known import known
+from tests.known import known
 
 ROOT = Path(__file__).resolve().parents[3]
 USED_IN = {

@@ -19,8 +19,8 @@ from dpsweep.accounting.mechanism.samplings import (
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, Segment, Trace
 from dpsweep.accounting.pld import GroupRounds, PairBounds, epsilon_of_rounds, rounds_of_group
-from tests.accounting.known import known
 from tests.accounting.work import counted
+from tests.known import known
 
 SIZE = 60_000
 RARELY_CUT = TruncatedPoissonSampling(SIZE, 0.01, 800)

@@ -15,7 +15,7 @@ from dpsweep.accounting.individual.spreading import spread_linearly
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
-from tests.accounting.known import known
+from tests.known import known
 
 DELTA = 1e-6
 

@@ -47,8 +47,8 @@ from dpsweep.accounting.records.snapshot_objects import Piece, read_piece
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import StoredUsers, write_users
-from tests.accounting.known import known
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
+from tests.known import known
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
 USERS = np.random.default_rng(3).integers(0, 20, 50)

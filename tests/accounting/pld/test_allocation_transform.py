@@ -13,7 +13,7 @@ from dpsweep.accounting.pld import allocation, allocation_transform, epsilon_pld
 from dpsweep.accounting.pld.allocation import COARSE, Fineness
 from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean, power_on_a_ring
 from dpsweep.accounting.pld.loss import Bound
-from tests.accounting.known import known
+from tests.known import known
 
 Array = NDArray[np.float64]
 
@@ -29,9 +29,7 @@ def puts(law: EvenLaw, strikes: Array) -> Array:
 
 
 def law(shift: float, steps: int, tail: float, bound: Bound, order: float) -> EvenLaw:
-    found = law_of_mean(shift, steps, tail, bound, order)
-    assert found is not None
-    return found
+    return known(law_of_mean(shift, steps, tail, bound, order))
 
 
 @pytest.mark.parametrize("tail", [1e-2, 1e-14])

@@ -20,8 +20,8 @@ from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.levels import coordinate
 from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction
 from dpsweep.accounting.pld.saddlepoint import cumulants
-from tests.accounting.known import known
 from tests.accounting.pld.test_allocation import delta_of_two_steps
+from tests.known import known
 
 Array = NDArray[np.float64]
 

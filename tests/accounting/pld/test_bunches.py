@@ -10,6 +10,7 @@ import pytest
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.pld.bunches import Bunches, in_bunches, signed_mills
 from dpsweep.accounting.pld.sensitivity import examples_law
+from tests.known import known
 
 LOWEST, HIGHEST = -10.0, 16.0
 Array = npt.NDArray[np.float64]
@@ -23,9 +24,7 @@ def many(sigma: float, rate: float, members: int) -> tuple[Array, Array]:
 
 
 def bunched(shifts: Array, probabilities: Array) -> Bunches:
-    found = in_bunches(shifts, probabilities, LOWEST, HIGHEST)
-    assert found is not None
-    return found
+    return known(in_bunches(shifts, probabilities, LOWEST, HIGHEST))
 
 
 @pytest.mark.parametrize(("sigma", "rate", "members"), [(1.0, 0.02, 12), (6.0, 0.3, 30)])

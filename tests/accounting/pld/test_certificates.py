@@ -21,7 +21,7 @@ from dpsweep.accounting.pld.lattice import LatticePlan, make_plan
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction, discretise
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw, SensitivityMixture, group_law
-from tests.accounting.known import known
+from tests.known import known
 
 RATE, SIGMA = 0.2, 0.9
 ROUND = group_law(PoissonSampling(RATE), 1).scaled(1 / SIGMA)

@@ -26,7 +26,7 @@ from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Seg
 from dpsweep.accounting.pld import CertifiedEpsilon, delta_pld, epsilon_pld
 from dpsweep.accounting.pld.group_rounds import rounds_of_group
 from dpsweep.accounting.pld.groups import epsilon_of_examples
-from tests.accounting.known import known
+from tests.known import known
 
 
 def trace_of(levels: Sequence[tuple[Sampling, float, int]], releases=(), **fields) -> Trace:  # type: ignore[no-untyped-def]

@@ -24,8 +24,8 @@ from dpsweep.accounting.pld import (
     group_law,
 )
 from dpsweep.accounting.pld.loss import Bound
-from tests.accounting.known import known
 from tests.accounting.work import counted
+from tests.known import known
 
 CASES = [  # sample rate, noise multiplier, steps, delta, group size
     (1e-7, 0.3, 1000, 1e-5, 1),

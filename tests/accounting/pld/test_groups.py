@@ -27,7 +27,7 @@ from dpsweep.accounting.pld import (
     vadhan_epsilon,
 )
 from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction
-from tests.accounting.known import known
+from tests.known import known
 
 MIXTURES = {
     "subsampled": group_law(PoissonSampling(0.01), 1).scaled(1 / 0.8),

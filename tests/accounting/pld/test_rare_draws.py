@@ -8,7 +8,7 @@ from scipy import stats
 from dpsweep.accounting import PoissonSampling, Segment, Trace, account, privacy_curve
 from dpsweep.accounting.pld import delta_pld, epsilon_pld
 from dpsweep.accounting.pld.sensitivity import SensitivityMixture
-from tests.accounting.known import known
+from tests.known import known
 
 
 def trace_of(rate: float, sigma: float, steps: int) -> Trace:

@@ -30,6 +30,7 @@ from dpsweep.accounting.records.sealed import (
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from tests.accounting.stored_trial import account_trial, job_of, snapshot, write_norms, write_trial
+from tests.known import known
 
 KEY, OTHER = "5a" * 32, "a5" * 32
 MIB = 2**20
@@ -129,8 +130,7 @@ def test_what_is_no_key_is_refused_without_telling_it(monkeypatch: pytest.Monkey
 
 def test_a_check_tells_one_key_from_another(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(KEY_VARIABLE, KEY)
-    check = new_key_check()
-    assert check is not None
+    check = known(new_key_check())
     assert check != new_key_check(), "two sweeps with one key do not show it"
     assert KEY not in repr(check)
     require_key(check, "it")
@@ -173,9 +173,8 @@ def test_the_epsilons_of_a_trial_are_those_without_a_key(tmp_path: Path, monkeyp
         np.testing.assert_array_equal(getattr(found, name), getattr(expected, name))
     files = TrialFiles(hidden)
     for line in read_private(f"{files.epsilons}/{MANIFEST}").decode().splitlines():
-        digest = re.search('"sha256":"([0-9a-f]{64})"', line)
+        digest = known(re.search('"sha256":"([0-9a-f]{64})"', line))
         stored = {hashlib.sha256(path.read_bytes()).hexdigest() for path in Path(files.epsilons).iterdir()}
-        assert digest is not None
         assert digest[1] in stored
     for part in Path(files.norms).glob("*/*.arrow"):
         (listed,) = json.loads(read_private(str(part.with_name("manifest.json"))))["objects"]

@@ -34,6 +34,7 @@ from dpsweep.accounting.records.shards import NormShards, NormSnapshot, read_con
 from dpsweep.accounting.records.traces import read_trace, write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from tests.accounting.stored_trial import snapshot, write_norms, write_trial
+from tests.known import known
 
 STEPS = (0, 40, 80)
 
@@ -124,8 +125,7 @@ def test_a_part_is_taken_up_only_from_the_same_inputs_and_undamaged(root: str) -
     ids, values = np.arange(3), np.ones(3)
     own = Epsilons(ids, ids.astype(np.int32), values, values, values.astype(np.float32), 1e-5, "rdp", "estimate")
     record = write_epsilons(root, 4, own, "these")
-    found = noted_epsilons(root, 4, "these")
-    assert found is not None
+    found = known(noted_epsilons(root, 4, "these"))
     assert found[0] == record
     np.testing.assert_array_equal(found[1].upper, own.upper)
     assert noted_epsilons(root, 4, "others") is None

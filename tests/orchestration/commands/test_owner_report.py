@@ -29,6 +29,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.evaluation.attack_results import read_membership
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known
 from tests.orchestration.commands.test_main import run_main
 from tests.orchestration.sample_grids import small
 
@@ -171,8 +172,7 @@ def test_of_a_trial_that_reference_models_attacked_it_tells_their_attack_and_the
     trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
 ) -> None:
     attacked = finished(tmp_path / "attacked", attacks={"rmia": {"reference_models": 2}}, epochs=1)
-    scores, example = read_membership(attacked.membership), int(epsilons.example_ids[5])
-    assert scores is not None
+    scores, example = known(read_membership(attacked.membership)), int(epsilons.example_ids[5])
     own = int(np.flatnonzero(scores.is_member & (scores.example_ids == example))[0])
     others = ~scores.is_member & (scores.groups == scores.groups[own])
     assert (scores.is_member.sum(), others.sum()) == (len(epsilons.example_ids), (scores.groups[others] >= 0).sum())

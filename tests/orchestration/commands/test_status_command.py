@@ -38,6 +38,7 @@ from dpsweep.orchestration.store.status_snapshot import (
     write_snapshot,
 )
 from tests.hostile.of_folders import write_json
+from tests.known import known
 from tests.orchestration.sample_results import stored_sample
 
 TRIALS = (
@@ -165,8 +166,7 @@ def test_a_status_that_is_replaced_while_it_is_read_is_read_again(
     whole = (tmp_path / "status.json").read_bytes()
     reads = [whole[:-40], whole]
     monkeypatch.setattr("dpsweep.accounting.records.sealed.read_bytes", lambda uri: reads.pop(0))
-    found = read_snapshot(f"{tmp_path}/status.json")
-    assert found is not None
+    found = known(read_snapshot(f"{tmp_path}/status.json"))
     assert (found.name, reads) == ("small", [])
 
 

@@ -43,6 +43,7 @@ from tests.orchestration.tracking.recordings import content, runs_of
 from tests.warm import FORKS
 
 from mlflow import MlflowClient  # isort: skip
+from tests.known import known
 
 
 def dpsweep(*arguments: object) -> Result:
@@ -62,8 +63,7 @@ def client_of(files: SweepFiles) -> MlflowClient:
 
 def left_by_a_driver(files: SweepFiles, **changes: object) -> None:
     """A status whose driver recorded in the sweep's own store, and was killed or gave up long ago."""
-    uri, manifest = embedded_tracking_uri(files.local_folder), read_manifest(files)
-    assert manifest is not None
+    uri, manifest = embedded_tracking_uri(files.local_folder), known(read_manifest(files))
     recording = Recording(1, 3, 0.5, uri, "http://127.0.0.1:5000/#/", command=f"dpsweep record {files.root}")
     snapshot = SweepSnapshot(
         name="small",
@@ -116,8 +116,7 @@ def test_a_store_that_falls_silent_ends_it_with_the_count_and_the_command(
     missing = f"2 of 4 trials are recorded in MLflow (no answer); `dpsweep record {files.root}` records the rest"
     *_, last = ended.stderr.splitlines()  # on a busy machine there are lines of progress before
     assert last == f"error: {missing}"
-    found = read_snapshot(files.status)
-    assert found is not None
+    found = known(read_snapshot(files.status))
     assert (found.state, found.is_over) == ("recording", True)
     shown = dpsweep("status", files.root)
     assert missing in shown.stdout
@@ -133,8 +132,7 @@ def test_a_store_that_falls_silent_ends_it_with_the_count_and_the_command(
 def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: SweepFiles, command: tuple[str]) -> None:
     tracker = MlflowTracker(embedded_tracking_uri(files.local_folder), artifact_root=files.artifacts)
     left_by_a_driver(files)
-    snapshot = read_snapshot(files.status)
-    assert snapshot is not None
+    snapshot = known(read_snapshot(files.status))
     tracker.open_sweep(TrackedSweep(snapshot.sweep_id, "small", "", files.root))
     assert [run.info.status for run in runs_of(client_of(files))] == ["RUNNING"]
     shown = dpsweep(*command, files.root)
@@ -173,15 +171,13 @@ def test_a_kill_while_the_sweep_is_opened_is_ended_by_whoever_asks(
 ) -> None:
     """Of a sweep that ran without MLflow, too: the status names the store before MLflow shows anything as running."""
     left_by_a_driver(files)
-    before = read_snapshot(files.status)
-    assert before is not None
+    before = known(read_snapshot(files.status))
     write_snapshot(files.status, replace(before, state="finished", recording=None), private=False)
     attach = MlflowRuns.attach
 
     def killed(self: MlflowRuns, run_id: str, texts: dict[str, str]) -> None:
         attach(self, run_id, texts)
-        left = read_snapshot(files.status)
-        assert left is not None
+        left = known(read_snapshot(files.status))
         write_snapshot(tmp_status, left, private=False)
         raise TrackingUnavailable("no answer")
 
@@ -191,8 +187,7 @@ def test_a_kill_while_the_sweep_is_opened_is_ended_by_whoever_asks(
         patch.setattr(MlflowTracker, "interrupt", lambda self: None)  # a kill tells MLflow nothing
         assert "no answer" in str(dpsweep("record", files.root).exception)
     assert [run.info.status for run in runs_of(client_of(files))] == ["RUNNING"]
-    then = read_snapshot(tmp_status)
-    assert then is not None
+    then = known(read_snapshot(tmp_status))
     write_snapshot(files.status, replace(then, heartbeat=time.time() - 2.0 * STALE_AFTER), private=False)
     assert "lost" in dpsweep("status", files.root).stdout
     (run,) = runs_of(client_of(files))
@@ -204,8 +199,7 @@ def test_a_kill_while_the_sweep_is_opened_is_ended_by_whoever_asks(
 def test_a_sweep_is_closed_where_it_was_recorded_before(files: SweepFiles, tmp_path: Path) -> None:
     tracker = MlflowTracker(embedded_tracking_uri(files.local_folder), artifact_root=files.artifacts)
     left_by_a_driver(files)
-    snapshot = read_snapshot(files.status)
-    assert snapshot is not None
+    snapshot = known(read_snapshot(files.status))
     tracker.open_sweep(TrackedSweep(snapshot.sweep_id, "small", "", files.root))
     assert dpsweep("record", files.root, "--tracking-uri", f"sqlite:///{tmp_path}/other.db").exit_code == 0
     assert [run.info.status for run in runs_of(client_of(files))] == ["KILLED"]
@@ -265,8 +259,7 @@ def test_a_kill_after_any_request_is_made_good(tmp_path: Path) -> None:
         recording.start()
         recording.join()
         exit_code = recording.exitcode or 0
-        snapshot = read_snapshot(files.status)
-        assert snapshot is not None
+        snapshot = known(read_snapshot(files.status))
         write_snapshot(files.status, replace(snapshot, heartbeat=time.time() - 2.0 * STALE_AFTER), private=False)
         assert dpsweep("status", files.root).exit_code == 0
         assert "RUNNING" not in {run.info.status for run in runs_of(client_of(files))}, requests
@@ -313,8 +306,7 @@ def test_a_driver_that_is_told_to_stop_while_it_records_says_what_is_missing(tmp
 
 def test_a_driver_that_records_is_left_alone(files: SweepFiles) -> None:
     left_by_a_driver(files, per_second=4.2)
-    snapshot = read_snapshot(files.status)
-    assert snapshot is not None
+    snapshot = known(read_snapshot(files.status))
     write_snapshot(files.status, replace(snapshot, heartbeat=time.time()), private=False)
     assert "small: recording in MLflow, 1 of 3, 4 a second" in dpsweep("status", files.root).stdout
     with exclusive(files.local_folder, files.root):

@@ -27,6 +27,7 @@ from benchmarks.other_intervals import METHODS, mixed_model
 from benchmarks.simulated import Population, drawn, simulated
 from dpsweep.orchestration.comparison.extremes import Extreme, corrected
 from dpsweep.orchestration.comparison.intervals import RunValues, moments
+from tests.known import known
 
 QUICK = 12
 """Sweeps of each case in the gate: enough to notice an interval that covers half of the time."""
@@ -92,8 +93,7 @@ def test_users_are_resampled_with_all_their_rows() -> None:
     """Rows of a user that are all alike say as much as one row."""
     population = Population((200,), ((0.0,),), 2, of_example=0.0, of_user=8.0, of_run=0.01, of_seed=0.01, rows=20)
     (owned,) = simulated(population, 1)
-    interval = owned.interval(private(owned)[0], "accuracy")
-    assert interval is not None
+    interval = known(owned.interval(private(owned)[0], "accuracy"))
     assert interval.high - interval.low > 0.4, "ten users"
     assert all(found.users is not None for found in drawn(population, np.random.default_rng(0)).values())
 

@@ -25,6 +25,7 @@ from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
 from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, PublishedTuning
 from dpsweep.workers.evaluation.outcomes import Outcomes
+from tests.known import known as present
 from tests.orchestration.sample_outcomes import GROUPS, LABELS, LUCK, of_predictions, outcomes, sweep_of, trial
 
 SHARES = {"none": (0.95, 0.92), "flat": (0.90, 0.80), "dpsgd_f": (0.899, 0.803), "individual": (0.85, 0.62)}
@@ -67,20 +68,15 @@ def test_groups_have_intervals_too_and_small_ones_wider(sample: Findings) -> Non
             assert interval is not None, metric.name
             assert interval.value == pytest.approx(mean.mean, abs=1e-6), metric.name
             assert interval.low < mean.mean < interval.high, metric.name
-    many, few = (sample.evidence.interval(flat, "true_positive_rate", group) for group in ("many", "few"))
-    assert many is not None
-    assert few is not None
+    many, few = (present(sample.evidence.interval(flat, "true_positive_rate", group)) for group in ("many", "few"))
     assert few.high - few.low > many.high - many.low
 
 
 def test_a_change_is_paired_with_its_baseline(sample: Findings) -> None:
     """Shared test examples leave it far sharper than the two accuracies."""
     flat, none = setting(sample, "flat"), setting(sample, "none")
-    change, alone = sample.interval(flat, "accuracy_change"), sample.interval(flat, "accuracy")
-    difference = sample.evidence.difference(flat, none, "accuracy")
-    assert change is not None
-    assert alone is not None
-    assert difference is not None
+    change, alone = present(sample.interval(flat, "accuracy_change")), present(sample.interval(flat, "accuracy"))
+    difference = present(sample.evidence.difference(flat, none, "accuracy"))
     assert (change.low, change.high) == pytest.approx((difference.low, difference.high), abs=0.002)
     assert change.high - change.low < 0.95 * (alone.high - alone.low)
 
@@ -96,9 +92,7 @@ def test_verdicts_are_three_and_turn_with_the_order(sample: Findings) -> None:
 
 def test_more_comparisons_widen_every_interval(sample: Findings) -> None:
     flat, own = setting(sample, "flat"), setting(sample, "individual")
-    one, many = (sample.evidence.difference(flat, own, "accuracy", comparisons=count) for count in (1, 6))
-    assert one is not None
-    assert many is not None
+    one, many = (present(sample.evidence.difference(flat, own, "accuracy", comparisons=count)) for count in (1, 6))
     assert many.high - many.low > 1.2 * (one.high - one.low)
     assert sample.comparisons == 6, "three pairs of private settings by two metrics"
 
@@ -106,8 +100,7 @@ def test_more_comparisons_widen_every_interval(sample: Findings) -> None:
 def test_shares_differ_by_at_most_everything(sample: Findings) -> None:
     """At a level that a thousand comparisons share, two seeds alone would allow for more."""
     flat, own = setting(sample, "flat"), setting(sample, "individual")
-    found = sample.evidence.difference(flat, own, "accuracy", comparisons=10**12)
-    assert found is not None
+    found = present(sample.evidence.difference(flat, own, "accuracy", comparisons=10**12))
     assert (found.low, found.high) == (-1.0, 1.0)
 
 
@@ -149,13 +142,13 @@ def test_models_that_predict_alike_are_equal_up_to_the_number_of_test_examples()
     found = found_in(trials, {each.key: same for each in trials})
     flat, fair = setting(found, "flat"), setting(found, "dpsgd_f")
     for name, reach in (("accuracy", 1.0 - 0.025 ** (1.0 / 4000)), ("accuracy_gap", 0.1)):
-        difference = found.evidence.difference(flat, fair, name)
-        assert difference is not None
+        difference = present(found.evidence.difference(flat, fair, name))
         assert difference.value == 0.0
         assert -reach * 1.001 <= difference.low < 0.0 < difference.high <= reach * 1.001, name
-    change, difference = found.interval(flat, "accuracy_change"), found.evidence.difference(flat, fair, "accuracy")
-    assert change is not None
-    assert difference is not None
+    change, difference = (
+        present(found.interval(flat, "accuracy_change")),
+        present(found.evidence.difference(flat, fair, "accuracy")),
+    )
     assert (change.low, change.high) == pytest.approx((-0.00092, 0.00092), abs=5e-5), "unseen examples may change"
 
 
@@ -234,8 +227,7 @@ def test_a_constant_predictor_is_flagged() -> None:
     all_found = found_in(trials, found)
     flat = setting(all_found, "flat")
     assert has_diverged(flat)
-    gap = flat.over_seeds(next(each for each in METRICS if each.name == "demographic_parity_difference").value)
-    assert gap is not None
+    gap = present(flat.over_seeds(next(each for each in METRICS if each.name == "demographic_parity_difference").value))
     assert gap.mean == 0.0
     said = " ".join(warnings(all_found))
     assert "Not recommended: flat · constant predicted one class for everybody in each group" in said
@@ -475,15 +467,12 @@ def test_the_worst_of_many_groups_is_said_to_be_low_by_selection(sample: Finding
     said = " ".join(headline(published(trials), sample))
     assert re.search(r"group few gets [\d.]+% \((low by selection, corrected [\d.]+%; )?95% interval", said)
     lowest, largest = metric_called("worst_group_accuracy"), metric_called("accuracy_gap")
-    interval = sample.interval(setting(sample, "flat"), "worst_group_accuracy")
-    assert interval is not None
+    interval = present(sample.interval(setting(sample, "flat"), "worst_group_accuracy"))
     assert by_selection(lowest, 0.5, replace(interval, corrected=0.52)) == "low by selection, corrected 52.0%"
     assert by_selection(largest, 0.12, replace(interval, corrected=0.1)) == "high by selection, corrected 10.0"
     assert by_selection(lowest, 0.5, replace(interval, corrected=0.50001)) == "", "nothing that a reader could see"
     flat = setting(sample, "flat")
-    worst, gap = (sample.interval(flat, name) for name in ("worst_group_accuracy", "accuracy_gap"))
-    assert worst is not None
-    assert gap is not None
+    worst, gap = (present(sample.interval(flat, name)) for name in ("worst_group_accuracy", "accuracy_gap"))
     assert worst.corrected is not None
     assert gap.corrected is not None
     assert worst.value <= worst.corrected <= worst.value + 0.01
@@ -492,8 +481,7 @@ def test_the_worst_of_many_groups_is_said_to_be_low_by_selection(sample: Finding
 
 def test_the_interval_of_the_best_of_several_allows_for_the_choice(sample: Findings) -> None:
     chosen = best(sample)
-    alone = sample.interval(chosen.setting, "accuracy")
-    assert alone is not None
+    alone = present(sample.interval(chosen.setting, "accuracy"))
     assert chosen.interval is not None
     assert chosen.interval.low < alone.low - 0.1 * (alone.high - alone.low)
     one = best(sample, max_epsilon=8.0, at_least={"accuracy": chosen.value - 1e-9})
@@ -536,8 +524,7 @@ def test_values_of_the_best_method_are_named_where_they_cannot_be_told_from_it()
             found[trials[-1].key] = own
     data = PublishedSweep("sample", tuple(trials), 1e-5)
     compared = findings(data, gather(trials, found))
-    taken = compared.best("accuracy")
-    assert taken is not None
+    taken = present(compared.best("accuracy"))
     assert len(compared.methods) == 1
     near, far = compared.rivals(taken) if compared.rivals(taken)[1].name.endswith("2") else compared.rivals(taken)[::-1]
     (told,) = [each for each in headline(data, compared) if "cannot be told from it in accuracy" in each]

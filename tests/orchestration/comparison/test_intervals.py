@@ -26,6 +26,7 @@ from dpsweep.orchestration.comparison.intervals import (
     unpaired,
 )
 from dpsweep.orchestration.comparison.settings import pooled
+from tests.known import known
 
 
 def of_one(
@@ -259,8 +260,7 @@ def test_no_rule_covers_a_spread_of_few_seeds_that_goes_unnoticed_at_the_width_o
 def test_a_spread_that_a_larger_one_hides_is_not_pooled() -> None:
     """As of private regressions: some fit alike with every seed, one badly, and one diverges."""
     alike = [of_seeds(0.146, 0.148 + each, 0.149) for each in (0.0, 0.001, -0.001, 0.002, -0.002)]
-    pool = pooled([*alike, of_seeds(-0.9, -2.4, -1.3), of_seeds(-36.5, -47.2, -35.5)])
-    assert pool is not None
+    pool = known(pooled([*alike, of_seeds(-0.9, -2.4, -1.3), of_seeds(-36.5, -47.2, -35.5)]))
     assert pool.settings == len(alike)
     assert pool.own[0, 0] < 1e-5
 

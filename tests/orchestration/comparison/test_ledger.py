@@ -28,6 +28,7 @@ from dpsweep.orchestration.tracking.tracker import composition_entries
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 from mlflow import MlflowClient  # isort: skip
+from tests.known import known
 
 RUN = Trace(1000, (Segment(0, 200, PoissonSampling(0.05), 1.0),))
 EPSILON = account(RUN, 1e-5).epsilon
@@ -44,8 +45,7 @@ def attempt(key: str = "a", number: int = 1, trace: Trace = RUN, seed: int | Non
 
 
 def test_seeds_together_cost_what_one_run_of_all_their_steps_costs() -> None:
-    found = composed(trial(key, attempt(key)) for key in "abcd")
-    assert found is not None
+    found = known(composed(trial(key, attempt(key)) for key in "abcd"))
     assert found.estimate is not None
     whole = account(Trace(1000, (replace(RUN.segments[0], steps=800),)), 1e-5)
     assert found.epsilon == pytest.approx(whole.epsilon, rel=1e-3)
@@ -65,8 +65,7 @@ def test_groups_pay_for_all_trials_together(number: int) -> None:
         replace(own, privacy=PublishedPrivacy(EPSILON, 1e-5, "pld", group_epsilons=of_two))
         for own in (trial(key, attempt(key)) for key in "abc"[:number])
     ]
-    found = composed(trials)
-    assert found is not None
+    found = known(composed(trials))
     (group,) = found.groups
     whole = account(Trace(1000, (replace(RUN.segments[0], steps=200 * number),)), 1e-5, "pld", 2)
     assert group.estimate is not None
@@ -77,15 +76,13 @@ def test_groups_pay_for_all_trials_together(number: int) -> None:
     assert metrics["privacy/composed_epsilon_group_of_2"] == group.epsilon
     said = " ".join(together(trials))
     assert (f"owns at most 2, pay ε = {group.epsilon:#.3g}: a guarantee" in said) == (number > 1), said
-    seeded = composed([replace(own, attempts=(attempt(own.key, seed=0),)) for own in trials])
-    assert seeded is not None
+    seeded = known(composed([replace(own, attempts=(attempt(own.key, seed=0),)) for own in trials]))
     assert [each.as_dict()["kind"] for each in seeded.groups] == ["estimate"]
 
 
 @pytest.mark.parametrize("number", [1, 2])
 def test_noise_from_known_seeds_guarantees_nothing(number: int) -> None:
-    found = composed(trial(key, attempt(key, seed=seed)) for seed, key in enumerate("ab"[:number]))
-    assert found is not None
+    found = known(composed(trial(key, attempt(key, seed=seed)) for seed, key in enumerate("ab"[:number])))
     assert found.estimate is not None
     assert found.estimate.kind == "estimate"
     assert found.reasons == ("known_seed",)
@@ -94,8 +91,7 @@ def test_noise_from_known_seeds_guarantees_nothing(number: int) -> None:
 def test_one_trial_that_was_stopped_says_why_it_is_an_estimate() -> None:
     privacy = PublishedPrivacy(EPSILON, 1e-5, "pld", "estimate")
     stopped = PublishedTrial("a", {}, TrialState.STOPPED, privacy=privacy, attempts=(replace(attempt(), ended=False),))
-    found = composed([stopped])
-    assert found is not None
+    found = known(composed([stopped]))
     assert found.estimate is not None
     assert found.estimate.kind == "estimate"
     assert found.reasons == ("end_followed_results",)
@@ -141,8 +137,7 @@ def test_every_process_computes_the_same_bits() -> None:
     ],
 )
 def test_what_no_theorem_covers_is_an_estimate(other: Attempt, reason: str) -> None:
-    found = composed([trial("a", attempt(seed=0)), trial("b", other)])
-    assert found is not None
+    found = known(composed([trial("a", attempt(seed=0)), trial("b", other)]))
     assert found.estimate is not None
     assert found.estimate.kind == "estimate"
     assert found.reasons == ("known_seed", reason) if reason == "repeated_seed" else reason in found.reasons
@@ -151,16 +146,14 @@ def test_what_no_theorem_covers_is_an_estimate(other: Attempt, reason: str) -> N
 def test_runs_without_a_common_adjacency_have_no_number() -> None:
     fixed = Trace(1000, (Segment(0, 10, FixedBatchSampling(1000, 50), 1.0),))
     shuffled = Trace(1000, (Segment(0, 10, ShuffledSampling(10), 8.0),), adjacency="zero_out")
-    found = composed([trial("a", attempt(trace=fixed)), trial("b", attempt("b", trace=shuffled))])
-    assert found is not None
+    found = known(composed([trial("a", attempt(trace=fixed)), trial("b", attempt("b", trace=shuffled))]))
     assert found.epsilon is None
     assert "share no adjacency" in found.refusal
 
 
 def test_released_statistics_add_up() -> None:
     once = Trace(1000, releases=(GaussianRelease("mean", 20.0),))
-    found = composed(trial(key, replace(attempt(key), statistics=once)) for key in "abcd")
-    assert found is not None
+    found = known(composed(trial(key, replace(attempt(key), statistics=once)) for key in "abcd"))
     assert found.release_epsilon == pytest.approx(
         account(Trace(1000, releases=(GaussianRelease("m", 10.0),)), 1e-5).epsilon
     )
@@ -210,8 +203,7 @@ def test_averages_and_headline_carry_what_their_trials_cost_together(outcome: Ou
     assert rows[0]["composed"]["seeds"]["kind"] == "guarantee"
     assert rows[0]["composed"]["sweep"]["release_epsilon"] > 1.3 * rows[0]["release_epsilon"]
     client = MlflowClient(outcome.tracking_uri)
-    experiment = client.get_experiment_by_name("dpsweep")
-    assert experiment is not None
+    experiment = known(client.get_experiment_by_name("dpsweep"))
     runs = {run.data.tags["dpsweep.kind"]: run for run in client.search_runs([experiment.experiment_id])}
     for kind in ("average", "sweep"):
         metrics, tags = runs[kind].data.metrics, runs[kind].data.tags
@@ -258,7 +250,6 @@ def test_a_folder_without_a_log_is_still_added_up(outcome: Outcome, tmp_path: Pa
     shutil.copytree(outcome.files.root, tmp_path / "out")
     shutil.rmtree(tmp_path / "out" / "attempts")
     before = json.loads(Path(outcome.files.results).read_text())[0]["composed"]["sweep"]["epsilon"]
-    found = composed(render_again(str(tmp_path / "out")).record.data().trials)
-    assert found is not None
+    found = known(composed(render_again(str(tmp_path / "out")).record.data().trials))
     assert found.epsilon == pytest.approx(before)
     assert math.isfinite(before)

@@ -12,6 +12,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.power import ASSUMED, Design, design, detectable, hours_by_seeds, lines, warnings
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from tests.known import known
 
 SIX = Design(6, 300, 30, 10)
 
@@ -80,11 +81,9 @@ def test_a_sweep_that_tunes_first_shows_what_it_compares_after_that() -> None:
     planned = plan_sweep(sweep).trials
     assert len(planned) == 6
     assert design(sweep, planned) == design(plain, plan_sweep(plain).trials)
-    hours = hours_by_seeds(sweep, len(planned), 6.0)
-    assert hours is not None
+    hours = known(hours_by_seeds(sweep, len(planned), 6.0))
     assert [hours(seeds) for seeds in (2, 5)] == [10.0, 16.0]
-    without = hours_by_seeds(plain, 2, 2.0)
-    assert without is not None
+    without = known(hours_by_seeds(plain, 2, 2.0))
     assert without(5) == 10.0
     drawn = f"{tuned.replace('unaccounted', 'private_selection, trials: 5')}\nnoise_source: os_entropy"
     assert hours_by_seeds(parse_sweep(drawn), 6, 6.0) is None
@@ -95,9 +94,8 @@ def test_refused_settings_are_not_compared() -> None:
         _SWEEP.format("3 points").replace("[flat, individual]", "[{name: flat, bound: [1, -1]}, individual]")
     )
     plan = plan_sweep(sweep)
-    found = design(sweep, plan.trials)
+    found = known(design(sweep, plan.trials))
     assert plan.refusals
-    assert found is not None
     assert found.settings == 2
 
 

@@ -18,6 +18,7 @@ from dpsweep.orchestration.report.prose import SENSITIVE, headline
 from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import status_of
+from tests.known import known
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import EXACT, result_of, sample_record, stopped_of
 
@@ -78,8 +79,7 @@ def test_a_finished_trial_is_compared_with_its_baseline(tmp_path: Path) -> None:
 )
 def test_nothing_is_compared_with_a_baseline_that_has_learnt_nothing(tmp_path: Path, lost: dict[str, Any]) -> None:
     record, _ = sample_record(tmp_path)
-    found = record.finished(BASELINE)
-    assert found is not None
+    found = known(record.finished(BASELINE))
     training = replace(found.training, evaluation=replace(found.evaluation, **lost))
     status = status_of(replace(found, training=training))
     shown = trials(replace(record, statuses={**record.statuses, BASELINE: status}))[PRIVATE]
@@ -93,12 +93,10 @@ def test_costs_are_shown_as_what_they_are(tmp_path: Path) -> None:
     record, _ = sample_record(tmp_path)
     point = next(point for point in record.points if point.key == PRIVATE)
     estimated = status_of(result_of(point, 0.7, "estimate"))
-    shown = trials(replace(record, statuses={**record.statuses, PRIVATE: estimated}))[PRIVATE].privacy
-    assert shown is not None
+    shown = known(trials(replace(record, statuses={**record.statuses, PRIVATE: estimated}))[PRIVATE].privacy)
     assert (shown.epsilon, shown.kind, shown.adjacency) == (3.0, "estimate", "add_remove")
     assert shown.group_epsilons == {1: 3.0, 2: 7.5}
-    baseline = trials(record)[BASELINE].privacy
-    assert baseline is not None
+    baseline = known(trials(record)[BASELINE].privacy)
     assert baseline.epsilon == math.inf
 
 

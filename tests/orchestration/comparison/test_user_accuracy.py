@@ -10,6 +10,7 @@ import pytest
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.workers.evaluation.rates import shares_of_users
+from tests.known import known
 from tests.orchestration.sample_outcomes import GROUPS, LABELS, of_predictions, trial
 
 RIGHT = np.random.default_rng(0).random(len(GROUPS)) < 0.8
@@ -25,17 +26,13 @@ def test_a_prolific_user_counts_as_much_as_any_other() -> None:
     (setting,) = finished_settings([published])
     by_user = np.bincount(users, right) / np.maximum(np.bincount(users), 1)
     owners = np.unique(users)
-    over_users, over_rows = (evidence.interval(setting, name) for name in ("user_accuracy", "accuracy"))
-    assert over_users is not None
-    assert over_rows is not None
+    over_users, over_rows = (known(evidence.interval(setting, name)) for name in ("user_accuracy", "accuracy"))
     assert over_users.value == pytest.approx(by_user[owners].mean(), abs=1e-6)
     assert over_users.low < over_users.value < over_users.high
     assert over_users.high - over_users.low < 0.05 < over_rows.high - over_rows.low, "the row mean hangs on one user"
     of_groups = [by_user[np.unique(users[group == GROUPS])].mean() for group in (0, 1)]
-    gap = evidence.interval(setting, "user_accuracy_gap")
-    worst = evidence.interval(setting, "worst_group_user_accuracy")
-    assert gap is not None
-    assert worst is not None
+    gap = known(evidence.interval(setting, "user_accuracy_gap"))
+    worst = known(evidence.interval(setting, "worst_group_user_accuracy"))
     assert gap.value == pytest.approx(abs(of_groups[0] - of_groups[1]), abs=1e-6)
     assert worst.value == pytest.approx(min(of_groups), abs=1e-6)
 

@@ -29,6 +29,7 @@ from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.training.counters import read_counters
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known as present
 from tests.orchestration.sample_grids import small
 
 DELTA = 1e-4
@@ -52,9 +53,7 @@ class Trained:
     @property
     def exact(self) -> IndividualStatistics:
         """The exact statistics, which are private."""
-        found = read_exact_statistics(self.files.private_summary, "")
-        assert found is not None
-        return found
+        return present(read_exact_statistics(self.files.private_summary, ""))
 
 
 def trained(folder: Path, release: object) -> Trained:
@@ -157,8 +156,7 @@ def test_what_is_released_is_in_the_trace_and_costs_what_it_says(released: Train
 
 def test_the_bound_of_a_release_is_public(released: Trained) -> None:
     """The planned worst case, and no maximum over the data."""
-    individuals = released.completed().individuals
-    assert individuals is not None
+    individuals = present(released.completed().individuals)
     assert individuals.histogram is not None
     assert individuals.histogram.edges[-1] == released.planned.worst_case.epsilon
 
@@ -174,8 +172,7 @@ def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
 
     monkeypatch.setattr("dpsweep.accounting.jobs.examples.individual_epsilons", without_lower)
     Path(released.files.released).unlink(missing_ok=True)
-    individuals, exact = released.completed().individuals, released.exact
-    assert individuals is not None
+    individuals, exact = present(released.completed().individuals), released.exact
     assert individuals.disclosure == "private"
     assert individuals.kind == "estimate"
     assert exact.histogram is not None

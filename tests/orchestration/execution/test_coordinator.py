@@ -40,6 +40,7 @@ from dpsweep.orchestration.tracking.plain_comparison import Compared
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.trials.trial import Progress, run_trial
+from tests.known import known
 from tests.orchestration.sample_grids import keys_of, small
 
 TEXT = small(clipping=["none", {"name": "flat", "bound": 1.0}], noise="constant", seeds=[0, 1])
@@ -279,8 +280,7 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
     assert stopped.trace == read_trace(files.trace)
     epsilons = read_epsilons(files.epsilons).upper
     shown = record.data(exact(bench.files)).trials
-    (individuals,) = [trial.individuals for trial in shown if trial.key == FIRST]
-    assert individuals is not None
+    (individuals,) = [known(trial.individuals) for trial in shown if trial.key == FIRST]
     assert individuals.mean == pytest.approx(epsilons.clip(max=stopped.worst_case.epsilon).mean())
     assert read_result(files.result) == stopped
 

@@ -21,6 +21,7 @@ from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from tests.known import known
 from tests.orchestration.sample_grids import small
 
 
@@ -103,8 +104,7 @@ def test_a_server_and_a_command_are_told_once(
     warned: list[str] = []
     first = Notices(["${HOOK}", command], "s3://bucket/small", (), warned.append)
     run(tmp_path / "status.json", first, *ends)
-    stored = read_snapshot(str(tmp_path / "status.json"))
-    assert stored is not None
+    stored = known(read_snapshot(str(tmp_path / "status.json")))
     run(tmp_path / "status.json", Notices(["${HOOK}", command], "s3://bucket/small", stored.told, warned.append), *ends)
     (posted,) = server.posted
     assert (posted["event"], posted["message"]) == (event, message)

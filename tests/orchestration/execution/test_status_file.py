@@ -29,6 +29,7 @@ from dpsweep.orchestration.store.status_snapshot import (
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
+from tests.known import known
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_grids import small
 
@@ -52,9 +53,7 @@ SHORTAGE = ClusterSnapshot(
 
 
 def of(uri: str) -> SweepSnapshot:
-    found = read_snapshot(uri)
-    assert found is not None
-    return found
+    return known(read_snapshot(uri))
 
 
 def status_file(
@@ -110,8 +109,7 @@ def test_a_shortage_is_told_once_and_stands_in_the_file(tmp_path: Path) -> None:
     with status_file(uri, two_trials(), told, SHORTAGE).kept_current(period=0.02):
         wait_until(lambda: of(uri).cluster is not None and bool(told), "the cluster to be written")
         time.sleep(0.2)
-        cluster = of(uri).cluster
-        assert cluster is not None
+        cluster = known(of(uri).cluster)
         assert cluster.missing == {"GPU": 1.0}
     assert told == [f"1 trials wait: {SHORTAGE.shortage()}"]
     assert "no node can give a trial GPU 1" in told[0]

@@ -30,6 +30,7 @@ from dpsweep.orchestration.store.limits import Turn
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
+from tests.known import known
 from tests.orchestration.processes import dpsweep, kill, script, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
@@ -114,9 +115,7 @@ def sweep_file(tmp_path: Path) -> Path:
 
 
 def now(files: SweepFiles) -> SweepSnapshot:
-    found = read_snapshot(files.status)
-    assert found is not None
-    return found
+    return known(read_snapshot(files.status))
 
 
 def has_ended(files: SweepFiles) -> bool:

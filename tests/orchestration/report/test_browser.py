@@ -13,6 +13,7 @@ import pytest
 from dpsweep.orchestration.report import page
 from dpsweep.orchestration.report.catalogue import figures_for_mlflow
 from dpsweep.orchestration.report.page import render
+from tests.known import known
 from tests.orchestration.report.emulated import PHONE, tab_of
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.sample_sweeps import sample_sweep
@@ -50,8 +51,7 @@ def answers(html: str, folder: Path, width: int) -> dict[str, str]:
     """What a script in the page wrote into the data attributes of its body; the last one is "done" on a phone."""
     if width == PHONE:
         return on_a_phone(html, folder)
-    body = re.search(r"<body ([^>]*)>", drawn(html, folder, width))
-    assert body is not None
+    body = known(re.search(r"<body ([^>]*)>", drawn(html, folder, width)))
     data = dict(re.findall(r'data-(\w+)="([^"]*)"', body[1]))
     assert "failed" not in data
     return data

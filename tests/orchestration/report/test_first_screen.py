@@ -32,6 +32,7 @@ from dpsweep.orchestration.report.writing import one_page, summary_pdf
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep, PublishedTrial
 from dpsweep.workers.evaluation.outcomes import Outcomes
+from tests.known import known as present
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
@@ -101,13 +102,9 @@ def test_the_decision_names_setting_quality_cost_and_who_is_served_worst() -> No
     data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80), "dpsgd_f": (0.85, 0.78)}))
     (said, *more) = decision(found, data.delta)
     best = of(found, "flat")
-    accuracy, worst = (best.over_seeds(metric(name).value) for name in ("accuracy", "worst_group_accuracy"))
-    assert accuracy is not None
-    assert worst is not None
-    interval = found.interval_of_best(best, "accuracy")
-    against = found.change_of_chosen(best, "accuracy")
-    assert interval is not None
-    assert against is not None
+    accuracy, worst = (present(best.over_seeds(metric(name).value)) for name in ("accuracy", "worst_group_accuracy"))
+    interval = present(found.interval_of_best(best, "accuracy"))
+    against = present(found.change_of_chosen(best, "accuracy"))
     assert said == (
         f"Take flat · constant: accuracy {accuracy.mean:.1%} [{100 * interval.low:.1f} to {interval.high:.1%} "
         f"after choosing among 2] at ε = 3.00 (δ = 1e-05), {abs(100 * against.value):.1f} points below no privacy "
@@ -128,16 +125,14 @@ def test_a_setting_as_good_as_its_baseline_is_not_said_to_be_below_it() -> None:
 
 
 def _corrected(found: Findings, setting: Setting, value: float) -> str:
-    interval = found.interval(setting, "worst_group_accuracy")
-    assert interval is not None
+    interval = present(found.interval(setting, "worst_group_accuracy"))
     assert interval.corrected is not None
     corrected = f"{interval.corrected:.1%}"
     return "" if corrected == f"{value:.1%}" else f" (low by selection, corrected {corrected})"
 
 
 def _ends(found: Findings, setting: Setting, name: str) -> str:
-    interval = found.interval_of_chosen(setting, name)
-    assert interval is not None
+    interval = present(found.interval_of_chosen(setting, name))
     return f"{100 * interval.low:.1f} to {interval.high:.1%}"
 
 
@@ -212,9 +207,7 @@ def test_gaps_are_those_of_the_tables_with_the_groups_at_their_ends() -> None:
         ("false_positive_rate_difference", "False positive rate"),
         ("equal_opportunity_difference", "False negative rate"),
     ):
-        mean, interval = best.over_seeds(metric(name).value), found.interval(best, name)
-        assert mean is not None
-        assert interval is not None
+        mean, interval = present(best.over_seeds(metric(name).value)), present(found.interval(best, name))
         ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
         assert interval.corrected is not None
         corrected, raw = f"{100 * interval.corrected:.1f}", f"{100 * mean.mean:.1f}"
@@ -265,8 +258,7 @@ def test_nothing_of_use_is_taken_by_nobody() -> None:
 @pytest.mark.parametrize("adjacency", get_args(Adjacency))
 def test_every_adjacency_has_words(adjacency: Adjacency) -> None:
     """Which data sets a claim is about is never left open, whatever the claim."""
-    private = trial(of_predictions(LABELS), "flat").privacy
-    assert private is not None
+    private = present(trial(of_predictions(LABELS), "flat").privacy)
     said = _neighbours(replace(private, adjacency=adjacency, unit="user"))
     assert re.match(r"the records of one user \w+", said)
     assert ("who owns which is taken as known" in said) == (adjacency == "fixed_graph")

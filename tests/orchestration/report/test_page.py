@@ -31,6 +31,7 @@ from dpsweep.orchestration.store.published import (
 )
 from dpsweep.orchestration.store.release_modes import RELEASE_MODES
 from dpsweep.orchestration.store.states import TrialState
+from tests.known import known
 from tests.orchestration.report.pages import Page, figures, rendered
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 
@@ -42,11 +43,9 @@ def test_a_page_stands_alone() -> None:
     assert page.addresses == ["data:,"]
     assert "ε<sub>i</sub>" in html
     assert not re.search('title="[^"]*<', html), "a tooltip is plain text"
-    content = re.search(r'<script id="figures" type="application/json">(.*?)</script>', html, re.DOTALL)
-    assert content is not None
+    content = known(re.search(r'<script id="figures" type="application/json">(.*?)</script>', html, re.DOTALL))
     assert set(page.plots) == set(json.loads(content[1]))
-    packed = re.search(r'<script id="plotly" type="text/plain">([^<]*)</script>', html)
-    assert packed is not None
+    packed = known(re.search(r'<script id="plotly" type="text/plain">([^<]*)</script>', html))
     assert gzip.decompress(base64.b64decode(packed[1])).count(b"plotly.js v") == 1
     assert len(html.encode()) < 4_000_000
 
@@ -58,8 +57,7 @@ def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> N
 
 
 def _mean(setting: Setting, metric: Callable[[PublishedTrial], float | None]) -> float:
-    spread = setting.over_seeds(metric)
-    assert spread is not None
+    spread = known(setting.over_seeds(metric))
     return spread.mean
 
 

@@ -23,6 +23,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.text_column import TextColumn
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import in_process
 from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
@@ -249,8 +250,7 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     assert dpsweep("init", path, *named).returncode == 0
     plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))
     assert plan.refusals == ()
-    frozen = plan.trials[0].spec.preprocessing
-    assert frozen is not None
+    frozen = known(plan.trials[0].spec.preprocessing)
     assert frozen.params["path"] == str(model)
     config = transformers.RobertaConfig(vocab_size=16, max_position_embeddings=12, **small)
     transformers.RobertaModel(config).save_pretrained(model)

@@ -22,6 +22,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.workers.spec import UserSampling
+from tests.known import known
 from tests.orchestration.sample_people import data_of, sweep_of_people, write_people
 
 COUNTS = {1: 30, 2: 40}
@@ -181,8 +182,7 @@ def test_a_refused_plan_with_known_owners_does_not_call_them_private(table: Path
 def test_a_plan_counts_users_where_they_are_known(table: Path) -> None:
     sweep = parse_sweep(sweep_of_people(table, max_records_per_user=[1, 2]))
     plan = plan_sweep(sweep)
-    found = design(sweep, plan.trials)
-    assert found is not None
+    found = known(design(sweep, plan.trials))
     assert (found.unit, found.examples) == ("users", plan.trials[0].dataset.test_users)
     assert found.examples < plan.trials[0].dataset.test_size
     assert "test users" in " ".join(lines(found, 1))

@@ -20,6 +20,7 @@ from tests.orchestration.sample_sweeps import EPOCHS, sample_sweep
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.tracking.mlflow, which keeps it quiet)
 from mlflow.entities import Run  # isort: skip
+from tests.known import known
 
 SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", "runs/quickstart", {"python": "3.11"})
 NOTHING = replace(sample_sweep("none"), trials=())
@@ -70,8 +71,7 @@ def client_of(folder: Path) -> MlflowClient:
 
 
 def runs_of(client: MlflowClient, experiment_name: str = "dpsweep") -> list[Run]:
-    experiment = client.get_experiment_by_name(experiment_name)
-    assert experiment is not None
+    experiment = known(client.get_experiment_by_name(experiment_name))
     return list(client.search_runs([experiment.experiment_id]))
 
 

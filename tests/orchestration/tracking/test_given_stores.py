@@ -23,6 +23,7 @@ from dpsweep.orchestration.tracking.given_stores import given_store, is_given, n
 from tests.orchestration.sample_results import stored_sample
 
 from mlflow import MlflowClient  # isort: skip
+from tests.known import known
 
 
 @pytest.fixture
@@ -129,8 +130,7 @@ def test_an_experiment_that_only_a_record_names_is_not_written_to(
     files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = f"sqlite:///{tmp_path}/mine.db"
-    manifest = read_manifest(files)
-    assert manifest is not None
+    manifest = known(read_manifest(files))
     left(files, store, "of somebody", manifest.sweep_id)
     refused = dpsweep("record", files.root, "--tracking-uri", store).exception
     assert isinstance(refused, InvalidInput)

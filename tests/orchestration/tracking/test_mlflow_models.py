@@ -36,6 +36,7 @@ from tests.orchestration.tracking.recordings import (
 from tests.workers.trial_specs import small_trial
 
 import mlflow.pyfunc  # isort: skip
+from tests.known import known
 
 
 def compared(folder: Path) -> tuple[MlflowTracker, Findings, SweepFiles]:
@@ -56,13 +57,11 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
     for _ in range(2):  # a resumed sweep records nothing twice
         tracker.log_comparison(comparison(found), ["flat and <b>others</b> cannot be told apart."])
     client = client_of(folder)
-    experiment = client.get_experiment_by_name("dpsweep")
-    assert experiment is not None
+    experiment = known(client.get_experiment_by_name("dpsweep"))
     assert len(client.search_logged_models([experiment.experiment_id])) == 2, "one per private setting"
     order = [{"field_name": "metrics.setting/worst_group_accuracy", "ascending": False}]
     models = client.search_logged_models([experiment.experiment_id], "metrics.`privacy/epsilon` <= 8", order_by=order)
-    fairest = found.best("worst_group_accuracy")
-    assert fairest is not None
+    fairest = known(found.best("worst_group_accuracy"))
     assert (models[0].tags["dpsweep.trial_key"], models[0].tags["dpsweep.setting"]) == ("dpsgd_f-0", fairest.name)
     numbers = {metric.key: metric for metric in models[0].metrics or []}
     assert numbers["privacy/delta"].value == 1e-5
@@ -110,8 +109,7 @@ def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) 
     chosen = replace(found, worst_group=WORST_GROUP_METRICS["false_positive_rate"])
     tracker.log_comparison(comparison(chosen), [])
     client = client_of(folder)
-    experiment = client.get_experiment_by_name("dpsweep")
-    assert experiment is not None
+    experiment = known(client.get_experiment_by_name("dpsweep"))
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
     name = "metrics.`view/worst_group_false_positive_rate`"
     assert name in view["selectedColumns"]
@@ -119,8 +117,7 @@ def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) 
     assert (view["orderByKey"], view["orderByAsc"]) == (f"metrics.`{corrected}`", True), "the lowest rates first"
     order = [{"field_name": f"metrics.{corrected}", "ascending": True}]
     models = client.search_logged_models([experiment.experiment_id], "metrics.`privacy/epsilon` <= 8", order_by=order)
-    fairest = chosen.best("worst_group_false_positive_rate")
-    assert fairest is not None
+    fairest = known(chosen.best("worst_group_false_positive_rate"))
     assert models[0].tags["dpsweep.setting"] == fairest.name
 
 
@@ -137,18 +134,15 @@ def test_no_baselines_weights_and_no_pickle_are_copied(folder: Path) -> None:
 def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_comparison(folder: Path) -> None:
     tracker, found, files = compared(folder)
     tracker.log_comparison(comparison(found), ["flat and <b>others</b> cannot be told apart."])
-    run, best = one(runs_of(client_of(folder)), kind="sweep"), found.best("accuracy")
-    assert best is not None
-    mean = best.over_seeds(accuracy)
-    assert mean is not None
+    run, best = one(runs_of(client_of(folder)), kind="sweep"), known(found.best("accuracy"))
+    mean = known(best.over_seeds(accuracy))
     assert run.data.metrics["final/accuracy"] == pytest.approx(mean.mean)
     assert run.data.tags["best_setting"] == best.name
     note = run.data.tags["mlflow.note.content"]
     assert "cannot be told apart" in note
     assert "<b>" not in note.replace("\\<", "")
     assert files.report.split("/")[-1].replace("_", "") in note.replace("\\", "")
-    experiment = client_of(folder).get_experiment_by_name("dpsweep")
-    assert experiment is not None
+    experiment = known(client_of(folder).get_experiment_by_name("dpsweep"))
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
     shown = view["selectedColumns"]
     assert shown == [
@@ -195,8 +189,7 @@ def test_the_columns_of_the_comparison_are_short_and_rounded_and_name_every_run_
     tracker.log_comparison(comparison(found), [])
     tracker.close()
     client = client_of(folder)
-    experiment = client.get_experiment_by_name("dpsweep")
-    assert experiment is not None
+    experiment = known(client.get_experiment_by_name("dpsweep"))
     view = json.loads(experiment.tags[f"mlflow.sharedViewState.{SWEEP.sweep_id}"])
     shown = client.search_runs([experiment.experiment_id], view["searchFilter"])
     assert len(shown) == len(found.settings) * 3, "two trials and their mean for each setting"

@@ -27,6 +27,7 @@ from dpsweep.workers.data import load_dataset
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.spec import Component, DataSpec
+from tests.known import known
 
 GROUPS = tuple("0123456789")
 BATCH = 48
@@ -78,8 +79,7 @@ class Batch:
         return PublicFacts(GROUPS, self.layer_names, dataset_size=BATCH, batch_size=32)
 
     def examples(self, rows: Tensor) -> Examples:
-        layer_norms = self.norms.layer_norms
-        assert layer_norms is not None
+        layer_norms = known(self.norms.layer_norms)
         return Examples(self.norms.norms[rows], self.groups[rows], rows, layer_norms[rows])
 
     def added(self, rule: ClipRule, rows: Tensor) -> Tensor:
@@ -219,8 +219,7 @@ def test_contributions_bound_those_of_close_norms(component: Component, data: st
     for factor in (1.0 - NORM_ERROR, 1.0 - 0.5 * NORM_ERROR, 1.0, 1.0 + 0.5 * NORM_ERROR, 1.0 + NORM_ERROR):
         close = examples(factor)
         weights = rule.weights(close).double()
-        norms = close.norms if weights.ndim == 1 else close.layer_norms
-        assert norms is not None
+        norms = known(close.norms if weights.ndim == 1 else close.layer_norms)
         added = (weights * norms.double())[0].norm()
         assert min(float(added) / rule.sensitivity, 1.0) <= float(bound), (norm, factor)
 

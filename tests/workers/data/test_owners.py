@@ -19,6 +19,7 @@ from dpsweep.workers.data import Source, describe, load_dataset, make_split, sou
 from dpsweep.workers.data.base import cut
 from dpsweep.workers.data.owners import NOBODY, Ids, dependent_rows, greedily_kept, ownership
 from dpsweep.workers.spec import DataSpec
+from tests.known import known
 
 Graph = list[set[int]]
 GRAPHS = st.lists(st.sets(st.integers(0, 7), min_size=1, max_size=4), min_size=1, max_size=24)
@@ -187,7 +188,6 @@ def test_a_row_without_an_owner_and_one_of_a_crowd(tmp_path: Path) -> None:
 
 
 def test_arrays_may_list_owners() -> None:
-    found = source_of_arrays(np.zeros((4, 1), np.float32), [0, 1, 0, 1], users=DOCUMENTS).train.user_ids
-    assert found is not None
+    found = known(source_of_arrays(np.zeros((4, 1), np.float32), [0, 1, 0, 1], users=DOCUMENTS).train.user_ids)
     assert ownership(found)[0].tolist() == [0, 0, 1, 2, 2, 2, 3]
     assert found.tolist()[3] == [found.tolist()[0][0], NOBODY, NOBODY]

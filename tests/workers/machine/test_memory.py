@@ -16,6 +16,7 @@ from dpsweep.workers.machine import devices
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device, missing_gpu
 from dpsweep.workers.machine.memory import DeviceUse, read_device_use
 from dpsweep.workers.trials.trial import Progress, run_trial
+from tests.known import known
 from tests.workers.devices import NAME
 from tests.workers.trial_specs import small_trial
 
@@ -83,8 +84,7 @@ def test_the_version_of_the_driver_is_told(tmp_path: Path, monkeypatch: pytest.M
 def test_a_trial_says_what_trained_it(tmp_path: Path) -> None:
     reported: list[Progress] = []
     run_trial(small_trial(), str(tmp_path), on_progress=reported.append)
-    stored = read_device_use(TrialFiles(str(tmp_path)).device)
-    assert stored is not None
+    stored = known(read_device_use(TrialFiles(str(tmp_path)).device))
     assert stored.device == (NAME if NAME == "cpu" else "cuda:0")
     assert (stored.utilization is None) == (NAME == "cpu")
     assert stored.name

@@ -28,6 +28,7 @@ from dpsweep.workers.training.audit_prospects import (
 from dpsweep.workers.training.canary_evidence import CanaryBatches, make_evidence
 from dpsweep.workers.training.gradient_canaries import share_of, times_of
 from dpsweep.workers.training.one_run_audit import RANKS, SHARES, audit_gradient_scores
+from tests.known import known
 from tests.workers.training.test_gradient_canaries import (
     AUDIT,
     FILTER,
@@ -150,8 +151,7 @@ def test_canaries_move_the_sum_as_far_as_the_larger_noise_would(method: str, tmp
         added += canaries.directions.along(canaries.with_canaries(zeros, trainer._rule, 2))
     parameters = sum(value.numel() for value in zeros.values())
     noise = (2.0 * trainer._rule.sensitivity) ** 2 * trace.steps * parameters
-    found = noise_factor(spec, AUDIT, trace, parameters)
-    assert found is not None
+    found = known(noise_factor(spec, AUDIT, trace, parameters))
     more = float((added**2).sum()) / noise
     assert 0.8 * more < found**2 - 1.0 < 1.1 * more, "batches at random add a little"
 

@@ -34,6 +34,7 @@ from dpsweep.workers.spec import (
 from dpsweep.workers.training.gradient_canaries import Directions, GradientCanaries, longest
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores
 from dpsweep.workers.training.trainer import Trainer
+from tests.known import known
 from tests.orchestration.sample_grids import small
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.trial_runs import made_trainer
@@ -84,9 +85,7 @@ def audited(trainer: Trainer) -> AuditResult:
     trainer.begin()
     while trainer.may_continue():
         trainer.step()
-    found = trainer.audited()
-    assert found is not None
-    return found
+    return known(trainer.audited())
 
 
 def claimed(spec: TrialSpec) -> float:
@@ -226,9 +225,8 @@ def test_a_canary_spends_the_budget_of_a_filter_on_all_steps(audit: AuditSpec, t
     trainer = trainer_of(spec, tmp_path)
     result = audited(trainer)
     found = result.everyone.epsilon
-    canaries, limit = canaries_of(trainer), trainer.trace().filter
+    canaries, limit = canaries_of(trainer), known(trainer.trace().filter)
     assert canaries.full_steps == canaries.steps == trainer.step_count
-    assert limit is not None
     assert canaries._clipping is not None
     assert canaries._clipping.spent is not None
     assert 0.999 * limit.budget < float(canaries._clipping.spent[0]) <= limit.budget
@@ -377,8 +375,7 @@ def test_of_users_a_sweep_audits_gradients_and_no_rows() -> None:
         "privacy": {"target_epsilon": 5, "delta": 1e-5, "unit": "user", "user_sampling": "uls"}
         | {"max_records_per_user": 2},
     }
-    gradients = parse_sweep(small(**settings, audit={"canaries": 200, "kind": "gradient"})).audit
-    assert gradients is not None
+    gradients = known(parse_sweep(small(**settings, audit={"canaries": 200, "kind": "gradient"})).audit)
     assert gradients.kind == "gradient"
     with pytest.raises(InvalidInput, match=r"which does not cover audit of rows \(.*give kind: gradient"):
         parse_sweep(small(**settings, audit={"canaries": 200}))

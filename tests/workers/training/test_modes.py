@@ -21,6 +21,7 @@ from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
 from dpsweep.workers.spec import Component, NormSpec
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.trainer import Trainer
+from tests.known import known
 from tests.workers.devices import DEVICE
 from tests.workers.resumption import assert_same_trial, run_with_deaths
 from tests.workers.trial_runs import made_trainer, norms_of, train
@@ -183,7 +184,6 @@ def test_a_checkpoint_of_another_version_is_refused(tmp_path: Path) -> None:
     trainer = trainer_of(TRUNK, tmp_path)
     stored = str(tmp_path / "checkpoint.pt")
     save_checkpoint(stored, "trial", {name: value for name, value in trainer.state().items() if name != "modes"})
-    older = load_checkpoint(stored, "trial")
-    assert older is not None
+    older = known(load_checkpoint(stored, "trial"))
     with pytest.raises(InvalidInput, match=r"lacks modes: another version of dpsweep.*delete the trial's folder"):
         trainer.restore(older)

@@ -31,8 +31,8 @@ from dpsweep.workers.training.history import TrainingResult
 from dpsweep.workers.training.optimizers import OPTIMIZERS
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.trials.trial import run_trial
-from tests.accounting.known import known
 from tests.accounting.stored_trial import account_trial, job_of
+from tests.known import known
 from tests.workers import own_clipping
 from tests.workers.devices import NAME
 from tests.workers.resumption import assert_same_trial, run_with_deaths, stored_bytes

@@ -22,6 +22,7 @@ from dpsweep.workers.machine.checkpoint import load_checkpoint, save_checkpoint
 from dpsweep.workers.spec import Component, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training.run_state import ModelValues, RunState, digest_of_frozen
 from dpsweep.workers.training.trainer import Trainer
+from tests.known import known
 from tests.workers.trial_runs import made_trainer
 from tests.workers.trial_specs import small_trial
 
@@ -128,8 +129,7 @@ def test_whatever_a_step_changes_is_in_the_checkpoint(spec: TrialSpec, taken: in
 
     restored = made_trainer(spec, tmp_path)
     before = attributes(restored)
-    stored = load_checkpoint(str(tmp_path / "checkpoint"), "trial")
-    assert stored is not None
+    stored = known(load_checkpoint(str(tmp_path / "checkpoint"), "trial"))
     restored.restore(stored)
     steps(restored, 1)
     assert differences(expected, attributes(restored)) == []

@@ -24,6 +24,7 @@ from dpsweep.workers.training.counters import read_counters
 from dpsweep.workers.training.snapshot_intervals import Measurement
 from dpsweep.workers.training.trainer import new_courses, note_epoch
 from tests.accounting.stored_trial import account_trial, job_of
+from tests.known import known
 from tests.workers.trial_runs import TRAIN_SIZE, norms_of, train
 from tests.workers.trial_specs import DROPOUT_NET, TUMOURS, clipping_by, planned_mechanism, small_trial
 
@@ -210,8 +211,7 @@ def test_who_has_left_under_a_filter_is_counted_in_private_and_contributes_nothi
     assert 0 < left < TRAIN_SIZE
     contributions = norms_of(files).contributions
     assert (contributions[:, -1] == 0.0).sum() >= sum(group.left[-2] for group in departures)
-    prices = planned_mechanism(spec, TRAIN_SIZE).prices(1.0)
-    assert prices is not None
+    prices = known(planned_mechanism(spec, TRAIN_SIZE).prices(1.0))
     assert trace.filter is not None
     costs = prices.cost(contributions * (1.0 - 2e-5)).sum(axis=1)  # recorded contributions are rounded up by 1e-5
     assert costs.max() <= trace.filter.budget

@@ -35,6 +35,7 @@ from dpsweep.workers.spec import (
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.trials.membership import attack, attack_losses, best_threshold
 from dpsweep.workers.trials.trial import Progress, run_trial
+from tests.known import known as present
 from tests.workers.devices import DEVICE
 from tests.workers.resumption import stored_bytes
 from tests.workers.trial_specs import small_trial
@@ -178,9 +179,7 @@ def test_a_baseline_that_learns_by_heart_is_found_out_and_a_private_trial_is_not
     _, private = attacked(tmp_path / "private", noise=NoiseSpec(8.0), **common)
     of_baseline, of_private = (read_attacks(files.attacks) for files in (baseline, private))
     (leaky,), (tight,) = of_baseline.loss_threshold, of_private.loss_threshold
-    known, guessed = of_baseline.training_scores, of_private.training_scores
-    assert known is not None
-    assert guessed is not None
+    known, guessed = present(of_baseline.training_scores), present(of_private.training_scores)
     assert known.main > 0.9
     assert guessed.main < 0.7
     assert leaky.success_rate > 0.5 + 4.0 * leaky.standard_error

@@ -28,6 +28,7 @@ from dpsweep.workers.spec import (
 from dpsweep.workers.tasks.task import IGNORED
 from dpsweep.workers.trials.exposure import with_secrets
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known
 from tests.workers.data_folders import make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
 
@@ -92,9 +93,7 @@ def test_a_model_gives_away_what_it_is_not_protected_from(texts: DataSpec, tmp_p
     open_, closed = tmp_path / "open", tmp_path / "closed"
     run_trial(spec_of(texts, **bare), str(open_))
     run_trial(spec_of(texts, noise=NoiseSpec(100.0), epochs=2), str(closed))
-    found, protected = (read_attacks(TrialFiles(str(root)).attacks).exposure for root in (open_, closed))
-    assert found is not None
-    assert protected is not None
+    found, protected = (known(read_attacks(TrialFiles(str(root)).attacks).exposure) for root in (open_, closed))
     assert found.mean > 7.0
     assert found.extracted >= 3
     assert protected.lower < exposure_limit(0.5, 1e-5, 256)
