@@ -34,12 +34,14 @@ from dpsweep.orchestration.store.published import PublishedTrial
 
 
 def more_private(found: Findings, best: Setting, name: str, undecided: Collection[Difference]) -> Setting | None:
-    """Return the cheapest method that is not distinguishable from ``best`` in a metric, if it costs less; else None.
+    """Return the cheapest method that is not distinguishable from ``best`` in a metric, if it costs less under the same
+    adjacency; else None.
 
     undecided: differences of ``best`` to others in that metric. Of equally cheap methods the best one is returned.
     """
     alike = {each.other for each in undecided if each.verdict == "not distinguishable"}
-    cheaper = [each for each in found.methods if each.name in alike and _cost(each) < _cost(best)]
+    same = [each for each in found.methods if each.name in alike and each.neighbours == best.neighbours]
+    cheaper = [each for each in same if _cost(each) < _cost(best)]
     least = min(map(_cost, cheaper), default=0.0)
     return found.best(name, [each for each in cheaper if _cost(each) == least])
 

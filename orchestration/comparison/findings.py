@@ -13,6 +13,7 @@ from typing import Any, Final, Literal
 import numpy as np
 from scipy import special
 
+from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
@@ -317,14 +318,16 @@ class Findings:
     def front(self) -> tuple[Setting, ...]:
         """Private settings that are on the Pareto front beyond noise.
 
-        A setting is on it if, compared with every other private setting that costs no more (epsilon to two digits), it
-        is better by intervals in at least one metric of `headline`. One that has learnt nothing is not.
+        A setting is on it if, compared with every other private setting that costs no more (epsilon to two digits, of
+        the same adjacency), it is better by intervals in at least one metric of `headline`. One that has learnt nothing
+        is not.
         """
         known = [one for one in self.useful if self.interval(one, self.main.name)]
         return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
 
     def _rivals(self, one: Setting) -> list[Setting]:
-        return [other for other in self.private if other is not one and other.level <= one.level]
+        alike = (other for other in self.private if other.neighbours == one.neighbours)
+        return [other for other in alike if other is not one and other.level <= one.level]
 
     def _is_ahead(self, one: Setting, other: Setting) -> bool:
         return any(self.difference(one, other, name).verdict == "better" for name in self.headline)
@@ -431,12 +434,24 @@ def tuned_values(found: Findings) -> dict[str, int]:
 def warnings(found: Findings) -> list[str]:
     """Return warnings to read before trusting a difference, one sentence or more each."""
     hidden = hidden_groups_note(found.trials)
-    told = (_unknown, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
+    told = (_unknown, _unlike, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
     return [*(sentence for each in told for sentence in each(found)), *hidden]
 
 
 def _unknown(found: Findings) -> list[str]:
     return [found.unknown_cost] if found.unknown_cost else []
+
+
+def _unlike(found: Findings) -> list[str]:
+    """Return a sentence on epsilons that must not be compared; none if all are of one adjacency."""
+    kinds = sorted({kind for setting in found.private for kind in setting.neighbours})
+    if len(kinds) < 2:
+        return []
+    of_each = [adjacency if unit == EXAMPLE.name else f"{adjacency} of a {unit}" for adjacency, unit in kinds]
+    return [
+        f"Warning: epsilons are of several adjacencies, {listed(of_each)}, and must not be compared: equal ones do not "
+        "protect alike. No setting is called more private than one of another adjacency."
+    ]
 
 
 def _useless(found: Findings) -> list[str]:

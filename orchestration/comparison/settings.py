@@ -197,6 +197,12 @@ class Setting:
         return per_unit(units.pop()) if len(units) == 1 else ""
 
     @property
+    def neighbours(self) -> frozenset[tuple[str, str]]:
+        """Return the adjacencies of its epsilons, each with the unit; epsilons of others do not compare with these."""
+        found = (trial.privacy for trial in self.trials)
+        return frozenset((each.adjacency, each.unit) for each in found if each and each.is_private)
+
+    @property
     def composition(self) -> Composition | None:
         """Composed cost of all seeds of the setting."""
         return composed(self.trials)
@@ -343,13 +349,16 @@ def best_trade_offs(
 
     useless: names of settings that are not on it, whatever they cost.
 
-    Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding.
+    Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding, and
+    only where they have the same adjacency: each adjacency has a front of its own.
     """
     private = [setting for setting in settings if not setting.is_baseline and setting.name not in useless]
-    costed = []
+    costed: dict[frozenset[tuple[str, str]], list[tuple[Setting, tuple[float, ...]]]] = {}
     for setting in private:
         total, worst = map(setting.mean, (main, worst_group.value))
         if total is not None and math.isfinite(setting.level):
             sign = -1.0 if worst_group.better == "higher" else 1.0
-            costed.append((setting, (setting.level, -total, sign * worst if worst is not None else math.inf)))
-    return tuple(costed[i][0] for i in pareto_front([cost for _, cost in costed]))
+            cost = (setting.level, -total, sign * worst if worst is not None else math.inf)
+            costed.setdefault(setting.neighbours, []).append((setting, cost))
+    ahead = [alike[i][0] for alike in costed.values() for i in pareto_front([cost for _, cost in alike])]
+    return tuple(setting for setting in private if setting in ahead)

@@ -196,13 +196,11 @@ _NAMED = 3
 
 def _cheapest(settings: Sequence[Setting]) -> str:
     """Return which of the settings have the least worst-case epsilon (two significant digits); "" where all cost the
-    same.
+    same, or have several adjacencies.
     """
     costs = {setting.name: cost.mean for setting in settings if (cost := setting.over_seeds(epsilon))}
     rounded = {name: float(f"{cost:.2g}") for name, cost in costs.items()}
-    found = [trial.privacy for setting in settings for trial in setting.trials if trial.privacy]
-    adjacencies = {(each.adjacency, each.unit) for each in found}
-    if len(set(rounded.values())) < 2 or len(adjacencies) > 1:  # epsilons of several adjacencies do not compare
+    if len(set(rounded.values())) < 2 or len({setting.neighbours for setting in settings}) > 1:
         return ""
     least = [name for name, cost in rounded.items() if cost == min(rounded.values())]
     verb = "cost" if len(least) > 1 else "costs"

@@ -105,6 +105,7 @@ def decision(found: Findings, delta: float) -> list[str]:
     within = f" [{between(interval, shown)}{choice}]" if interval else ""
     claim = "" if not best.reasons else ", an estimate and no guarantee"
     several = len({each.level for each in found.useful if math.isfinite(each.level)}) > 1
+    are_comparable = len({each.neighbours for each in found.useful}) == 1
     unsure = unsure_of_few_seeds(found, best)
     taken = f"Take {best.name}:" if len(found.private) > 1 and not unsure else f"{best.name} reaches"
     sentences = [
@@ -113,7 +114,7 @@ def decision(found: Findings, delta: float) -> list[str]:
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
     sentences += [*unsure, *_alike(found, best)]
-    if several:
+    if several and are_comparable:
         sentences += [_by_level(found)]
     return [*sentences, *unknown_of_one_seed(found.settings)]
 

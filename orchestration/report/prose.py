@@ -82,9 +82,9 @@ TERMS = (
     ),
     (
         "Pareto front",
-        "The private settings that no other one dominates in worst-case ε (two significant digits), {main} and "
-        "the metric of the worst-served group. Beyond noise: none that costs as little is as good in both, by "
-        "intervals.",
+        "The private settings that no other one of the same neighbouring data sets dominates in worst-case ε (two "
+        "significant digits), {main} and the metric of the worst-served group. Beyond noise: none that costs as little "
+        "is as good in both, by intervals.",
     ),
     (
         "Composed ε",
@@ -180,8 +180,10 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
     median_paid = f"under {setting.name} the median example paid {paid}"
     if ratio < _OVERSTATED:
         return [f"The median example paid about as much as the worst case: {median_paid}.", *_correlations(private)]
-    span = f" ({low:.1f} to {ratio:.1f} times over all settings)" if len(ratios) > 1 else ""
-    sentence = f"The worst case overstates what most examples paid: {median_paid}, {ratio:.1f} times less{span}."
+    lowest, highest = f"{low:.1f}", f"{ratio:.1f}"
+    over = f"{lowest} to {highest} times over" if lowest != highest else "as in"
+    span = f" ({over} all settings)" if len(ratios) > 1 else ""
+    sentence = f"The worst case overstates what most examples paid: {median_paid}, {highest} times less{span}."
     return [sentence, *_correlations(private)]
 
 

@@ -17,10 +17,10 @@ from dpsweep.accounting.mechanism.samplings import Adjacency, PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
-from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.findings import Findings, findings, warnings
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs
 from dpsweep.orchestration.report.catalogue import drawn_figures
 from dpsweep.orchestration.report.first_screen import Tile, _neighbours, decision, tiles
 from dpsweep.orchestration.report.html import sentence
@@ -122,6 +122,35 @@ def test_a_setting_as_good_as_its_baseline_is_not_said_to_be_below_it() -> None:
     assert ", as shown no different from no privacy [" in decision(found, data.delta)[0]
     assert "may be chance" not in decision(found, data.delta)[0]
     assert ", as shown no different from the best non-private setting (" in " ".join(headline(data, found))
+
+
+@pytest.mark.parametrize("other", ["add_remove", "zero_out"])
+def test_epsilons_of_several_adjacencies_are_not_compared(other: Adjacency) -> None:
+    trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80), "dpsgd_f": (0.912, 0.79)})
+    mixed = [
+        replace(each, privacy=replace(each.privacy, epsilon=1.0, adjacency=other))
+        if each.labels["clipping"] == "dpsgd_f" and each.privacy
+        else each
+        for each in trials
+    ]
+    data, found, _ = in_sweep(mixed, kept)
+    said, warned = " ".join([*decision(found, data.delta), *headline(data, found)]), " ".join(warnings(found))
+    is_alike = other == "add_remove"
+    assert ("More private" in said, "costs least" in said, "The best at ε" in said) == (is_alike,) * 3
+    assert ("epsilons are of several adjacencies, add_remove and zero_out, and must not be" in warned) != is_alike
+
+
+@pytest.mark.parametrize("other", ["add_remove", "zero_out"])
+def test_each_adjacency_has_a_pareto_front_of_its_own(other: Adjacency) -> None:
+    trials, kept = sweep_of({"flat": (0.92, 0.80), "dpsgd_f": (0.80, 0.60)})
+    mixed = [
+        replace(each, privacy=replace(each.privacy, adjacency=other)) if each.labels["clipping"] == "dpsgd_f" else each
+        for each in trials
+    ]
+    _, found, _ = in_sweep(mixed, kept)
+    expected = ["flat"] if other == "add_remove" else ["flat", "dpsgd_f"]
+    for front in (found.front, best_trade_offs(found.settings, WORST_GROUP_METRICS["accuracy"])):
+        assert [each.clipping for each in front] == expected
 
 
 def _corrected(found: Findings, setting: Setting, value: float) -> str:

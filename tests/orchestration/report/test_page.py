@@ -74,6 +74,15 @@ def test_the_headline_says_what_was_found() -> None:
     assert "1 trial failed" in said
 
 
+def test_a_range_of_equal_ends_is_told_as_one_number() -> None:
+    def paid_half(trial: PublishedTrial) -> PublishedTrial:
+        half = trial.privacy.epsilon / 2.0 if trial.privacy else 0.0
+        return replace(trial, individuals=trial.individuals and replace(trial.individuals, median=half))
+
+    data = replace(sample_sweep(), trials=tuple(map(paid_half, sample_sweep().trials)))
+    assert "2.0 times less (as in all settings)." in " ".join(headline(data, findings(data, NO_EVIDENCE)))
+
+
 def test_a_worst_case_that_the_median_example_paid_is_not_called_overstated() -> None:
     def all_paid(trial: PublishedTrial) -> PublishedTrial:
         paid = trial.privacy.epsilon if trial.privacy else 0.0
