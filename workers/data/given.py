@@ -87,9 +87,10 @@ def source_of_arrays(
     parts = [(features, labels, groups)]
     if test is not None:
         further = columns_of(test)
-        if len(further) < 3 and groups is not None:
+        tested = further[2] if len(further) > 2 else None
+        if groups is not None and tested is None:
             raise InvalidInput("the training examples have groups, and the test examples none; give test as 3 columns")
-        parts.append((further[0], further[1], further[2] if len(further) > 2 and groups is not None else None))
+        parts.append((further[0], further[1], tested))
     reasons: list[Reason] = []
     columns = [as_tensor(part[1], "labels").numpy() if task != "classification" else _values(part[1]) for part in parts]
     if task == "classification":
@@ -101,23 +102,22 @@ def source_of_arrays(
         columns = [column[:, None] if column.ndim == 1 and column.dtype.kind == "f" else column for column in columns]
         width = columns[0].shape[1] if columns[0].ndim > 1 else 1
         names = tuple(f"target {place}" for place in range(width)) if classes is None else tuple(map(str, classes))
-    in_groups: list[npt.NDArray[Any] | None] = [None if part[2] is None else _values(part[2]) for part in parts]
-    grouped = [each for each in in_groups if each is not None]
+    members: Sequence[npt.NDArray[Any] | None] = [None] * len(parts)
     called = names if task == "classification" else NO_GROUPS
-    if grouped:
+    if groups is not None:
+        members = given = [_values(part[2]) for part in parts]
         if group_names is None:
-            found = np.unique(np.concatenate(grouped)).tolist()
+            found = np.unique(np.concatenate(given)).tolist()
             called, reasons = tuple(map(str, found)), [*reasons, "groups_from_rows"]
-            in_groups = [_places(each, found, "groups", "names") for each in grouped]
+            members = [_places(each, found, "groups", "names") for each in given]
         else:
             called = tuple(group_names)
-            if any(
-                isinstance(value, str) for each in grouped if each.dtype.kind not in "biuf" for value in each.tolist()
-            ):
-                in_groups = [_places(each, called, "groups", "group_names") for each in grouped]
+            others = (value for each in given if each.dtype.kind not in "biuf" for value in each.tolist())
+            if any(isinstance(value, str) for value in others):
+                members = [_places(each, called, "groups", "group_names") for each in given]
     owners = None if users is None else _owners(users)
     splits, first = [], 0
-    for (examples, _, _), column, group in zip(parts, columns, in_groups, strict=True):
+    for (examples, _, _), column, group in zip(parts, columns, members, strict=True):
         rows = as_tensor(examples, "features")
         stored = rows.float() if rows.dtype in (torch.float64, torch.float16, torch.bfloat16) else rows
         if len({len(each) for each in (stored, column, group, None if first else owners) if each is not None}) > 1:

@@ -113,5 +113,7 @@ def test_what_does_not_fit_is_one_line() -> None:
         source_of_arrays(X, Y, classes=["no"])
     with pytest.raises(InvalidInput, match="and the test examples none"):
         source_of_arrays(X, Y, groups=[0] * 6, test=(X, Y))
+    with pytest.raises(InvalidInput, match="and the test examples none"):
+        source_of_arrays(X, Y, groups=[0] * 6, test=(X, Y, None))
     with pytest.raises(InvalidInput, match="features are of type <U3"):
         source_of_arrays(Y, Y)
