@@ -14,7 +14,7 @@ from PIL import Image
 from torch import Tensor
 
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
-from dpsweep.workers.data.base import Preparation, Source, Split, make_split, pixels
+from dpsweep.workers.data.base import Source, Split, make_split, pixels
 from dpsweep.workers.data.images import colours
 from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, cached_columns, digest_of
 from dpsweep.workers.data.source_files import UNREADABLE, locate, reading
@@ -54,14 +54,13 @@ class _Part:
 
 
 def _source(train: _Part, test: _Part, *notes: str) -> Source:
-    preparation: Preparation = pixels(_MEAN, _STD)
     return Source(
         "cifar10",
         train.split(),
         test.split(first_id=len(train.labels)),
         CLASSES,
         CLASSES,
-        preparation,
+        pixels(_MEAN, _STD),
         (*notes, f"pixels scaled by the published means {_MEAN} and standard deviations {_STD}"),
     )
 

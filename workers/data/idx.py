@@ -13,18 +13,7 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.workers.data.base import Source, make_split, pixels
 from dpsweep.workers.data.source_files import locate, reading
 
-_FASHION_CLASSES = (
-    "t-shirt",
-    "trouser",
-    "pullover",
-    "dress",
-    "coat",
-    "sandal",
-    "shirt",
-    "sneaker",
-    "bag",
-    "ankle boot",
-)
+_CLOTHES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 
 
 def mnist(root: str | None = None) -> Source:
@@ -35,7 +24,7 @@ def mnist(root: str | None = None) -> Source:
 
 def fashion_mnist(root: str | None = None) -> Source:
     """Return 60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
-    return _load("fashion_mnist", "FashionMNIST", root, _FASHION_CLASSES, (0.2860, 0.3530))
+    return _load("fashion_mnist", "FashionMNIST", root, _CLOTHES, (0.2860, 0.3530))
 
 
 def _load(

@@ -14,7 +14,7 @@ import pyarrow.compute as compute
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.workers.data.base import repeated
 from dpsweep.workers.data.owners import NOBODY, Ids
-from dpsweep.workers.data.tabular import as_text, indices
+from dpsweep.workers.data.tabular import as_text, holds_lists, indices
 
 User = str | Sequence[str] | None
 """The column that says whose row it is, or several, whose rows may have as many owners."""
@@ -51,7 +51,7 @@ class OwnerColumns:
 
         Null stands for a row without an owner. All columns must be there.
         """
-        listed = [_holds_lists(rows[name].type) for name in self.names]
+        listed = [holds_lists(rows[name].type) for name in self.names]
         if len(self.names) < 2 and self.separator is None and not any(listed):
             return rows
         columns = [
@@ -68,10 +68,6 @@ class OwnerColumns:
         if self.separator is None:
             return ([] if text is None else [text] for text in texts)
         return ([] if text is None else text.split(self.separator) for text in texts)
-
-
-def _holds_lists(kind: pa.DataType) -> bool:
-    return any(is_kind(kind) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
 def _of_lists(values: pa.ChunkedArray, name: str) -> Iterator[list[str]]:

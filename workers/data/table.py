@@ -224,7 +224,8 @@ def table(
         return owned(_as_described(read_table(place, texts, encoding), given, ignore_case, place), owners, place)
 
     rows = read(path)
-    declared, features = _by_place(given, rows.column_names), _expanded(features, places_of(rows.column_names))
+    places = places_of(rows.column_names)
+    declared, features = _by_place(given, places), None if features is None else _expanded(features, places)
     described = (*itertools.chain(*declared.ways), *declared.numbers)
     roles = _roles(rows.column_names, labels, by, owners.column, features, described)
     _require_single(rows, roles, features, path)
@@ -274,15 +275,14 @@ def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str]
     return rows
 
 
-def _by_place(declared: Declared, columns: Sequence[str]) -> Declared:
-    """Return the declaration with the columns of an embedding in place of its name."""
-    places = places_of(columns)
+def _by_place(declared: Declared, places: Mapping[str, Sequence[str]]) -> Declared:
+    """Return the declaration with the columns of an embedding in place of its name. places: of `places_of`."""
     ranges = {each: span for name, span in declared.ranges.items() for each in places.get(name, [name])}
-    return replace(declared, ranges=ranges, unscaled=_expanded(declared.unscaled, places) or ())
+    return replace(declared, ranges=ranges, unscaled=_expanded(declared.unscaled, places))
 
 
-def _expanded(named: Sequence[str] | None, places: Mapping[str, Sequence[str]]) -> Sequence[str] | None:
-    return None if named is None else [each for name in named for each in places.get(name, [name])]
+def _expanded(named: Sequence[str], places: Mapping[str, Sequence[str]]) -> Sequence[str]:
+    return [each for name in named for each in places.get(name, [name])]
 
 
 def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None, path: str) -> None:

@@ -26,6 +26,7 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values, names
+from dpsweep.workers.data.tabular import holds_lists
 
 _BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
     codecs.BOM_UTF32_LE: "utf-32",
@@ -278,8 +279,7 @@ def _places(name: str, values: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArr
     column.
     """
     kind = values.type
-    is_list = pa.types.is_list(kind) or pa.types.is_large_list(kind) or pa.types.is_fixed_size_list(kind)
-    if not is_list or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
+    if not holds_lists(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
         return []
     lengths = compute.unique(compute.list_value_length(values)).drop_null().to_pylist()
     if len(lengths) != 1 or not 0 < lengths[0] <= _MOST_PLACES:

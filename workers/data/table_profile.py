@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
@@ -53,11 +53,11 @@ class ColumnProfile:
     """
 
     name: str
-    span: tuple[float, float] | None
-    whole: bool
-    values: tuple[str, ...] | None
-    distinct: int
-    missing: float
+    span: tuple[float, float] | None = None
+    whole: bool = False
+    values: tuple[str, ...] | None = None
+    distinct: int = 0
+    missing: float = 0.0
     written: Written | None = None
     markers: tuple[str, ...] = ()
     unreadable: pa.DataType | None = None
@@ -174,11 +174,16 @@ def _are_values(columns: Sequence[ColumnProfile]) -> bool:
     )
 
 
+def _counts(values: pa.ChunkedArray) -> dict[str, int]:
+    """Return the number of rows by text."""
+    return {str(each["values"]): int(each["counts"]) for each in values.value_counts().to_pylist()}
+
+
 def _of_values(known: pa.ChunkedArray, found: tuple[str, ...] | None) -> tuple[tuple[str, ...], float]:
     """Return the listed values that few rows have, and the share of the rows that have the most frequent one."""
     if found is None:
         return (), 0.0
-    counts = {str(each["values"]): int(each["counts"]) for each in known.value_counts().to_pylist()}
+    counts = _counts(known)
     return tuple(value for value in found if counts[value] < FEW_ROWS), max(counts.values()) / len(known)
 
 
@@ -215,19 +220,17 @@ def _embedding(name: str, rows: pa.Table) -> ColumnProfile:
     values = [numbers(rows[place], place) for place in rows.column_names]
     known = np.isfinite(np.stack(values)).all(0)
     if not known.any():
-        return ColumnProfile(name, None, False, None, 0, 1.0)
+        return ColumnProfile(name, missing=1.0)
     low, high = (float(edge([edge(each[known]) for each in values])) for edge in (np.min, np.max))
-    return ColumnProfile(name, (low, high), False, None, rows.num_rows, 1.0 - float(known.mean()), places=len(values))
+    missing = 1.0 - float(known.mean())
+    return ColumnProfile(name, (low, high), distinct=rows.num_rows, missing=missing, places=len(values))
 
 
 def _written(values: pa.ChunkedArray) -> Written | None:
     """Return how a column of texts writes numbers, if it does."""
     if not pa.types.is_string(values.type):
         return None
-    counts: Mapping[str, int] = {
-        str(each["values"]): int(each["counts"]) for each in values.drop_null().value_counts().to_pylist()
-    }
-    return written_numbers(counts)
+    return written_numbers(_counts(values.drop_null()))
 
 
 def _has_commas(written: Iterable[Written | None]) -> bool:
@@ -287,25 +290,34 @@ def _column(
     try:
         known = as_text(values, f"column {name!r}").drop_null()
     except InvalidInput:
-        return ColumnProfile(name, None, False, None, 0, 0.0, unreadable=values.type)
+        return ColumnProfile(name, unreadable=values.type)
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
     present = np.zeros(0) if is_text or not is_numeric(values) else numbers(values.drop_null(), name)
-    present, (rare, largest) = present[np.isfinite(present)], _of_values(known, found)
+    rare, largest = _of_values(known, found)
+    column = ColumnProfile(name, values=found, distinct=count, missing=missing, rare=rare, largest=largest)
     if present.size == 0:
         texts = [] if found is not None else compute.unique(known).slice(0, _LOOKED_AT).to_pylist()
-        ways, lists = written_in_several_ways(texts), bool(texts) and all(map(is_list, texts))
-        column = ColumnProfile(name, None, False, found, count, missing, rare=rare, ways=ways, largest=largest)
-        dates, prose = bool(texts) and all(map(is_date, texts)), sum(map(is_prose, texts)) > len(texts) / 2
-        strange = strange_among_numbers(texts)
-        return replace(column, has_lists=lists, has_dates=dates, is_prose=prose, strange=strange)
-    whole, span = bool((present == present.round()).all()), (float(present.min()), float(present.max()))
-    different = count == len(values)
-    is_order = whole and different and _counts_rows(present)
-    column = ColumnProfile(name, span, whole, found, count, missing, written, rare=rare, largest=largest)
-    dates = whole and found is None and _are_dates(present)
-    of_numbers = replace(column, apart=_apart(present), deviation=float(present.std()), has_dates=dates)
-    return replace(of_numbers, is_order=is_order, all_different=different)
+        return replace(
+            column,
+            ways=written_in_several_ways(texts),
+            has_lists=bool(texts) and all(map(is_list, texts)),
+            has_dates=bool(texts) and all(map(is_date, texts)),
+            is_prose=sum(map(is_prose, texts)) > len(texts) / 2,
+            strange=strange_among_numbers(texts),
+        )
+    whole, different = bool((present == present.round()).all()), count == len(values)
+    return replace(
+        column,
+        span=(float(present.min()), float(present.max())),
+        whole=whole,
+        written=written,
+        is_order=whole and different and _counts_rows(present),
+        all_different=different,
+        apart=_apart(present),
+        has_dates=whole and found is None and _are_dates(present),
+        deviation=float(present.std()),
+    )
 
 
 def _are_dates(present: npt.NDArray[np.float64]) -> bool:

@@ -127,6 +127,11 @@ def is_numeric(values: pa.ChunkedArray) -> bool:
     return any(is_kind(values.type) for is_kind in kinds)
 
 
+def holds_lists(kind: pa.DataType) -> bool:
+    """Return whether the values of a column of this type are lists."""
+    return any(is_kind(kind) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
+
+
 def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
     """Return [n] values of column ``name`` as float64; whole numbers beyond 2^53 are rounded."""
     try:

@@ -6,10 +6,10 @@ Used by Yu et al. (2023).
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -26,36 +26,25 @@ RACES = ("White", "Black", "Asian", "Indian", "Other")
 _RACE_CODES = {race: code for code, race in enumerate(RACES)}
 
 
+_ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
+    "race": RACES,
+    "age": ("30 or older", "under 30"),
+    "gender": ("male", "female"),
+}
+_TASKS: Final = {name: _ATTRIBUTES[name] for name in ("age", "gender")}
+"""Class names by task."""
+
+
 @dataclass(frozen=True)
-class Face:
-    """A file named ``age_gender_race_*.jpg``. gender: 0 male, 1 female. race: index into `RACES`."""
+class _Face:
+    """A file named ``age_gender_race_*.jpg``. values: index into each of `_ATTRIBUTES`."""
 
     file: Path
-    age: int
-    gender: int
-    race: int
+    values: Mapping[str, int]
 
-
-@dataclass(frozen=True)
-class FaceTask:
-    """A classification task: its class names, and the label of a face."""
-
-    class_names: tuple[str, str]
-    label: Callable[[Face], int]
-
-
-FACE_TASKS: Mapping[str, FaceTask] = {
-    "age": FaceTask(("30 or older", "under 30"), lambda face: int(face.age < 30)),
-    "gender": FaceTask(("male", "female"), lambda face: face.gender),
-}
-
-
-def _attribute(face: Face, name: str) -> str:
-    """Return the value of the attribute race, age or gender, as a group name."""
-    if name == "race":
-        return RACES[face.race]
-    task = FACE_TASKS[name]
-    return task.class_names[task.label(face)]
+    @property
+    def race(self) -> int:
+        return self.values["race"]
 
 
 def utkface(
@@ -75,11 +64,10 @@ def utkface(
 
     Raises: InvalidInput for unknown tasks or races, and when no faces are found or some are there twice.
     """
-    chosen = lookup(FACE_TASKS, task, "UTKFace task")
+    classes = lookup(_TASKS, task, "UTKFace task")
     if not races:
         raise InvalidInput(f"races is empty, but must name at least one of {', '.join(RACES)}")
-    known = {"race": tuple(races), **{name: each.class_names for name, each in FACE_TASKS.items()}}
-    values = choose_groups("utkface", group, known)
+    values = choose_groups("utkface", group, {**_ATTRIBUTES, "race": tuple(races)})
     folder = locate("utkface", ("UTKFace", "utkface"), root)
     pictures = (file for file in folder.rglob("*") if file.suffix.lower() in (".jpg", ".jpeg"))
     files = sorted(pictures, key=lambda file: file.relative_to(folder).as_posix())
@@ -96,26 +84,25 @@ def utkface(
         raise InvalidInput(
             f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg of races {', '.join(races)}"
         )
-    targets = np.array([chosen.label(face) for face in faces], dtype=np.int64)
+    targets = np.array([face.values[task] for face in faces], dtype=np.int64)
     kept = np.arange(len(faces))
     if labels == "balanced":
         kept = _balanced(targets, np.array([group_of[face.race] for face in faces], dtype=np.int64))
     if not len(kept):
-        raise InvalidInput(
-            f"data source 'utkface': no race has faces {' and '.join(chosen.class_names)}; set labels: all"
-        )
+        raise InvalidInput(f"data source 'utkface': no race has faces {' and '.join(classes)}; set labels: all")
     notes = ("pictures without age, gender and race in their names are left out",) if None in parsed else ()
     features = read_images([faces[index].file for index in kept], size)
-    table = pa.table({name: [_attribute(faces[index], name) for index in kept] for name in values})
-    split = make_split(features, targets[kept], intersected_indices(table, values), example_ids=ids[kept])
-    return Source("utkface", split, None, intersected(values), chosen.class_names, IMAGENET_SCALING, notes)
+    shown = {name: [_ATTRIBUTES[name][faces[index].values[name]] for index in kept] for name in values}
+    split = make_split(features, targets[kept], intersected_indices(pa.table(shown), values), example_ids=ids[kept])
+    return Source("utkface", split, None, intersected(values), classes, IMAGENET_SCALING, notes)
 
 
-def _parse(file: Path) -> Face | None:
+def _parse(file: Path) -> _Face | None:
     match = _NAME.match(file.name)
     if match is None:
         return None
-    return Face(file, int(match["age"]), int(match["gender"]), int(match["race"]))
+    under_30 = int(int(match["age"]) < 30)
+    return _Face(file, {"race": int(match["race"]), "age": under_30, "gender": int(match["gender"])})
 
 
 def _balanced(targets: Indices, groups: Indices) -> Indices:
