@@ -2,9 +2,9 @@
 
 Every cell of the lattice keeps its mass under both measures, spread onto its two nodes, which dominates the true law.
 The laws are tilted to where delta is decided, convolved by FFT, and tilted back. The error of the spread falls with the
-spacing: the difference to a lattice of twice the spacing, doubled, is the stated error below; where it is not small,
-the spacing is too coarse for that rule, and nothing is said below. To it come Chernoff bounds of what the window leaves
-out, the rounding of the transforms, and the tails that are cut off.
+spacing: the difference to a lattice of twice the spacing, doubled, is the stated error below. Where it is not small, or
+the spread moves the law out of the window, the spacing is too coarse for that rule, and nothing is said below. To it
+come Chernoff bounds of what the window leaves out, the rounding of the transforms, and the tails that are cut off.
 """
 
 from __future__ import annotations
@@ -120,7 +120,7 @@ def _with_error(fine: _Composed, coarse: _Composed, delta: float) -> Bracket:
     high = fine.epsilon(delta - error) if delta > error else None
     if low is None or middle is None or twice is None:
         return Bracket(0.0, math.inf)
-    if low <= fine.bottom or abs(twice - middle) > _CONVERGED * middle:
+    if low <= fine.bottom or abs(twice - middle) > _CONVERGED * middle or fine.leaves_window:
         low = 0.0
     widened = 2.0 * abs(twice - middle) + 1e-9 * middle
     return Bracket(max(low - widened, 0.0), math.inf if high is None else high * (1.0 + 1e-9))
@@ -134,13 +134,17 @@ class _Composed:
         self.infinite = sum(count * law.infinite for law, count in laws)
         self._rounds = sum(count for _, count in laws)
         spectrum = np.ones(size // 2 + 1, np.complex128)
-        log_scale = 0.0
+        log_scale = self._mean = self._variance = 0.0
         for law, count in laws:
             places = law.first + np.arange(len(law.masses))
             with np.errstate(divide="ignore"):
                 logs = np.log(law.masses) + window.tilt * spacing * places
             total = float(logsumexp(logs))
-            folded = np.bincount(places % size, weights=np.exp(logs - total), minlength=size)
+            weights, losses = np.exp(logs - total), spacing * places
+            mean = float(weights @ losses)
+            self._mean += count * mean
+            self._variance += count * float(weights @ (losses - mean) ** 2)
+            folded = np.bincount(places % size, weights=weights, minlength=size)
             spectrum *= np.fft.rfft(folded) ** count
             log_scale += count * total
         start = math.floor((window.centre - window.below) / spacing)
@@ -158,6 +162,13 @@ class _Composed:
     def bottom(self) -> float:
         """The lowest epsilon in the window."""
         return max(float(self._offsets[0]) + self._window.aim, 0.0)
+
+    @property
+    def leaves_window(self) -> bool:
+        """Whether the spread moved the tilted law, so that the transform folds it onto itself."""
+        window = self._window
+        inside = window.centre - 0.5 * window.below < self._mean < window.centre + 0.5 * window.above
+        return not inside or math.sqrt(self._variance) > 0.5 * (window.below + window.above)
 
     def error(self) -> float:
         """Of delta near the aim: what lies outside the window, and rounding."""
