@@ -13,7 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.models.pretrained import Adapter, Trainable, trained_parts
-from dpsweep.workers.models.text_models import Head, load_text_model, require_reads
+from dpsweep.workers.models.text_models import Head, config_of, load_text_model, require_reads
+from dpsweep.workers.models.transformer import mean_over
 
 _LANGUAGE: Final[tuple[Head, ...]] = ("causal_lm", "masked_lm")
 """Heads that are pretrained themselves."""
@@ -62,8 +63,8 @@ def hugging_face(
     require_reads(loaded, path, feature_shape[0], max(vocabulary or 0, num_classes if head in _LANGUAGE else 0))
     loaded = loaded.to(getattr(torch, dtype))
     if padding is not None:
-        getattr(loaded, "config").pad_token_id = padding  # noqa: B009  (by which decoders find the last token of a text)
-    if head != "linear" and getattr(loaded, "config").is_encoder_decoder:  # noqa: B009
+        config_of(loaded).pad_token_id = padding  # by which decoders find the last token of a text
+    if head != "linear" and config_of(loaded).is_encoder_decoder:
         _require_own_head(loaded, path, checkpointing)
     if checkpointing:
         _recompute_layers(loaded)
@@ -87,7 +88,7 @@ class _Reader(nn.Module):
     def __init__(self, trunk: nn.Module, head: Head, num_classes: int, padding: int | None) -> None:
         super().__init__()
         self.trunk, self.kind, self.outputs, self.padding = trunk, head, num_classes, padding
-        config: Any = getattr(trunk, "config")  # noqa: B009  (a Module's attribute, unknown to mypy)
+        config = config_of(trunk)
         self.ends = (config.eos_token_id, config.pad_token_id) if config.is_encoder_decoder else None
         self.head = nn.Linear(int(config.hidden_size), num_classes) if head == "linear" else None
 
@@ -116,9 +117,7 @@ def text_trunk(path: str) -> nn.Module:
 def mean_state(trunk: nn.Module, tokens: Tensor, padding: int | None) -> Tensor:
     """Return the mean [b, width] of the last hidden states of token ids [b, t]; padding does not count."""
     mask = _mask(tokens, padding)
-    weights = mask.unsqueeze(-1).float()
-    states = trunk(input_ids=tokens, attention_mask=mask).last_hidden_state.float()
-    return torch.as_tensor((states * weights).sum(1) / weights.sum(1).clamp_min(1.0))
+    return mean_over(trunk(input_ids=tokens, attention_mask=mask).last_hidden_state.float(), mask)
 
 
 def _mask(tokens: Tensor, padding: int | None) -> Tensor:
@@ -156,7 +155,7 @@ def _require_own_head(loaded: nn.Module, path: str, checkpointing: bool) -> None
             "leave out checkpointing, or set head: linear"
         )
     for name in ("eos_token_id", "pad_token_id", "decoder_start_token_id"):
-        if not isinstance(getattr(getattr(loaded, "config"), name, None), int):  # noqa: B009
+        if not isinstance(getattr(config_of(loaded), name, None), int):
             raise InvalidInput(
                 f"the configuration of the encoder-decoder at {path!r} names no {name}; give the config.json that was "
                 "saved with the weights, or set head: linear"

@@ -48,7 +48,7 @@ def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module,
     with _as_one_line(path, head):
         made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **_LOCAL, **options)
     loaded: nn.Module = made[0]
-    config: Any = getattr(loaded, "config")  # noqa: B009  (a Module's attribute, unknown to mypy)
+    config = config_of(loaded)
     config.use_cache = False  # keys for later tokens; a layer computed again adds twice
     new = _require_weights(loaded, made[1], head, path)
     if head == "linear" and getattr(loaded, "pooler", None) is not None:
@@ -57,6 +57,11 @@ def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module,
     if head == "linear" and config.is_encoder_decoder:
         return getattr(loaded, "get_encoder")(), parameters  # noqa: B009
     return loaded, parameters
+
+
+def config_of(loaded: nn.Module) -> Any:
+    """Return the configuration of a model of transformers."""
+    return getattr(loaded, "config")  # noqa: B009  (a Module's attribute, unknown to mypy)
 
 
 def _refuse_encoder_decoder(transformers: Any, folder: Path, path: str, head: Head) -> None:
@@ -106,7 +111,7 @@ def require_reads(loaded: nn.Module, path: str, length: int, vocabulary: int) ->
 
     vocabulary: number of tokens; 0 where it is not known.
     """
-    known = int(getattr(loaded, "config").vocab_size)  # noqa: B009
+    known = int(config_of(loaded).vocab_size)
     if known < vocabulary:
         raise InvalidInput(
             f"the model at {path!r} knows {known} tokens, the tokenizer {vocabulary}; use its own tokenizer.json"
@@ -121,7 +126,7 @@ def require_reads(loaded: nn.Module, path: str, length: int, vocabulary: int) ->
 
 def _places(loaded: nn.Module) -> int | None:
     """Return the number of positions. Models such as RoBERTa count them from the id after padding on."""
-    places = getattr(getattr(loaded, "config"), "max_position_embeddings", None)  # noqa: B009
+    places = getattr(config_of(loaded), "max_position_embeddings", None)
     if not places or places < 0:
         return None
     learned = [each for name, each in loaded.named_modules() if name.endswith("position_embeddings")]
@@ -150,11 +155,11 @@ def _readable_folder(path: str) -> Path:
 @contextlib.contextmanager
 def _as_one_line(path: str, head: Head) -> Iterator[None]:
     """Turn errors of transformers into InvalidInput, and keep it from printing."""
-    unreadable = require_package("safetensors", "hugging_face").SafetensorError
+    transformers, safetensors = (require_package(name, "hugging_face") for name in ("transformers", "safetensors"))
     try:
-        with _quiet(require_package("transformers", "hugging_face").utils.logging):
+        with _quiet(transformers.utils.logging):
             yield
-    except (OSError, ValueError, KeyError, unreadable) as error:
+    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(
             f"transformers makes no model for head {head} of {path!r} ({reason}); give a folder that its "

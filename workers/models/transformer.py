@@ -127,12 +127,12 @@ class Transformer(Trunk):
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.hidden(x)
-        logits: Tensor = self.head(hidden.mean(1) if self.padding is None else _mean(hidden, x != self.padding))
+        logits: Tensor = self.head(hidden.mean(1) if self.padding is None else mean_over(hidden, x != self.padding))
         return logits
 
 
-def _mean(hidden: Tensor, counted: Tensor) -> Tensor:
-    """[b, t, width] -> [b, width]: mean over the positions ``counted`` [b, t] of each row; 0 for a row without any."""
+def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:
+    """Return the mean [b, width] of [b, t, width] over the ``counted`` positions [b, t] of each row; 0 without any."""
     weights = counted[:, :, None].to(hidden.dtype)
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.workers.tasks.task import Array, Score
+from dpsweep.workers.tasks.task import Array, Score, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -25,10 +25,8 @@ class Classification:
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim != 1 or labels.is_floating_point():
-            raise InvalidInput(
-                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but must be int64 with one class "
-                "for each example; name another task if they are not classes"
-            )
+            takes = "must be int64 with one class for each example; name another task if they are not classes"
+            raise wrong_form(what, labels, takes)
         if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(names):
             raise InvalidInput(
                 f"{what} must index its {len(names)} names: be whole numbers from 0 to {len(names) - 1}"

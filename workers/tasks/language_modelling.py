@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import IGNORED, Array, Score, occurrences, share, within
+from dpsweep.workers.tasks.task import IGNORED, Array, Score, occurrences, share, within, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,10 @@ class LanguageModelling:
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim != 2 or labels.is_floating_point():
-            raise InvalidInput(
-                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but language_modelling takes int64 "
-                f"[n, t]: a token for each position, {IGNORED} where it is not counted"
+            takes = (
+                f"language_modelling takes int64 [n, t]: a token for each position, {IGNORED} where it is not counted"
             )
+            raise wrong_form(what, labels, takes)
         if not within(labels, len(names)):
             raise InvalidInput(f"{what} must be tokens from 0 to {len(names) - 1}, or {IGNORED} where none is counted")
 

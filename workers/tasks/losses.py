@@ -20,7 +20,7 @@ Loss = Callable[[Tensor, Tensor], Tensor]
 
 def cross_entropy() -> Loss:
     """Return cross-entropy: -log softmax(logits)[label]."""
-    return _cross_entropy
+    return lambda logits, labels: functional.cross_entropy(logits, labels, reduction="none")
 
 
 def hinge(margin: float = 1.0) -> Loss:
@@ -45,17 +45,28 @@ def binary_logistic() -> Loss:
 
     Raises (when called): InvalidInput for more than two classes.
     """
-    return _binary_logistic
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        if logits.shape[1] > 2:
+            raise InvalidInput(f"binary_logistic takes two classes, but there are {logits.shape[1]}; use cross_entropy")
+        margin = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else torch.zeros_like(logits[:, 0]))
+        return functional.softplus(torch.where(labels == 1, -margin, margin))
+
+    return loss
 
 
 def mse() -> Loss:
     """Return the mean over targets of (output - target)^2: outputs and labels [b, T]."""
-    return _mse
+    return lambda outputs, labels: (outputs - labels).square().mean(1)
 
 
 def binary_cross_entropy() -> Loss:
     """Return the mean over labels of -ln p(0 or 1), p = sigmoid(logit): logits and labels [b, L]."""
-    return _binary_cross_entropy
+
+    def loss(logits: Tensor, labels: Tensor) -> Tensor:
+        return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
+
+    return loss
 
 
 def masked_lm() -> Loss:
@@ -66,7 +77,7 @@ def masked_lm() -> Loss:
     example. With a mean over the counted tokens of the batch, as in torch's `cross_entropy`, an example would affect
     the gradients of others, which clipping does not bound.
     """
-    return _masked_lm
+    return _mean_of_counted
 
 
 def pixel_cross_entropy() -> Loss:
@@ -75,23 +86,7 @@ def pixel_cross_entropy() -> Loss:
 
     The sum of an example is divided by its own number of counted pixels, for the reason given at `masked_lm`.
     """
-    return _pixel_cross_entropy
-
-
-def _mse(outputs: Tensor, labels: Tensor) -> Tensor:
-    return (outputs - labels).square().mean(1)
-
-
-def _binary_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.binary_cross_entropy_with_logits(logits, labels.to(logits.dtype), reduction="none").mean(1)
-
-
-def _masked_lm(logits: Tensor, labels: Tensor) -> Tensor:
-    return _mean_of_counted(logits, labels)
-
-
-def _pixel_cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return _mean_of_counted(logits.movedim(1, -1), labels)
+    return lambda logits, labels: _mean_of_counted(logits.movedim(1, -1), labels)
 
 
 def _mean_of_counted(logits: Tensor, labels: Tensor) -> Tensor:
@@ -103,40 +98,17 @@ def _mean_of_counted(logits: Tensor, labels: Tensor) -> Tensor:
     return losses.sum(1) / counted
 
 
-def _cross_entropy(logits: Tensor, labels: Tensor) -> Tensor:
-    return functional.cross_entropy(logits, labels, reduction="none")
-
-
-def _binary_logistic(logits: Tensor, labels: Tensor) -> Tensor:
-    if logits.shape[1] > 2:
-        raise InvalidInput(f"binary_logistic takes two classes, but there are {logits.shape[1]}; use cross_entropy")
-    margin = logits[:, -1] - (logits[:, 0] if logits.shape[1] == 2 else torch.zeros_like(logits[:, 0]))
-    return functional.softplus(torch.where(labels == 1, -margin, margin))
-
-
-LOSSES: Mapping[str, Callable[..., Loss]] = {
-    "binary_cross_entropy": binary_cross_entropy,
-    "binary_logistic": binary_logistic,
-    "causal_lm": masked_lm,
-    "cross_entropy": cross_entropy,
-    "hinge": hinge,
-    "masked_lm": masked_lm,
-    "mse": mse,
-    "pixel_cross_entropy": pixel_cross_entropy,
+_BY_TASK: Mapping[str, Mapping[str, Callable[..., Loss]]] = {
+    "classification": {"binary_logistic": binary_logistic, "cross_entropy": cross_entropy, "hinge": hinge},
+    "language_modelling": {"causal_lm": masked_lm, "masked_lm": masked_lm},  # one function; labels are the next tokens
+    "multi_label": {"binary_cross_entropy": binary_cross_entropy},
+    "regression": {"mse": mse},
+    "segmentation": {"pixel_cross_entropy": pixel_cross_entropy},
 }
-"""Losses by name. ``causal_lm`` is the same function as ``masked_lm``; its labels are the next tokens."""
-TASK_OF: Mapping[str, str] = {
-    "binary_cross_entropy": "multi_label",
-    "binary_logistic": "classification",
-    "causal_lm": "language_modelling",
-    "cross_entropy": "classification",
-    "hinge": "classification",
-    "masked_lm": "language_modelling",
-    "mse": "regression",
-    "pixel_cross_entropy": "segmentation",
-}
+LOSSES = dict(sorted((name, make) for losses in _BY_TASK.values() for name, make in losses.items()))
+"""Losses by name."""
+TASK_OF = {name: task for task, losses in _BY_TASK.items() for name in losses}
 """Task of each loss in `LOSSES`; the user's own losses are accepted for every task."""
-
 
 FURTHER_COLUMNS: Final = (
     "further columns, such as of a second head, need a loss of your own, and the first ones are taken"
@@ -163,7 +135,7 @@ def build_loss(
     loss = build_named(LOSSES, name, component.params, "loss", code)
     if name in LOSSES:
         if task is not None and TASK_OF[name] != task:
-            fitting = " or ".join(each for each, of in TASK_OF.items() if of == task)
+            fitting = " or ".join(_BY_TASK[task])
             raise InvalidInput(
                 f"loss {name!r} is for {TASK_OF[name]}, but the data are for {task}; set loss: {fitting}"
             )

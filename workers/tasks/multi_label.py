@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import Array, Score, known, mean_of_known, share
+from dpsweep.workers.tasks.task import Array, Score, by_name, mean_of_known, share, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -26,10 +26,8 @@ class MultiLabel:
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim != 2 or labels.shape[1] != len(names) or labels.is_floating_point():
-            raise InvalidInput(
-                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but multi_label takes int64 "
-                f"[n, {len(names)}]: 0 or 1 for each of {len(names)} labels"
-            )
+            takes = f"multi_label takes int64 [n, {len(names)}]: 0 or 1 for each of {len(names)} labels"
+            raise wrong_form(what, labels, takes)
         if not bool(((labels == 0) | (labels == 1)).all()):
             raise InvalidInput(f"{what} hold a number besides 0 and 1, which say whether an example has a label")
 
@@ -63,8 +61,7 @@ class MultiLabel:
         """Return scores of each label; precision, recall and false positive rate are left out where their denominator
         is 0.
         """
-        found = {name: of(sums) for name, of in _LABEL_SCORES.items()}
-        return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
+        return by_name({score: of(sums) for score, of in _LABEL_SCORES.items()}, names)
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array, Array]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import Array, Score, known, mean_of_known, share
+from dpsweep.workers.tasks.task import Array, Score, by_name, mean_of_known, share, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,10 +29,8 @@ class Regression:
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim != 2 or labels.shape[1] != len(names) or not labels.is_floating_point():
-            raise InvalidInput(
-                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but regression takes float32 "
-                f"[n, {len(names)}]: a number for each of {', '.join(names)}"
-            )
+            takes = f"regression takes float32 [n, {len(names)}]: a number for each of {', '.join(names)}"
+            raise wrong_form(what, labels, takes)
         if not bool(labels.isfinite().all()):
             raise InvalidInput(f"{what} hold a number that is not finite; leave such examples out, or correct them")
 
@@ -59,8 +57,7 @@ class Regression:
         """Return scores of each target if there are several; empty for one."""
         if len(names) == 1:
             return {}
-        found = {name: of(sums) for name, of in _TARGET_SCORES.items()}
-        return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
+        return by_name({score: of(sums) for score, of in _TARGET_SCORES.items()}, names)
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array, Array, Array]:

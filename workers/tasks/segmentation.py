@@ -9,7 +9,17 @@ from typing import TYPE_CHECKING, Final
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import IGNORED, Array, Score, known, mean_of_known, occurrences, share, within
+from dpsweep.workers.tasks.task import (
+    IGNORED,
+    Array,
+    Score,
+    by_name,
+    mean_of_known,
+    occurrences,
+    share,
+    within,
+    wrong_form,
+)
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -29,9 +39,11 @@ class Segmentation:
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim < 3 or labels.is_floating_point():
-            raise InvalidInput(
-                f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but segmentation takes whole "
-                f"numbers [n, height, width]: a class for each pixel, {IGNORED} where it is not counted"
+            raise wrong_form(
+                what,
+                labels,
+                "segmentation takes whole numbers [n, height, width]: a class for each pixel, "
+                f"{IGNORED} where it is not counted",
             )
         if not within(labels, len(names)):
             raise InvalidInput(f"{what} must be classes from 0 to {len(names) - 1}, or {IGNORED} where none is counted")
@@ -62,8 +74,7 @@ class Segmentation:
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Return the defined scores of each class; a class that neither occurs nor is predicted is left out."""
-        found = {name: of(*_blocks(sums)) for name, of in _CLASS_SCORES.items()}
-        return {name: known({each: values[at] for each, values in found.items()}) for at, name in enumerate(names)}
+        return by_name({score: of(*_blocks(sums)) for score, of in _CLASS_SCORES.items()}, names)
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array]:

@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Final, Literal, Protocol
 import numpy as np
 import numpy.typing as npt
 
+from dpsweep.accounting.errors import InvalidInput
+
 if TYPE_CHECKING:
     from torch import Tensor
 
@@ -89,6 +91,11 @@ class Task(Protocol):
         ...
 
 
+def wrong_form(what: str, labels: Tensor, takes: str) -> InvalidInput:
+    """Return the error for labels of another form than a task ``takes``."""
+    return InvalidInput(f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but {takes}")
+
+
 def within(labels: Tensor, count: int) -> bool:
     """Return whether all labels are `IGNORED` or in 0 .. ``count`` - 1; read in blocks, as they may be
     memory-mapped.
@@ -104,6 +111,11 @@ def occurrences(labels: Tensor, count: int) -> Array:
     for rows in labels.split(_ROWS):
         found += np.bincount(rows[rows != IGNORED].flatten().numpy(), minlength=count)
     return found
+
+
+def by_name(scores: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
+    """Return the `known` scores of each name, from ``scores`` [names]."""
+    return {name: known({score: found[at] for score, found in scores.items()}) for at, name in enumerate(names)}
 
 
 def known(numbers: Mapping[str, Array]) -> dict[str, float]:
