@@ -9,7 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from dpsweep.orchestration.commands.main import main
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
+from tests.orchestration.processes import Command, Ended
 
 
 @pytest.fixture(scope="session", autouse=True)
@@ -42,3 +44,20 @@ def folder(tmp_path: Path) -> Path:
     """A folder with a store of MLflow that is ready."""
     client_of(embedded_tracking_uri(tmp_path))
     return tmp_path
+
+
+@pytest.fixture
+def command(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
+    """Runs the command in this process."""
+
+    def run(*arguments: object) -> Ended:
+        monkeypatch.setattr(sys, "argv", ["dpsweep", *map(str, arguments)])
+        monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as prepare_environment would set it for good
+        try:
+            main()
+            code = 0
+        except SystemExit as ended:
+            code = int(ended.code or 0)
+        return Ended(code, *capsys.readouterr())
+
+    return run

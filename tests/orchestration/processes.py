@@ -13,6 +13,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import NamedTuple
 
 from dpsweep.orchestration.commands.main import main
 from tests.warm import FORKS
@@ -20,6 +21,18 @@ from tests.warm import FORKS
 COMMAND = [sys.executable, "-c", "from dpsweep.orchestration.commands.main import main; main()"]
 PATIENCE = 420.0
 """Seconds after which a test gives up on a process; far above what anything takes."""
+
+
+class Ended(NamedTuple):
+    """What the command gave."""
+
+    code: int
+    out: str
+    err: str
+
+
+Command = Callable[..., Ended]
+"""The command with these arguments, in the process of the test: the fixture `command`."""
 
 
 def environment(**changes: str) -> dict[str, str]:

@@ -21,27 +21,18 @@ from dpsweep.accounting.pld.groups import epsilon_of_examples
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.accounting.records.traces import write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.commands import main as cli
 from dpsweep.orchestration.commands.run_flags import RunFlags
 from tests.accounting.stored_trial import write_norms
+from tests.orchestration.processes import Command
 
-Command = Callable[[str], tuple[int, str, str]]
 Answer = Callable[[str], Any]
 Trial = tuple[Path, npt.NDArray[np.float64]]
 
 
 @pytest.fixture
-def dpsweep(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Command:
-    """Runs a command line as a user would: (exit code, stdout, stderr)."""
-
-    def run(line: str) -> tuple[int, str, str]:
-        monkeypatch.setattr("sys.argv", ["dpsweep", *shlex.split(line)])
-        with pytest.raises(SystemExit) as ended:
-            cli.main()
-        captured = capsys.readouterr()
-        return int(ended.value.code or 0), captured.out, captured.err
-
-    return run
+def dpsweep(command: Command) -> Command:
+    """Of a command line, as a user writes it."""
+    return lambda line: command(*shlex.split(line))
 
 
 @pytest.fixture

@@ -17,7 +17,8 @@ from dpsweep.accounting import (
     privacy_curve,
 )
 from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
-from tests.orchestration.commands.test_calculator import TRACE, Answer, Command, Trial, answer, dpsweep, trial
+from tests.orchestration.commands.test_calculator import TRACE, Answer, Trial, answer, dpsweep, trial
+from tests.orchestration.processes import Command
 
 __all__ = ["answer", "dpsweep", "trial"]  # fixtures
 

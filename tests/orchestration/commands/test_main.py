@@ -3,24 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.commands.main import main
-from tests.orchestration.processes import dpsweep
+from tests.orchestration.processes import Command, dpsweep
 from tests.orchestration.sample_grids import small
 
 PRIVACY = {"target_epsilon": 5, "delta": 1e-5, "accountant": "rdp"}
-
-
-def run_main(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    """The exit code of the command, run in this process."""
-    monkeypatch.setattr(sys, "argv", ["dpsweep", *map(str, arguments)])
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
 
 
 def write(folder: Path, **changes: object) -> Path:
@@ -29,9 +19,8 @@ def write(folder: Path, **changes: object) -> Path:
     return file
 
 
-def test_a_plan_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run_main(monkeypatch, "plan", write(tmp_path)) == 0
-    lines = capsys.readouterr().out.splitlines()
+def test_a_plan_is_a_table(tmp_path: Path, command: Command) -> None:
+    lines = command("plan", write(tmp_path)).out.splitlines()
     (row,) = [line for line in lines if "dpsgd_f-exponential-epsilon5-seed0-" in line]
     assert "5.000" in row
     assert "KiB" in row
@@ -40,29 +29,24 @@ def test_a_plan_is_a_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caps
 
 
 @pytest.mark.long
-def test_trials_of_one_name_are_told_apart(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_trials_of_one_name_are_told_apart(tmp_path: Path, command: Command) -> None:
     """In the plan, and in the table at the end of a run; where keys say all that differs, no column repeats it."""
     file = write(tmp_path, clipping=[{"name": "flat", "bound": [0.5, 1.0]}], noise="constant", epochs=[1, 2])
-    assert run_main(monkeypatch, "plan", file) == 0
-    planned = capsys.readouterr().out
+    planned = command("plan", file).out
     run = ("run", file, "--address", "in-process", "--tracking-uri", "none", "--output", tmp_path / "out")
-    assert run_main(monkeypatch, *run) == 0
-    for table in (planned, capsys.readouterr().out):
+    for table in (planned, command(*run).out):
         rows = [line for line in table.splitlines() if line.startswith((" flat-constant", "flat-constant"))]
         assert "differs in" in table
         assert len(rows) == 4
         for difference in ("flat-bound0.5, epochs 1", "flat-bound0.5, epochs 2", "flat-bound1.0, epochs 1"):
             assert sum(difference in row for row in rows) == 1, rows
-    assert run_main(monkeypatch, "plan", write(tmp_path)) == 0
-    assert "differs in" not in capsys.readouterr().out
+    code, planned, _ = command("plan", write(tmp_path))
+    assert (code, "differs in" in planned) == (0, False)
 
 
-def test_a_plan_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_plan_is_json(tmp_path: Path, command: Command) -> None:
     file = write(tmp_path, privacy={**PRIVACY, "delta": 0.01})
-    assert run_main(monkeypatch, "plan", file, "--json") == 0
-    printed = capsys.readouterr()
+    printed = command("plan", file, "--json")
     plan = json.loads(printed.out)
     assert [trial["private"] for trial in plan["trials"]] == [False, True, True, True, True]
     assert plan["trials"][0]["epsilon"] is None
@@ -71,12 +55,10 @@ def test_a_plan_is_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys:
     assert "warning: " in printed.err
 
 
-def test_a_plan_tells_which_trials_are_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_plan_tells_which_trials_are_refused(tmp_path: Path, command: Command) -> None:
     file = write(tmp_path, sampling=[{"method": "poisson", "batch_size": size} for size in (128, 4096)])
-    assert run_main(monkeypatch, "plan", file) == 2
-    printed = capsys.readouterr()
+    printed = command("plan", file)
+    assert printed.code == 2
     assert len([line for line in printed.err.splitlines() if line.startswith("refused: ")]) == 1
     assert "batch_size is 4096" in printed.err
     assert "flat-constant-epsilon5-seed0-" in printed.out
@@ -140,9 +122,7 @@ def test_a_text_that_is_no_address_is_refused_without_a_warning(tmp_path: Path) 
     assert "the address 'in-processs' is none of 'local', 'in-process', 'auto' and HOST:PORT" in line
 
 
-def test_a_report_needs_a_sweep(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_report_needs_a_sweep(tmp_path: Path) -> None:
     done = dpsweep("report", tmp_path)
     assert done.returncode == 2
     assert "holds no sweep" in done.stderr

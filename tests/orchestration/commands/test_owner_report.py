@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import stat
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,10 +29,8 @@ from dpsweep.workers.evaluation.attack_results import read_membership
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
-from tests.orchestration.commands.test_main import run_main
+from tests.orchestration.processes import Command
 from tests.orchestration.sample_grids import small
-
-Report = Callable[..., tuple[int, str, str]]
 
 
 def finished(folder: Path, **changes: object) -> TrialFiles:
@@ -56,60 +53,53 @@ def epsilons(trial: TrialFiles) -> Epsilons:
     return read_epsilons(trial.epsilons)
 
 
-@pytest.fixture
-def report(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Report:
-    def run(*arguments: object) -> tuple[int, str, str]:
-        code = run_main(monkeypatch, "owner-report", *arguments)
-        return code, *capsys.readouterr()
-
-    return run
-
-
 def test_it_tells_epsilon_kind_delta_adjacency_and_what_they_mean(
-    trial: TrialFiles, epsilons: Epsilons, report: Report
+    trial: TrialFiles, epsilons: Epsilons, command: Command
 ) -> None:
     owned = int(epsilons.example_ids[5])
-    code, out, err = report(trial.root, "--example-id", owned, "--json")
+    code, out, err = command("owner-report", trial.root, "--example-id", owned, "--json")
     told = json.loads(out)
     assert (code, err) == (0, "")
     assert told["epsilon"] == min(epsilons.upper[5], told["worst_case_epsilon"])
     assert (told["example_id"], told["delta"], told["kind"]) == (owned, 1e-5, "estimate")
     assert (told["adjacency"], told["reasons"]) == ("add_remove", ["known_seed", "norms_estimated"])
     assert "left out of the training data" in " ".join(told["meaning"])
-    assert "known seed" in report(trial.root, "--example-id", owned)[1]
+    assert "known seed" in command("owner-report", trial.root, "--example-id", owned)[1]
 
 
-def test_it_tells_what_no_attack_on_the_example_exceeds(trial: TrialFiles, epsilons: Epsilons, report: Report) -> None:
+def test_it_tells_what_no_attack_on_the_example_exceeds(
+    trial: TrialFiles, epsilons: Epsilons, command: Command
+) -> None:
     owned, norms = int(epsilons.example_ids[5]), NormShards(trial.norms)
     part = next(part for part in map(norms.read, norms.parts) if owned in part.example_ids)
     own = part.contributions[part.example_ids == owned]
     trace = read_trace(trial.trace)
     expected = attack_risk(curve_of_examples(trace, norms.steps, own))
-    told = json.loads(report(trial.root, "--example-id", owned, "--json")[1])
+    told = json.loads(command("owner-report", trial.root, "--example-id", owned, "--json")[1])
     assert told["risk"] == json.loads(json.dumps(weakened(expected, ("known_seed",)).as_dict()))
     assert told["risk"]["advantage"] <= attack_risk(privacy_curve(trace)).advantage.upper * (1 + 1e-3)
     assert told["risk"]["kind"] == "estimate"
-    assert at_most_share(expected.advantage.upper) in report(trial.root, "--example-id", owned)[1]
+    assert at_most_share(expected.advantage.upper) in command("owner-report", trial.root, "--example-id", owned)[1]
 
 
 def test_without_norms_it_tells_no_attack(
-    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+    trial: TrialFiles, epsilons: Epsilons, command: Command, tmp_path: Path
 ) -> None:
     copy = tmp_path / "without"
     shutil.copytree(trial.root, copy)
     shutil.rmtree(TrialFiles(str(copy)).norms)
-    code, out, _ = report(copy, "--example-id", int(epsilons.example_ids[5]), "--json")
+    code, out, _ = command("owner-report", copy, "--example-id", int(epsilons.example_ids[5]), "--json")
     assert (code, json.loads(out)["risk"]) == (0, None)
 
 
 def test_the_page_stands_alone_is_small_and_depends_on_nobody_else(
-    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+    trial: TrialFiles, epsilons: Epsilons, command: Command, tmp_path: Path
 ) -> None:
     file = tmp_path / "owner.html"
     file.write_text("an older file that everybody could read")
     os.chmod(file, 0o644)
     os.chmod(tmp_path, 0o755)
-    assert report(trial.root, "--example-id", int(epsilons.example_ids[5]), "--html", file)[0] == 0
+    assert command("owner-report", trial.root, "--example-id", int(epsilons.example_ids[5]), "--html", file)[0] == 0
     page = file.read_text()
     assert stat.S_IMODE(file.stat().st_mode) == 0o600
     assert stat.S_IMODE(tmp_path.stat().st_mode) == 0o755
@@ -121,7 +111,7 @@ def test_the_page_stands_alone_is_small_and_depends_on_nobody_else(
     assert not (others - {f"{worst:.4f}"}) & shown
 
 
-def test_what_it_cannot_tell_is_one_line(trial: TrialFiles, report: Report, tmp_path: Path) -> None:
+def test_what_it_cannot_tell_is_one_line(trial: TrialFiles, command: Command, tmp_path: Path) -> None:
     without = tmp_path / "without"
     shutil.copytree(trial.root, without)
     shutil.rmtree(without / "private" / "epsilons")
@@ -132,18 +122,18 @@ def test_what_it_cannot_tell_is_one_line(trial: TrialFiles, report: Report, tmp_
         (without, 0, "holds no epsilons of single examples"),
         (baseline.root, 0, "was trained without noise"),
     ):
-        code, out, err = report(root, "--example-id", example)
+        code, out, err = command("owner-report", root, "--example-id", example)
         assert (code, out, err.count("\n")) == (2, "", 1), err
         assert complaint in err
-    code, out, err = report(
-        trial.root, "--example-id", int(read_epsilons(trial.epsilons).example_ids[0]), "--html", "/no/x"
+    code, out, err = command(
+        "owner-report", trial.root, "--example-id", int(read_epsilons(trial.epsilons).example_ids[0]), "--html", "/no/x"
     )
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert "/no/x cannot be written" in err
 
 
 def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
-    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+    trial: TrialFiles, epsilons: Epsilons, command: Command, tmp_path: Path
 ) -> None:
     copy = TrialFiles(str(shutil.copytree(trial.root, tmp_path / "out" / "trials" / "key")))
     bounds = {"steinke": 1.5, "ranks": 3.217}
@@ -151,7 +141,7 @@ def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
     write_audit(SweepFiles(str(tmp_path / "out")), audit)
     write_audit(SweepFiles(str(tmp_path / "out")), replace(audit, kind="rows", lower_bound=4.321))
     example = int(epsilons.example_ids[3])
-    code, out, _ = report(copy.root, "--example-id", example, "--json")
+    code, out, _ = command("owner-report", copy.root, "--example-id", example, "--json")
     assert code == 0
     found, tested = json.loads(out), read_outcomes(trial.outcomes)
     assert isinstance(tested, Outcomes)
@@ -169,14 +159,14 @@ def test_it_tells_what_an_attack_by_the_loss_sees_and_what_an_audit_proves(
 
 
 def test_of_a_trial_that_reference_models_attacked_it_tells_their_attack_and_the_gradients(
-    trial: TrialFiles, epsilons: Epsilons, report: Report, tmp_path: Path
+    trial: TrialFiles, epsilons: Epsilons, command: Command, tmp_path: Path
 ) -> None:
     attacked = finished(tmp_path / "attacked", attacks={"rmia": {"reference_models": 2}}, epochs=1)
     scores, example = known(read_membership(attacked.membership)), int(epsilons.example_ids[5])
     own = int(np.flatnonzero(scores.is_member & (scores.example_ids == example))[0])
     others = ~scores.is_member & (scores.groups == scores.groups[own])
     assert (scores.is_member.sum(), others.sum()) == (len(epsilons.example_ids), (scores.groups[others] >= 0).sum())
-    found = json.loads(report(attacked.root, "--example-id", example, "--json")[1])
+    found = json.loads(command("owner-report", attacked.root, "--example-id", example, "--json")[1])
     by_loss, by_ratio, by_gradient = found["attacks"]
     assert by_ratio["by"] == "reference models (RMIA)"
     assert by_ratio["others"] == by_loss["others"] == by_gradient["others"] == others.sum()
@@ -186,6 +176,6 @@ def test_of_a_trial_that_reference_models_attacked_it_tells_their_attack_and_the
     assert said.count("An attack of today") == 3
     assert said.count("none passes the bounds above") == 1
     Path(attacked.membership).write_bytes(b"no table")
-    code, out, err = report(attacked.root, "--example-id", example)
+    code, out, err = command("owner-report", attacked.root, "--example-id", example)
     assert (code, out) == (1, "")
     assert "membership.ipc is damaged" in err

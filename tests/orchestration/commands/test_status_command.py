@@ -7,7 +7,6 @@ import math
 import os
 import shutil
 import socket
-import sys
 import tempfile
 import time
 from collections.abc import Iterator
@@ -22,7 +21,7 @@ from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.cluster_jobs import tell_what_is_missing
-from dpsweep.orchestration.commands.main import app, main
+from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.options import show
 from dpsweep.orchestration.commands.status_command import picture, warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
@@ -39,6 +38,7 @@ from dpsweep.orchestration.store.status_snapshot import (
 )
 from tests.hostile.of_folders import write_json
 from tests.known import known
+from tests.orchestration.processes import Command
 from tests.orchestration.sample_results import stored_sample
 
 TRIALS = (
@@ -55,21 +55,24 @@ def snapshot(age: float = 2.0, state: str = "running", cluster: ClusterSnapshot 
     )
 
 
-def status(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["dpsweep", "status", *map(str, arguments)])
-    try:
-        main()
-    except SystemExit as ended:
-        return int(ended.code or 0)
-    return 0
+def status(command: Command, *arguments: object) -> str:
+    ended = command("status", *arguments)
+    assert ended.code == 0, ended.err
+    return ended.out
 
 
-def test_a_running_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def refusal(command: Command, code: int, *arguments: object) -> str:
+    ended = command("status", *arguments)
+    (line,) = ended.err.splitlines()
+    assert ended.code == code
+    return line
+
+
+def test_a_running_sweep(tmp_path: Path, command: Command) -> None:
     nodes = (NodeSnapshot("a", {"CPU": 4.0}), NodeSnapshot("b", {"CPU": 4.0, "GPU": 1.0}))
     cluster = ClusterSnapshot(nodes, {"CPU": 1.0}, {"CPU": 0.0}, 1, {})
     write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster), private=False)
-    assert status(monkeypatch, tmp_path) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = status(command, tmp_path).splitlines()
     assert lines[0] == (
         "small: running, 2 of 4 trials done, 1 running, 1 waiting, 1 failed; 4:05 elapsed, 1:01 to finish"
     )
@@ -80,69 +83,56 @@ def test_a_running_sweep(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys
     assert lines[-1] == "failed flat-seed2: ValueError in f (a.py:3)"
 
 
-def test_nothing_runs_in_a_sweep_that_was_interrupted(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_nothing_runs_in_a_sweep_that_was_interrupted(tmp_path: Path, command: Command) -> None:
     write_snapshot(f"{tmp_path}/status.json", snapshot(state="interrupted"), private=False)
-    assert status(monkeypatch, tmp_path) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = status(command, tmp_path).splitlines()
     assert lines[0].startswith("small: interrupted, 2 of 4 trials done, 1 interrupted, 1 waiting, 1 failed")
     (row,) = [line for line in lines if line.startswith("flat-seed1")]
     assert row.split()[1] == "interrupted"
 
 
-def test_a_shortage(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_shortage(tmp_path: Path, command: Command) -> None:
     cluster = ClusterSnapshot((NodeSnapshot("a", {"CPU": 4.0}),), {"CPU": 1.0, "GPU": 1.0}, {}, 4, {"GPU": 1.0})
     write_snapshot(f"{tmp_path}/status.json", snapshot(cluster=cluster), private=False)
-    assert status(monkeypatch, tmp_path) == 0
-    assert "4 trials wait: no node can give a trial GPU 1" in capsys.readouterr().out
+    assert "4 trials wait: no node can give a trial GPU 1" in status(command, tmp_path)
 
 
-def test_a_stale_one_is_called_stale_with_its_age(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_stale_one_is_called_stale_with_its_age(tmp_path: Path, command: Command) -> None:
     write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0), private=False)
-    assert status(monkeypatch, tmp_path) == 0
-    first = capsys.readouterr().out.splitlines()[0]
+    first = status(command, tmp_path).splitlines()[0]
     assert first.startswith("small: stale: no sign of its driver for 2 h 5 min; then 2 of 4 trials done")
-    assert status(monkeypatch, tmp_path, "--json") == 0
-    printed = json.loads(capsys.readouterr().out)
+    printed = json.loads(status(command, tmp_path, "--json"))
     assert printed["stale"] is True
     assert printed["age"] >= 7500.0
 
 
 def test_what_is_shown_may_be_old_on_a_full_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_snapshot(f"{tmp_path}/status.json", snapshot(), private=False)
-    assert (status(monkeypatch, tmp_path), capsys.readouterr().err) == (0, "")
+    assert command("status", tmp_path).err == ""
     monkeypatch.setattr(shutil, "disk_usage", lambda path: shutil._ntuple_diskusage(10, 10, 0))
-    assert status(monkeypatch, tmp_path) == 0
-    told = capsys.readouterr().err
+    told = command("status", tmp_path).err
     assert told == f"warning: the disk of {tmp_path} is full, so that what follows may be old; free some space\n"
 
 
-def test_a_driver_of_this_host_that_has_ended_is_lost(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_driver_of_this_host_that_has_ended_is_lost(tmp_path: Path, command: Command) -> None:
     (tmp_path / LOCK).touch()
     write_snapshot(f"{tmp_path}/status.json", replace(snapshot(), host=socket.gethostname()), private=False)
-    assert status(monkeypatch, tmp_path) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = status(command, tmp_path).splitlines()
     assert lines[0].startswith("small: lost, 2 of 4 trials done, 1 interrupted, 1 waiting")
     assert lines[2].startswith("its driver has ended without saying how: it was killed, or could not write; the same")
 
 
 @pytest.mark.parametrize("columns", ["80", "20"])
 def test_keys_of_trials_are_never_broken(
-    columns: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    columns: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = "individual-exponential-decay0.1-epsilon8-seed0-0d74d74fd8"
     trial, failed = replace(TRIALS[0], key=key), replace(TRIALS[2], error="ValueError in f (a.py:3) " * 20)
     write_snapshot(f"{tmp_path}/status.json", replace(snapshot(), trials=(trial, failed)), private=False)
     monkeypatch.setenv("COLUMNS", columns)
-    assert status(monkeypatch, tmp_path) == 0
-    printed = capsys.readouterr().out.splitlines()
+    printed = status(command, tmp_path).splitlines()
     (row,) = [line for line in printed if line.startswith(key)]
     assert row.split() == [key, "finished", "4", "20/20", "2.50", "accuracy", "91.0%"]
     assert printed[-1].rstrip().endswith("(a.py:3)"), "where output is no terminal, an error is one line"
@@ -171,44 +161,34 @@ def test_a_status_that_is_replaced_while_it_is_read_is_read_again(
 
 
 def test_a_tuning_is_shown_until_its_sweep_has_begun(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "tuning").mkdir()
     write_snapshot(f"{tmp_path}/tuning/status.json", snapshot(age=20.0), private=False)
-    assert status(monkeypatch, tmp_path) == 0
-    assert capsys.readouterr().out.startswith("small (tuning): running, 2 of 4 trials done")
+    assert status(command, tmp_path).startswith("small (tuning): running, 2 of 4 trials done")
     write_snapshot(f"{tmp_path}/tuning/status.json", snapshot(age=10.0, state="finished"), private=False)
 
     def begin(seconds: float) -> None:
         write_snapshot(f"{tmp_path}/status.json", snapshot(state="finished"), private=False)
 
     monkeypatch.setattr("dpsweep.orchestration.commands.status_command.time.sleep", begin)
-    assert status(monkeypatch, tmp_path, "--watch") == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = status(command, tmp_path, "--watch").splitlines()
     assert [line.split(",")[0] for line in lines] == ["small (tuning): finished", "small: finished"]
 
 
-def test_json_and_watch(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_json_and_watch(tmp_path: Path, command: Command) -> None:
     write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0, state="failed"), private=False)
-    assert status(monkeypatch, f"file://{tmp_path}", "--json", "--watch") == 0
-    (line,) = capsys.readouterr().out.splitlines()
+    (line,) = status(command, f"file://{tmp_path}", "--json", "--watch").splitlines()
     printed = json.loads(line)
     assert printed["counts"] == dict.fromkeys(printed["counts"], 1) | {"accounting": 0, "stopped": 0}
     assert (printed["stale"], printed["state"]) == (False, "failed")
-    assert status(monkeypatch, tmp_path, "--watch") == 0
-    assert capsys.readouterr().out.startswith("small: failed, 2 of 4 trials done")
+    assert status(command, tmp_path, "--watch").startswith("small: failed, 2 of 4 trials done")
 
 
-def test_a_folder_without_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert status(monkeypatch, tmp_path / "nothing") == 2
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: there is no {tmp_path}/nothing/status.json")
+def test_a_folder_without_one(tmp_path: Path, command: Command) -> None:
+    assert refusal(command, 2, tmp_path / "nothing").startswith(f"error: there is no {tmp_path}/nothing/status.json")
     (tmp_path / "status.json").write_text("{}")
-    assert status(monkeypatch, tmp_path) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert "is damaged: it is no JSON object with a checksum" in line
+    assert "is damaged: it is no JSON object with a checksum" in refusal(command, 1, tmp_path)
 
 
 def job(state: str, name: str = "other-0123456789") -> SubmittedSweep:
@@ -251,45 +231,33 @@ def test_a_stop_tells_what_is_missing_and_nothing_of_a_sweep_that_had_trials_to_
         assert printed.startswith(told) if told else printed == ""
 
 
-def test_a_flipped_digit_and_a_missing_checksum_are_noticed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_flipped_digit_and_a_missing_checksum_are_noticed(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "status.json"
     write_snapshot(str(file), snapshot(state="finished"), private=False)
     written = file.read_text()
     file.write_text(written.replace("0.91", "0.97"))
-    assert status(monkeypatch, tmp_path) == 1
-    (line,) = capsys.readouterr().err.splitlines()
-    assert line.startswith(f"error: {file} is damaged: its content differs from its checksum")
+    said = f"error: {file} is damaged: its content differs from its checksum"
+    assert refusal(command, 1, tmp_path).startswith(said)
     file.write_text(json.dumps({name: value for name, value in json.loads(written).items() if name != "sha256"}))
-    assert status(monkeypatch, tmp_path) == 1
-    assert "it is no JSON object with a checksum" in capsys.readouterr().err
+    assert "it is no JSON object with a checksum" in refusal(command, 1, tmp_path)
 
 
-def test_many_trials_are_summed_up(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_many_trials_are_summed_up(tmp_path: Path, command: Command) -> None:
     """The first that run or have failed, and how many there are besides; every trial on request."""
     ended = [
         replace(TRIALS[0], key=f"done-{place}", state=TrialState.FINISHED, accuracy=0.01 * place) for place in range(40)
     ]
     failed = [replace(TRIALS[0], key=f"lost-{place}", state=TrialState.FAILED, error="lost") for place in range(7)]
     write_snapshot(str(tmp_path / "status.json"), replace(snapshot(), trials=(*ended, *failed)), private=False)
-    shown = shown_by("status", tmp_path)
+    shown = status(command, tmp_path)
     assert "done-0" not in shown
     assert (shown.count("lost-"), "lost-4" in shown) == (10, True), "five rows, and five errors"
     assert "42 of 47 trials are not shown: --trials shows all, --state failed the 7 failed ones" in shown
     assert "finished trials: accuracy 0.00 to 0.390" in shown
-    assert shown_by("status", tmp_path, "--trials").count("done-") == 40
-    only = shown_by("status", tmp_path, "--state", "failed")
+    assert status(command, tmp_path, "--trials").count("done-") == 40
+    only = status(command, tmp_path, "--state", "failed")
     assert (only.count("done-"), "lost-6" in only) == (0, True)
-    refused = CliRunner().invoke(app, ["status", str(tmp_path), "--state", "faild"]).exception
-    assert isinstance(refused, InvalidInput)
-    assert "unknown state 'faild'; did you mean 'failed'?" in str(refused)
-
-
-def shown_by(*arguments: object) -> str:
-    done = CliRunner().invoke(app, list(map(str, arguments)))
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    assert "unknown state 'faild'; did you mean 'failed'?" in refusal(command, 2, tmp_path, "--state", "faild")
 
 
 LISTED = (

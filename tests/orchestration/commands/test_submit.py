@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
-from dpsweep.orchestration.commands.main import main
 from dpsweep.orchestration.execution.submission import LARGEST, Asked, packaged, read_job
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import Limits
@@ -17,6 +16,7 @@ from dpsweep.orchestration.store.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.access import opened, own_access, sealed
 from dpsweep.workers.own_code.imports import NO_CODE
+from tests.orchestration.processes import Command
 from tests.orchestration.sample_grids import small
 
 MODEL = """
@@ -49,26 +49,14 @@ def sweep_file(folder: Path) -> Path:
     return sweep
 
 
-def submit(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], sweep: Path, *more: object
-) -> tuple[int, str, str]:
-    """Exit code, stdout and stderr of a dry run."""
-    arguments = ["submit", sweep, "--dry-run", "--address", "http://127.0.0.1:1", *more]
-    monkeypatch.setattr(sys, "argv", ["dpsweep", *map(str, arguments)])
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as prepare_environment would set it for good
-    try:
-        main()
-        code = 0
-    except SystemExit as ended:
-        code = int(ended.code or 0)
-    printed = capsys.readouterr()
-    return code, printed.out, printed.err
+@pytest.fixture
+def submit(sweep_file: Path, command: Command) -> Command:
+    """A dry run of it."""
+    return partial(command, "submit", sweep_file, "--dry-run", "--address", "http://127.0.0.1:1")
 
 
-def test_a_dry_run_lists_what_would_be_sent(
-    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a", "--name", "my run")
+def test_a_dry_run_lists_what_would_be_sent(sweep_file: Path, submit: Command) -> None:
+    code, said, warned = submit("--output", "s3://bucket/a", "--name", "my run")
     assert code == 0, warned
     sent, would = said.splitlines()
     names = [part.split(" (")[0] for part in sent.removeprefix("sent: ").split("; ")[0].split(", ")]
@@ -80,11 +68,9 @@ def test_a_dry_run_lists_what_would_be_sent(
     assert (sweep_file.parent / "own_package_of_submit" / "rows.csv").exists(), "the user's own files stay"
 
 
-def test_the_id_follows_the_sweep(
-    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_id_follows_the_sweep(sweep_file: Path, submit: Command) -> None:
     def job_id(output: str = "s3://bucket/a") -> str:
-        code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", output)
+        code, said, warned = submit("--output", output)
         assert code == 0, warned
         return said.splitlines()[-1].split(":")[0]
 
@@ -106,57 +92,45 @@ def test_the_id_follows_the_sweep(
         (("--output", "/a", "--allow-code", "no_such_module"), "no such module is installed"),
     ],
 )
-def test_a_mistake_is_one_line(
-    sweep_file: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    arguments: tuple[str, ...],
-    said: str,
-) -> None:
-    code, _, warned = submit(monkeypatch, capsys, sweep_file, *arguments)
+def test_a_mistake_is_one_line(arguments: tuple[str, ...], said: str, submit: Command) -> None:
+    code, _, warned = submit(*arguments)
     (line,) = warned.splitlines()
     assert (code, said in line) == (2, True), line
 
 
 def test_an_output_with_another_sweep_is_refused_before_anything_is_sent(
-    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    sweep_file: Path, tmp_path: Path, submit: Command
 ) -> None:
     text = sweep_file.read_text()
     files, other = SweepFiles(str(tmp_path / "out")), parse_sweep(text.replace("name: small", "name: other"))
     write_manifest(files, new_manifest(other.plain(), text.replace("name: small", "name: other")))
-    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", files.root)
+    code, said, warned = submit("--output", files.root)
     (line,) = warned.splitlines()
     assert (code, said) == (2, "")
     assert line.startswith(f"error: {files.root} holds the sweep 'other', not 'small'; restore the name, or choose")
     write_manifest(files, new_manifest(parse_sweep(text).plain(), text))
-    assert submit(monkeypatch, capsys, sweep_file, "--output", files.root)[0] == 0, "the same sweep is continued"
+    assert submit("--output", files.root)[0] == 0, "the same sweep is continued"
 
 
-def test_an_output_that_cannot_be_seen_from_here_is_said_and_left_to_the_job(
-    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_output_that_cannot_be_seen_from_here_is_said_and_left_to_the_job(tmp_path: Path, submit: Command) -> None:
     output = f"{tmp_path}/not-mounted-here/out"
-    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", output)
+    code, said, warned = submit("--output", output)
     assert (code, "would be submitted" in said) == (0, True)
     assert f"warning: whether {output} holds another sweep cannot be seen from here" in warned
 
 
-def test_a_sweep_that_cannot_run_is_not_sent(
-    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sweep_that_cannot_run_is_not_sent(sweep_file: Path, submit: Command) -> None:
     sweep_file.write_text(sweep_file.read_text().replace("batch_size: 128", "batch_size: 4096"))
-    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "/a")
+    code, said, warned = submit("--output", "/a")
     assert (code, said) == (2, "")
     assert "batch_size is 4096" in warned
 
 
-def test_too_large_a_package_is_refused(
-    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_too_large_a_package_is_refused(sweep_file: Path, submit: Command) -> None:
     large = sweep_file.parent / "own_package_of_submit" / "rows.txt"
     with large.open("wb") as rows:
         rows.truncate(LARGEST)
-    code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "/a")
+    code, _, warned = submit("--output", "/a")
     large.unlink()
     assert code == 2
     assert "at most 20 MiB are sent (the largest is own_package_of_submit/rows.txt with 20.0 MiB)" in warned
@@ -190,17 +164,13 @@ def test_a_package_that_was_forged_is_one_line(monkeypatch: pytest.MonkeyPatch, 
     assert "\n" not in str(refused.value)
 
 
-def test_drive_outside_a_job_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(sys, "argv", ["dpsweep", "drive"])
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    with pytest.raises(SystemExit) as ended:
-        main()
-    assert ended.value.code == 2
-    assert "started by the jobs of `dpsweep submit`" in capsys.readouterr().err
+def test_drive_outside_a_job_is_one_line(command: Command) -> None:
+    code, _, said = command("drive")
+    assert (code, "started by the jobs of `dpsweep submit`" in said) == (2, True)
 
 
 def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
-    sweep_file: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    monkeypatch: pytest.MonkeyPatch, submit: Command
 ) -> None:
     """Nothing of it is in the package as text; without a token it is not sent at all."""
     for name, value in {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "xyzzy"}.items():
@@ -212,20 +182,18 @@ def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
         (job,) = [Path(folder, "job.json") for folder in package.folders if Path(folder, "job.json").exists()]
         assert "xyzzy" not in job.read_text()
     said = ("--output", "s3://bucket/a", "--env", "MLFLOW_TRACKING_PASSWORD=xyzzy")
-    code, _, warned = submit(monkeypatch, capsys, sweep_file, *said)
+    code, _, warned = submit(*said)
     assert code == 0
     assert "warning: --env MLFLOW_TRACKING_PASSWORD: Ray keeps and shows such variables" in warned
     assert "leave it out, as this shell's login of MLflow goes to the driver alone" in warned
     monkeypatch.setenv("RAY_AUTH_TOKEN", "")
     monkeypatch.setenv("RAY_AUTH_TOKEN_PATH", "/nowhere")
-    code, _, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
+    code, _, warned = submit("--output", "s3://bucket/a")
     assert "not sent: MLFLOW_TRACKING_PASSWORD and MLFLOW_TRACKING_USERNAME, as the cluster has no token" in warned
     assert "xyzzy" not in warned
 
 
-def test_what_leads_out_of_a_package_is_not_sent(
-    sweep_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_leads_out_of_a_package_is_not_sent(sweep_file: Path, tmp_path: Path, submit: Command) -> None:
     """A sweep from somebody else may hold links to files of whoever submits it, links without end, and pipes."""
     package = sweep_file.parent / "own_package_of_submit"
     (tmp_path / "secret.json").write_text("mine")
@@ -233,7 +201,7 @@ def test_what_leads_out_of_a_package_is_not_sent(
     (package / "again").symlink_to(".")
     (package / "inside.json").symlink_to("settings.json")
     os.mkfifo(package / "pipe")
-    code, said, warned = submit(monkeypatch, capsys, sweep_file, "--output", "s3://bucket/a")
+    code, said, warned = submit("--output", "s3://bucket/a")
     assert code == 0, warned
     sent = {part.split(" (")[0].rpartition("/")[2] for part in said.partition("; ")[0].split(", ")}
     assert {"inside.json", "settings.json"} <= sent

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from pathlib import Path
 
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.main import main
 from dpsweep.orchestration.execution import prediction
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.prediction import predict
@@ -20,6 +18,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.trials.probe import TrialProbe
+from tests.orchestration.processes import Command
 from tests.orchestration.sample_grids import small
 
 SWEEP = small(clipping=["none", {"name": "flat", "bound": [1.0, 2.0]}], noise="constant", seeds=[0, 1], epochs=10)
@@ -43,14 +42,11 @@ def test_every_step_of_every_trial_counts(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 @pytest.mark.long
-def test_the_probe_of_the_command_is_near_the_real_run(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_the_probe_of_the_command_is_near_the_real_run(tmp_path: Path, command: Command) -> None:
     """By CPU time of this process, which other work on the machine does not change."""
     file = tmp_path / "sweep.yaml"
     file.write_text(SWEEP)
-    assert run_plan(monkeypatch, file, "--probe", "--price-per-hour", 3.6, "--json") == 0
-    found = json.loads(capsys.readouterr().out)["prediction"]
+    found = json.loads(command("plan", file, "--probe", "--price-per-hour", 3.6, "--json").out)["prediction"]
     assert (found["trials"], found["kinds"]) == (6, 2)
     began = time.process_time()
     outcome = run_sweep(RunRequest(parse_sweep(SWEEP), SWEEP, str(tmp_path / "out"), IN_PROCESS))
@@ -59,21 +55,11 @@ def test_the_probe_of_the_command_is_near_the_real_run(
     assert used / 50.0 < found["seconds"] < used, "which is also for norms, evaluation, accounting and reports"
 
 
-def run_plan(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int:
-    monkeypatch.setattr(sys, "argv", ["dpsweep", "plan", *map(str, arguments)])
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")  # as prepare_environment would set it for good
-    with pytest.raises(SystemExit) as ended:
-        main()
-    return int(ended.value.code or 0)
-
-
-def test_a_price_without_a_probe_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_price_without_a_probe_is_refused(tmp_path: Path, command: Command) -> None:
     file = tmp_path / "sweep.yaml"
     file.write_text(small(clipping="flat", noise="constant", seeds=[0, 1]))
-    assert run_plan(monkeypatch, file, "--price-per-hour", 1) == 2
-    assert "add --probe" in capsys.readouterr().err
+    code, _, said = command("plan", file, "--price-per-hour", 1)
+    assert (code, "add --probe" in said) == (2, True)
 
 
 BROKEN = """

@@ -186,13 +186,6 @@ def test_a_baseline_that_learns_by_heart_is_found_out_and_a_private_trial_is_not
     assert abs(tight.success_rate - 0.5) < 4.0 * tight.standard_error
 
 
-def test_a_finished_trial_is_not_attacked_again(tmp_path: Path) -> None:
-    spec, files = attacked(tmp_path)
-    Path(files.attacks).unlink()
-    run_trial(spec, files.root)
-    assert read_attacks(files.attacks) == AttackResults()
-
-
 def test_an_interrupted_trial_is_attacked_when_it_ends(tmp_path: Path) -> None:
     """Killed after its last epoch, it is attacked by the run that finishes it, with the same result."""
     spec, files = attacked(tmp_path / "whole")

@@ -68,15 +68,6 @@ def test_predictions_are_those_of_the_evaluation(tmp_path: Path, changes: dict[s
     assert losses.double().mean().item() == pytest.approx(stored.loss, rel=0.0 if NAME == "cpu" else 1e-6, abs=0.0)
 
 
-def test_the_averaged_model_is_not_the_last_one(tmp_path: Path) -> None:
-    specs = [small_trial(epochs=1, averaging=averaging) for averaging in (None, Component("ema", {"decay": 0.9}))]
-    weights = []
-    for number, spec in enumerate(specs):
-        run_trial(spec, str(tmp_path / str(number)))
-        weights.append(load_model(TrialFiles(str(tmp_path / str(number))), spec).state_dict())
-    assert any(not torch.equal(weights[0][name], weights[1][name]) for name in weights[0])
-
-
 class TestWithoutTheDataAndTheCode:
     @pytest.fixture(scope="class")
     @staticmethod
