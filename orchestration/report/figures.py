@@ -22,6 +22,8 @@ from dpsweep.orchestration.store.published import PublishedEpoch, PublishedGroup
 from dpsweep.workers.tasks import task_called
 
 Value = Callable[[PublishedTrial], float | None]
+SHARE_TICKS: Final = ".2~%"
+"""Tick format of axes of shares."""
 
 
 @dataclass(frozen=True)
@@ -30,7 +32,7 @@ class Axis:
 
     title: str
     value: Value
-    ticks: str = ".2~%"
+    ticks: str = SHARE_TICKS
 
 
 @dataclass(frozen=True)
@@ -56,7 +58,12 @@ class Scene:
     @property
     def main_ticks(self) -> str:
         """Tick format of axes that show `main`."""
-        return ".2~%" if self.main.format in SHARES else ".3~g"
+        return SHARE_TICKS if self.main.format in SHARES else ".3~g"
+
+
+def range_mode(ticks: str) -> str:
+    """Return the mode of an axis with these ticks: one of shares that are all 0 would begin at -100 %."""
+    return "nonnegative" if ticks == SHARE_TICKS else "normal"
 
 
 def group_accuracy(scene: Scene) -> Plot:
@@ -120,12 +127,15 @@ def by_group(
             ),
             mode="markers",
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
+            cliponaxis=False,
             name=setting.name,
             text=[plain_text(name) for _, name, *_ in known],
             hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
             meta=meta_of(setting),
         )
     figure.update_xaxes(tickformat=tickformat, zeroline=tickformat == "~g", side="top", range=limits)
+    if limits is None:
+        figure.update_xaxes(rangemode=range_mode(tickformat))
     figure.update_yaxes(
         tickvals=list(range(len(names))),
         ticktext=[plain_text(name) for name in names],
@@ -167,7 +177,7 @@ def who_pays(scene: Scene) -> Plot:
             meta=meta_of(setting),
         )
     ticks = ".3~p" if scene.main.format in SHARES else ".3~g"
-    figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks)
+    figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks, rangemode=range_mode(ticks))
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_cost_range(settings))
     figure.data = [trace for trace in figure.data if trace["x"]]
     return figure

@@ -12,12 +12,14 @@ from dpsweep.orchestration.comparison.rate_metrics import spoken, spoken_worst
 from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.report.figures import (
+    SHARE_TICKS,
     Axis,
     Scene,
     blank,
     meta_of,
     numbers,
     plain_text,
+    range_mode,
     whiskers,
 )
 from dpsweep.orchestration.report.plot import INK, MUTED, Plot
@@ -66,7 +68,9 @@ def total_axis(scene: Scene, where: str = " on test data") -> Axis:
 def worst_axis(scene: Scene) -> Axis:
     """Return the axis of the worst-group metric that the sweep compares settings by."""
     of = scene.worst_group
-    return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, ".2~%" if of.format in SHARES else ".3~g")
+    return Axis(
+        f"{spoken_worst(of)} of the worst-served group", of.value, SHARE_TICKS if of.format in SHARES else ".3~g"
+    )
 
 
 def _privacy(scene: Scene, y: Axis) -> Plot | None:
@@ -112,6 +116,7 @@ def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
             error_x=whiskers([across.high - across.mean], [across.mean - across.low], color=style.colour(setting)),
             error_y=whiskers([up.high - up.mean], [up.mean - up.low], color=style.colour(setting)),
             mode="markers",
+            cliponaxis=False,
             marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
             name=setting.name,
             text=[adapted.get(setting.name, "")],
@@ -120,8 +125,6 @@ def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
             ),
             meta=meta_of(setting),
         )
-    figure.update_xaxes(title_text=x.title, tickformat=x.ticks)
-    figure.update_yaxes(
-        title_text=y.title, tickformat=y.ticks, rangemode="nonnegative" if y.ticks == ".2~%" else "normal"
-    )
+    figure.update_xaxes(title_text=x.title, tickformat=x.ticks, rangemode=range_mode(x.ticks))
+    figure.update_yaxes(title_text=y.title, tickformat=y.ticks, rangemode=range_mode(y.ticks))
     return figure

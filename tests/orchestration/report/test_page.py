@@ -313,7 +313,9 @@ def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> Non
 
 def test_a_share_of_nobody_is_drawn_above_zero() -> None:
     """Where every setting serves its worst group not at all, the axis still begins at 0 and not at -100 %."""
-    assert figures(sample_sweep())["utility-fairness"].layout.yaxis.rangemode == "nonnegative"
+    layout = figures(sample_sweep())["utility-fairness"].layout
+    assert layout.xaxis.rangemode == layout.yaxis.rangemode == "nonnegative"
+    assert figures(sample_sweep())["group-accuracy"].layout.xaxis.rangemode == "nonnegative"
 
 
 @pytest.mark.parametrize(
