@@ -16,7 +16,7 @@ from dpsweep.workers.data.tabular import Numeric, indices, is_numeric, numbers
 
 TableTask = Literal["classification", "regression", "multi_label"]
 """Tasks whose labels are columns of a table; names in `dpsweep.workers.tasks.TASKS`."""
-_BINARY_SPELLINGS: Final = ("0", "1", "false", "true")
+_BINARY_SPELLINGS: Final = ("0", "1", "0.0", "1.0", "false", "true")
 
 
 class Labels(Protocol):

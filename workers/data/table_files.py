@@ -215,11 +215,11 @@ def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> 
     rows = csv.read_csv(path, dialect.read, dialect.parse, convert)
     if any(map(pa.types.is_binary, rows.schema.types)):  # what Arrow makes of text that is not UTF-8
         raise pa.ArrowInvalid("invalid UTF8 data")
-    columns = ((name, _without_missing(rows[name], texts.get(name, ()))) for name in rows.column_names)
+    columns = ((name, without_missing(rows[name], texts.get(name, ()))) for name in rows.column_names)
     return _table(columns, dialect.repeated)
 
 
-def _without_missing(values: pa.ChunkedArray, declared: Values) -> pa.ChunkedArray:
+def without_missing(values: pa.Array | pa.ChunkedArray, declared: Values) -> pa.Array | pa.ChunkedArray:
     """Return the texts without outer blanks, with null for marks of a missing value that are not declared as values."""
     if not pa.types.is_string(values.type):
         return values

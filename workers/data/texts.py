@@ -7,13 +7,14 @@ import hashlib
 import itertools
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
@@ -22,6 +23,7 @@ from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data.base import Source, Split, Tokens, repeated
+from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.label_columns import TableTask, label_columns
 from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of
 from dpsweep.workers.data.owner_columns import OwnerColumns, User
@@ -41,7 +43,7 @@ from dpsweep.workers.data.table import (
     used_columns,
     user_names,
 )
-from dpsweep.workers.data.table_files import dialect_of, refuse_encoding
+from dpsweep.workers.data.table_files import dialect_of, refuse_encoding, without_missing
 from dpsweep.workers.data.tabular import attributes, complete_rows
 from dpsweep.workers.tasks import IGNORED
 
@@ -115,7 +117,6 @@ _TOKENS_AT_ONCE: Final = 2**17
 _MOST_IDS: Final = 2**22
 """Most ids of a tokenizer; the largest vocabularies have about 2**18 tokens."""
 _PADDING: Final = ("[PAD]", "<pad>")
-Columns = Sequence[str]
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
 
@@ -197,7 +198,8 @@ def _read_files(
     """
     if text in (*roles.used, *owners.names):
         raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
-    texts = declared.texts(roles.labels, roles.groups, owners.names)
+    flags: dict[str, Values] = dict.fromkeys(roles.labels if declared.task == "multi_label" else (), ())
+    texts = flags | declared.texts(roles.labels, roles.groups, owners.names)
     if test_path is not None:
         require_other(test_path, path)
     places = (path,) if test_path is None else (path, test_path)
@@ -302,6 +304,19 @@ def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
 
 
 @dataclass(frozen=True)
+class _Columns:
+    """Names of columns to read: of the texts, of numbers to predict, and of all others, with their declared values."""
+
+    text: str
+    numbers: Sequence[str] = ()
+    others: Mapping[str, Values] = field(default_factory=dict)
+
+    @property
+    def used(self) -> list[str]:
+        return list(dict.fromkeys((self.text, *self.numbers, *self.others)))
+
+
+@dataclass(frozen=True)
 class _File:
     """A file without its texts. `columns`: all rows of the columns with a role. `has_text`: which rows have one.
     `rows`: indices of the complete rows."""
@@ -323,16 +338,15 @@ class _File:
         owners: OwnerColumns,
         encoding: str | None,
     ) -> _File:
-        found, chosen = require_path(path), tuple(dict.fromkeys((*roles.used, *owners.names)))
-        used = (text, *chosen)
-        numeric = [name for name in roles.labels if name not in texts]
-        kept, given = [], []
-        for rows in _stream(found, used, (text, *texts), numeric, encoding):
-            require_columns(used, found, rows.schema.names)
+        found, kept, given = require_path(path), [], []
+        numbers = [name for name in roles.labels if name not in texts]
+        columns_read = _Columns(text, numbers, texts)
+        for rows in _stream(found, columns_read, encoding):
+            require_columns(columns_read.used, found, rows.schema.names)
             if repeat := repeated(rows.schema.names):
                 refuse_repeated(repeat, found)
             given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
-            kept.append(rows.select(list(chosen)))
+            kept.append(rows.select(columns_read.used[1:]))
         if not given:
             raise InvalidInput(f"the table {found} has no rows; give a file with at least one")
         has_text = np.concatenate(given)
@@ -353,7 +367,7 @@ class _File:
         `first`: id of the first row.
         """
         start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
-        whole = _stream(self.path, (self.text,), (self.text,), (), self.encoding)
+        whole = _stream(self.path, _Columns(self.text), self.encoding)
         for rows in (batch.slice(at, size) for batch in whole for at in range(0, batch.num_rows, size)):
             block, flaws = encoder.encode([each or "" for each in _strings(rows, self.text, self.path).to_pylist()])
             low, high = np.searchsorted(self.rows, (start, start + rows.num_rows))
@@ -362,13 +376,11 @@ class _File:
             start += rows.num_rows
 
 
-def _stream(
-    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
-) -> Iterator[pa.RecordBatch]:
+def _stream(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
     """Yield the rows of a file in blocks; one block is in memory at a time."""
     stream = reader_of(path, _STREAMS)
     with reading(path):
-        for batch in stream(path, used, texts, numeric, encoding):
+        for batch in stream(path, columns, encoding):
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 yield batch.slice(start, _ROWS_AT_ONCE)
 
@@ -382,47 +394,49 @@ def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
     return values
 
 
-def _csv_batches(
-    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
-) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns ``used``; others are not converted, as only the whole file would determine their types."""
-    types = dict.fromkeys(texts, pa.string()) | dict.fromkeys(numeric, pa.float64())
+def _csv_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
+    """Batches of the columns used; others are not converted, as only the whole file would determine their types."""
+    types = dict.fromkeys(columns.used, pa.string()) | dict.fromkeys(columns.numbers, pa.float64())
     written = dialect_of(path, encoding)
-    if twice := [name for name in written.repeated if name in used]:
+    if twice := [name for name in written.repeated if name in columns.used]:
         refuse_repeated(twice[0], path)
     with csv.open_csv(path, written.read, written.parse) as reader:
-        only = _only(used, reader.schema.names)
-    options = csv.ConvertOptions(column_types=types, strings_can_be_null=True, include_columns=only)
+        only = _only(columns.used, reader.schema.names)
+    options = csv.ConvertOptions(column_types=types, null_values=list(MISSING_SPELLINGS), include_columns=only)
     with csv.open_csv(path, written.read, written.parse, options) as reader:
-        yield from reader
+        for batch in reader:
+            told = zip(batch.schema.names, batch.columns, strict=True)
+            yield pa.record_batch([_told(values, name, columns) for name, values in told], batch.schema.names)
 
 
-def _parquet_batches(
-    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
-) -> Iterator[pa.RecordBatch]:
+def _told(values: pa.Array, name: str, columns: _Columns) -> pa.Array:
+    """Return a column of a CSV file as tables read it, but for the blanks around a text."""
+    if name == columns.text:
+        return compute.if_else(compute.is_in(values, pa.array(MISSING_SPELLINGS)), None, values)
+    return without_missing(values, columns.others.get(name, ()))
+
+
+def _parquet_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
     refuse_encoding(path, encoding)
     with parquet.ParquetFile(path) as file:
-        only = _only(used, file.schema_arrow.names)
+        only = _only(columns.used, file.schema_arrow.names)
         yield from file.iter_batches(_ROWS_AT_ONCE, columns=only)
 
 
-def _only(used: Columns, there: Columns) -> list[str] | None:
+def _only(used: Sequence[str], there: Sequence[str]) -> list[str] | None:
     """Return the columns to read; None (all) if a used column is missing or any is repeated, which is reported
     later.
     """
-    return [*dict.fromkeys(used)] if set(used) <= set(there) and len(set(there)) == len(there) else None
+    return [*used] if set(used) <= set(there) and len(set(there)) == len(there) else None
 
 
-def _json_batches(
-    path: Path, used: Columns, texts: Columns, numeric: Columns, encoding: str | None
-) -> Iterator[pa.RecordBatch]:
+def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
     refuse_encoding(path, encoding)
     with arrow_json.open_json(path) as reader:
         yield from reader
 
 
-Stream = Callable[[Path, Columns, Columns, Columns, str | None], Iterator[pa.RecordBatch]]
-_STREAMS: Final[Mapping[str, Stream]] = {
+_STREAMS: Final[Mapping[str, Callable[[Path, _Columns, str | None], Iterator[pa.RecordBatch]]]] = {
     ".csv": _csv_batches,
     ".tsv": _csv_batches,
     ".jsonl": _json_batches,

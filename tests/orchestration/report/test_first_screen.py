@@ -144,7 +144,9 @@ def test_epsilons_of_several_adjacencies_are_not_compared(other: Adjacency) -> N
 def test_each_adjacency_has_a_pareto_front_of_its_own(other: Adjacency) -> None:
     trials, kept = sweep_of({"flat": (0.92, 0.80), "dpsgd_f": (0.80, 0.60)})
     mixed = [
-        replace(each, privacy=replace(each.privacy, adjacency=other)) if each.labels["clipping"] == "dpsgd_f" else each
+        replace(each, privacy=replace(present(each.privacy), adjacency=other))
+        if each.labels["clipping"] == "dpsgd_f"
+        else each
         for each in trials
     ]
     _, found, _ = in_sweep(mixed, kept)

@@ -178,6 +178,20 @@ def test_other_columns_may_change_their_type(tmp_path: Path) -> None:
     assert len(load(tmp_path, label="mood").train) == 4001
 
 
+def test_columns_of_csv_are_read_as_those_of_tables(tmp_path: Path) -> None:
+    """Blanks around a value, NA where it is declared, flags in words; of the text itself, NA is still no text."""
+    make_tokenizer(tmp_path / "tokenizer.json")
+    rows = ["the cat,true,NA", "red sky, False , EU", "NA,true,EU", " dog ,1.0,EU"]
+    (tmp_path / "texts.csv").write_text("\n".join(["body,good,region", *rows, ""]))
+    of_region: dict[str, Any] = {"group": "region", "groups": ["NA", "EU"]}
+    found = load(tmp_path, label="good", task="multi_label", **of_region)
+    assert found.train.example_ids.tolist() == [0, 1, 3]
+    assert found.train.labels.tolist() == [[1], [0], [1]]
+    assert found.train.groups.tolist() == [0, 1, 1]
+    with pytest.raises(DataCorruption, match="a column of numbers holds another text"):
+        load(tmp_path, label="good", task="regression", **of_region)
+
+
 def test_the_test_texts_are_others(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"test_path is the training table .* itself"):
         load(folder, label="mood", test_path=str(folder / "texts.csv"))
