@@ -58,7 +58,7 @@ class PartStore:
         """Read the manifest. Raises `DataCorruption` when it is damaged."""
         self.directory = directory.rstrip("/")
         self._schema = schema
-        self.records = {record.path: record for record in self._load()}
+        self.records = {record.part: record for record in self._load()}
 
     def read(self, record: PartRecord) -> pa.Table:
         """Return the rows of a committed part, verified as by `read_part`."""
@@ -68,7 +68,7 @@ class PartStore:
         uri = f"{self.directory}/{MANIFEST}"
         content = read_private(uri) if exists(uri) else b""
         records = [self._parse(line, number, uri) for number, line in enumerate(content.splitlines(True), start=1)]
-        if len({record.path for record in records}) != len(records):
+        if len({record.part for record in records}) != len(records):
             raise corrupt(uri, "it lists a part twice")
         return records
 
@@ -90,11 +90,8 @@ def write_once(directory: str, schema: pa.Schema, parts: Iterable[tuple[int, pa.
         uri = f"{directory}/{record.path}"
         if not committed:
             write_in_private_folder(uri, data)
-        elif committed.get(record.path) != record:
-            raise DataCorruption(
-                f"{uri} was committed with other rows than a replay produced: the run does not repeat itself; "
-                f"{START_ANEW}"
-            )
+        elif committed.get(part) != record:
+            raise unrepeated(uri)
         records.append(record)
     if not committed:
         commit_parts(directory, records)
@@ -192,6 +189,13 @@ def decoded(
     if not table.schema.equals(wanted) or any(column.null_count for column in table.columns):
         raise corrupt(name, "its columns are others than they should be, or lack values")
     return table
+
+
+def unrepeated(uri: str) -> DataCorruption:
+    """Return the error for a committed file that a replay would have written otherwise."""
+    return DataCorruption(
+        f"{uri} was committed with other rows than a replay produced: the run does not repeat itself; {START_ANEW}"
+    )
 
 
 def corrupt(uri: str, reason: str) -> DataCorruption:

@@ -122,7 +122,7 @@ class StoredEpsilons:
     def __init__(self, directory: str) -> None:
         """Read the manifest. Raises `DataCorruption` when it is damaged or a part is missing."""
         self._store = PartStore(directory, EPSILON_SCHEMA)
-        self.records = sorted(self._store.records.values(), key=lambda record: record.part)
+        self.records = sorted(self._store.records.values())
         if not self.records or [record.part for record in self.records] != list(range(len(self.records))):
             raise DataCorruption(f"{directory}: a part of the epsilons is missing; account the trial again")
 

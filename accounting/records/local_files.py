@@ -93,12 +93,10 @@ def replace_file(path: str, pieces: Sequence[bytes | memoryview], private: bool)
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         handle = os.open(temporary, flags, 0o600 if private else 0o644, dir_fd=folder)
         try:
-            try:
+            with _closing(handle):
                 for piece in pieces:
                     _write_all(handle, piece)
                 os.fsync(handle)
-            finally:
-                os.close(handle)
             os.replace(temporary, name, src_dir_fd=folder, dst_dir_fd=folder)
         except BaseException:
             with contextlib.suppress(FileNotFoundError):
@@ -134,12 +132,9 @@ def make_private_file(path: str) -> None:
         name = os.path.basename(path)
         if (found := _info(folder, name)) is not None:
             _require_in_place(path, found)
-        handle = os.open(name, os.O_WRONLY | os.O_CREAT | _FILE, 0o600, dir_fd=folder)
-        try:
+        with _closing(os.open(name, os.O_WRONLY | os.O_CREAT | _FILE, 0o600, dir_fd=folder)) as handle:
             _require_in_place(path, os.fstat(handle))
             os.fchmod(handle, 0o600)
-        finally:
-            os.close(handle)
 
 
 @contextlib.contextmanager
@@ -154,7 +149,7 @@ def locked(path: str) -> Iterator[None]:
         name = os.path.basename(path)
         _require_regular(path, _info(folder, name))
         handle = os.open(name, os.O_RDWR | os.O_CREAT | _FILE, 0o644, dir_fd=folder)
-    try:
+    with _closing(handle):
         _require_regular(path, os.fstat(handle))
         for _ in range(_LOOKS):
             with contextlib.suppress(BlockingIOError):
@@ -164,8 +159,6 @@ def locked(path: str) -> Iterator[None]:
         else:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    finally:
-        os.close(handle)
 
 
 def is_locked(path: str) -> bool | None:
@@ -348,8 +341,8 @@ def require_own_folders(path: str) -> None:
         _require_own_folder(path, folder)
         for name, entry in _entries(folder, ""):
             if entry.is_dir(follow_symlinks=False):
-                with contextlib.closing(_Handle(os.open(name, _LISTED, dir_fd=folder))) as inner:
-                    _require_own_folder(f"{path}/{name}", inner.number)
+                with _closing(os.open(name, _LISTED, dir_fd=folder)) as inner:
+                    _require_own_folder(f"{path}/{name}", inner)
 
 
 def _require_own_folder(path: str, folder: int) -> None:
@@ -390,14 +383,13 @@ def _is_own_group(user: int, group: int) -> bool:
     return owner.pw_gid == group and owner.pw_name == found.gr_name and set(found.gr_mem) <= {owner.pw_name}
 
 
-class _Handle:
-    """An open file descriptor that `contextlib.closing` can close."""
-
-    def __init__(self, number: int) -> None:
-        self.number = number
-
-    def close(self) -> None:
-        os.close(self.number)
+@contextlib.contextmanager
+def _closing(handle: int) -> Iterator[int]:
+    """Close a file descriptor at the end of the block."""
+    try:
+        yield handle
+    finally:
+        os.close(handle)
 
 
 def _entries(folder: int, prefix: str, depth: int = 0) -> Iterator[tuple[str, os.DirEntry[str]]]:
@@ -410,18 +402,13 @@ def _entries(folder: int, prefix: str, depth: int = 0) -> Iterator[tuple[str, os
         name = f"{prefix}{entry.name}"
         yield name, entry
         if entry.is_dir(follow_symlinks=False):
-            with contextlib.closing(_Handle(os.open(entry.name, _LISTED, dir_fd=folder))) as inner:
-                yield from _entries(inner.number, f"{name}/", depth + 1)
+            with _closing(os.open(entry.name, _LISTED, dir_fd=folder)) as inner:
+                yield from _entries(inner, f"{name}/", depth + 1)
 
 
-@contextlib.contextmanager
-def _entered(path: str, flags: int) -> Iterator[int]:
+def _entered(path: str, flags: int) -> contextlib.AbstractContextManager[int]:
     """An open folder, with no link on the way. Raises: OSError; UnsafeFile naming what is no folder."""
-    handle = _enter(path, flags)
-    try:
-        yield handle
-    finally:
-        os.close(handle)
+    return _closing(_enter(path, flags))
 
 
 def _enter(path: str, flags: int) -> int:
@@ -486,7 +473,7 @@ def _opened(path: str, most: int | None) -> Iterator[tuple[int, int]]:
         name = os.path.basename(path)
         _require_regular(path, os.stat(name, dir_fd=folder, follow_symlinks=False))
         handle = os.open(name, os.O_RDONLY | _FILE, dir_fd=folder)
-    try:
+    with _closing(handle):
         found = os.fstat(handle)
         _require_regular(path, found)
         if most is not None and found.st_size > most:
@@ -495,8 +482,6 @@ def _opened(path: str, most: int | None) -> Iterator[tuple[int, int]]:
                 "restore it from a backup"
             )
         yield handle, found.st_size
-    finally:
-        os.close(handle)
 
 
 def _info(folder: int, name: str) -> os.stat_result | None:

@@ -83,15 +83,11 @@ def _sealed(content: bytes) -> bytes:
 
 
 def _opened(read: Callable[[str], bytes], uri: str, next_step: str) -> bytes | None:
+    """Return the object without its checksum, which has been verified."""
     try:
         content = read(uri)
     except FileNotFoundError:
         return None
-    return _checked(content, uri, next_step)
-
-
-def _checked(content: bytes, uri: str, next_step: str) -> bytes:
-    """Return the object without its checksum, which has been verified."""
     try:
         values: dict[str, Any] = parsed_json(content)
         seal = values.pop(_SEAL)

@@ -20,6 +20,7 @@ from typing import Any
 import pyarrow as pa
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.records.arrow_parts import unrepeated
 from dpsweep.accounting.records.files import read_in_turn, write_in_private_folder
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -137,7 +138,7 @@ class SnapshotWriter:
             write_private_sealed(_manifest(self.directory, step), snapshot.to_json())
             self._committed.add(step)
         elif committed_snapshot(self.directory, step) != snapshot:
-            raise _unrepeated(_manifest(self.directory, step))
+            raise unrepeated(_manifest(self.directory, step))
         self._last = snapshot
 
     def complete(self) -> None:
@@ -152,7 +153,7 @@ class SnapshotWriter:
         content = json.dumps({"snapshots": last.number + 1, "last": last.digest}).encode()
         stored = read_private_sealed(uri, _NEXT)
         if max(self._committed) != last.step or stored not in (None, content):
-            raise _unrepeated(uri)
+            raise unrepeated(uri)
         if stored is None:
             write_private_sealed(uri, content)
 
@@ -225,9 +226,3 @@ def _manifest(directory: str, step: int) -> str:
 def object_uri(directory: str, step: int, number: int) -> str:
     """Return the name of an object of a snapshot."""
     return f"{directory}/step={step:08d}/object-{number:05d}.arrow"
-
-
-def _unrepeated(uri: str) -> DataCorruption:
-    return DataCorruption(
-        f"{uri} was committed with other rows than a replay produced: the run does not repeat itself; {START_ANEW}"
-    )

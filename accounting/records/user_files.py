@@ -148,7 +148,6 @@ class StoredUsers:
             raise DataCorruption(f"{directory}/{_SUMMARY} holds no number of records; {_NEXT}")
         self.most_records = most_records
         self._store = PartStore(directory, USER_SCHEMA)
-        self._records = {record.part: record for record in self._store.records.values()}
 
     def digests(self) -> tuple[str, ...]:
         """Return sha256 of the parts, in order."""
@@ -156,7 +155,7 @@ class StoredUsers:
 
     def owned(self, norms: PartFiles) -> OwnedPart:
         """Return a part of the norms with its users. Raises: DataCorruption when none are stored of it."""
-        record = self._records.get(norms.part)
+        record = self._store.records.get(norms.part)
         if record is None:
             raise _unfit(self._store.directory, norms.part)
         return OwnedPart(norms, self._store.directory, record)
