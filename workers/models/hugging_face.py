@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib
-from typing import Any, Final, Literal
+from typing import Any, Literal
 
 import torch
 from pydantic import PositiveInt
@@ -13,11 +13,8 @@ from torch.utils.checkpoint import checkpoint
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.models.pretrained import Adapter, Trainable, trained_parts
-from dpsweep.workers.models.text_models import Head, config_of, load_text_model, require_reads
+from dpsweep.workers.models.text_models import LANGUAGE, Head, config_of, load_text_model, require_reads
 from dpsweep.workers.models.transformer import mean_over
-
-_LANGUAGE: Final[tuple[Head, ...]] = ("causal_lm", "masked_lm")
-"""Heads that are pretrained themselves."""
 
 
 def hugging_face(
@@ -60,7 +57,7 @@ def hugging_face(
         )
     _require_objective(head, causal)
     loaded, new = load_text_model(path, head, num_classes)
-    require_reads(loaded, path, feature_shape[0], max(vocabulary or 0, num_classes if head in _LANGUAGE else 0))
+    require_reads(loaded, path, feature_shape[0], max(vocabulary or 0, num_classes if head in LANGUAGE else 0))
     loaded = loaded.to(getattr(torch, dtype))
     if padding is not None:
         config_of(loaded).pad_token_id = padding  # by which decoders find the last token of a text
@@ -68,7 +65,7 @@ def hugging_face(
         _require_own_head(loaded, path, checkpointing)
     if checkpointing:
         _recompute_layers(loaded)
-    is_kept = adapter is not None and head in _LANGUAGE
+    is_kept = adapter is not None and head in LANGUAGE
     trunk = trained_parts(loaded, () if is_kept else (*_head_parameters(loaded), *new), trainable, adapter)
     model = _Reader(trunk, head, num_classes, padding)
     trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -137,7 +134,7 @@ def _with_one_end(tokens: Tensor, mask: Tensor, end: int, padding: int) -> Tenso
 def _require_objective(head: Head, causal: bool | None) -> None:
     """Raises: InvalidInput for a head of language that predicts other tokens than the labels of the data."""
     asked = "causal_lm" if causal else "masked_lm"
-    if causal is not None and head in _LANGUAGE and head != asked:
+    if causal is not None and head in LANGUAGE and head != asked:
         raise InvalidInput(
             f"head {head} does not predict the tokens of objective {asked} of the data; set head: {asked}, or "
             f"objective: {head}"

@@ -25,6 +25,8 @@ _CLASSES: Final[Mapping[Head, str]] = {
     "masked_lm": "AutoModelForMaskedLM",
 }
 """The class of transformers that makes the trunk and the head of its own architecture."""
+LANGUAGE: Final[tuple[Head, ...]] = ("causal_lm", "masked_lm")
+"""Heads that are pretrained themselves."""
 _NEW: Final[tuple[Head, ...]] = ("classification", "regression")
 """Heads of the architecture that are made anew where the folder has none for as many outputs."""
 
@@ -40,7 +42,7 @@ def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module,
     """
     folder = _readable_folder(path)
     transformers = require_package("transformers", "hugging_face")
-    if head in ("causal_lm", "masked_lm"):
+    if head in LANGUAGE:
         _refuse_encoder_decoder(transformers, folder, path, head)
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     if head in _NEW:

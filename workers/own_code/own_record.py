@@ -41,11 +41,11 @@ def weight_digests(spec: TrialSpec) -> Mapping[str, bytes]:
 
     Weights that are not on this machine are left out: the component that reads them says what is missing.
     """
-    found = {name: digest_of(given) for name, given in _named(spec)}
+    found = {name: lines_of_digests(given) for name, given in _named(spec)}
     return {f"{PLACE}{name}.sha256": lines.encode() for name, lines in found.items() if lines}
 
 
-def digest_of(given: str) -> str:
+def lines_of_digests(given: str) -> str:
     """Return a line ``sha256  path`` for each file of weights of a file, folder or cached model; "" if it is not
     here.
     """

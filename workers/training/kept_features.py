@@ -21,7 +21,7 @@ from dpsweep.workers.machine.checkpoint import fingerprint, load_checkpoint, sav
 from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.models import mean_state, require_reads, text_trunk
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
-from dpsweep.workers.own_code.own_record import digest_of
+from dpsweep.workers.own_code.own_record import lines_of_digests
 
 Change = Callable[[Tensor], Tensor]
 """Transformation of a split: stored features [n, ...] -> new features [n, ...]."""
@@ -152,7 +152,7 @@ class TextFeatures:
     def transform(self, dataset: Dataset, state: dict[str, Tensor]) -> Dataset:
         padding = self._tokens(dataset).padding
         (width,) = self.output_shape(dataset.feature_shape)
-        owner = f"{digest_of(self.path)} {padding}"
+        owner = f"{lines_of_digests(self.path)} {padding}"
         device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         rows = max(1, _TOKENS // dataset.feature_shape[0])
 
