@@ -24,6 +24,7 @@ from dpsweep.accounting.mechanism.samplings import Adjacency, Draws, Sampling
 from dpsweep.accounting.mechanism.trace import Trace, require_one_run
 from dpsweep.accounting.mechanism.units import Unit
 from dpsweep.accounting.numerics.renyi import ORDERS, epsilon_improved
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld import (
     MIN_DELTA,
     Chain,
@@ -35,7 +36,6 @@ from dpsweep.accounting.pld import (
     rounds_of_group,
 )
 
-_ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a sum
 _TIGHT = 1.001
 """Ratio of the bounds up to which Renyi DP is not tried."""
 
@@ -165,7 +165,7 @@ def _with_selections(counts: Mapping[Trace, int], delta: float, group_size: int)
     plain = [trace for trace, count in counts.items() if trace.selection is None for _ in range(count)]
     share = delta / (sum(selected.values()) + bool(plain))
     added = sum(count * account(trace, share, group_size=group_size).epsilon for trace, count in selected.items())
-    added = (added + (account_together(plain, share, group_size).epsilon if plain else 0.0)) * _ROUND_UP
+    added = (added + (account_together(plain, share, group_size).epsilon if plain else 0.0)) * ROUND_UP
     return replace(best, epsilon=added, accountant="selection-sum") if added < best.epsilon else best
 
 

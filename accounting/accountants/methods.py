@@ -31,9 +31,7 @@ from dpsweep.accounting.numerics.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
-
-ROUND_UP = 1.0 + 1e-9
-"""Inflation of closed forms, far above their floating-point error."""
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 
 
 class Bounds(NamedTuple):

@@ -15,7 +15,7 @@ import scipy
 from numpy.typing import ArrayLike
 from scipy.special import logsumexp
 
-from dpsweep.accounting.accountants.methods import ROUND_UP, Bounds, rho_to_epsilon, total_rdp
+from dpsweep.accounting.accountants.methods import Bounds, rho_to_epsilon, total_rdp
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, require_finite, require_numbers
 from dpsweep.accounting.mechanism.reductions import as_accounted, rarest_apart
 from dpsweep.accounting.mechanism.rounds import (
@@ -35,6 +35,7 @@ from dpsweep.accounting.numerics.renyi import (
     sampled_gaussian_rdp,
 )
 from dpsweep.accounting.numerics.roots import beginning
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 _ROUND_DOWN = 1.0 - 1e-12

@@ -25,10 +25,10 @@ from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.trace import Selection, Trace, require_rows
 from dpsweep.accounting.numerics.renyi import ORDERS, Array, epsilon_improved, pure_rdp
 from dpsweep.accounting.numerics.roots import beginning
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld import MIN_DELTA
 from dpsweep.accounting.registry import lookup
 
-_ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a closed form or of a bisection
 _COARSE = 0.3  # deltas above this are resolved by every curve
 _FAR = 1e6  # larger epsilons are vacuous
 
@@ -152,7 +152,7 @@ def selection_rdp(trace: Trace, trials: RandomTrials, group_size: int = 1) -> Ar
     if trials.gamma == 1.0:
         return rdp
     shared = (1.0 + trials.shape) * np.min((1.0 - 1.0 / ORDERS) * rdp - math.log(trials.gamma) / ORDERS)
-    selected: Array = (rdp + shared + math.log(trials.largest_mean) / (ORDERS - 1.0)) * _ROUND_UP
+    selected: Array = (rdp + shared + math.log(trials.largest_mean) / (ORDERS - 1.0)) * ROUND_UP
     return selected
 
 
@@ -166,9 +166,9 @@ def _by_profile(trace: Trace, trials: RandomTrials, delta: float, group_size: in
     curve = privacy_curve(trace, group_size, (aim, min(gamma, _COARSE)))
     end = float(curve.profile.epsilons[-1])
     released = _least(lambda epsilon: curve.delta(epsilon).upper <= aim, end)
-    odds = gamma / (1.0 - gamma) / _ROUND_UP
+    odds = gamma / (1.0 - gamma) / ROUND_UP
     ratio = _least(lambda epsilon: curve.delta(epsilon).upper <= odds * math.expm1(min(epsilon, 700.0)), _FAR)
-    return (released + (1.0 + trials.shape) * ratio) * _ROUND_UP
+    return (released + (1.0 + trials.shape) * ratio) * ROUND_UP
 
 
 def _least(holds: Callable[[float], bool], end: float) -> float:

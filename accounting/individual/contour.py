@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ from dpsweep.accounting.pld import Direction
 
 Array = NDArray[np.float64]
 Complex = NDArray[np.complex128]
+Point = TypeVar("Point", float, Complex)
 
 _LOG_PRECISION = 40.0
 """Truncation and discretisation errors of integrals over x are below exp(-40) = 4e-18 times A at the real point."""
@@ -43,9 +45,9 @@ _SINC_LATER = 0.21724
 """The largest |sin(y)/y| for y >= pi."""
 
 
-def exponents_of(direction: Direction, points: Complex) -> Complex:
-    """Return the exponents of P / Q whose means under Q are E[exp((z - 1) loss)], at each point z."""
-    return points if direction is Direction.REMOVE else 1.0 - points
+def exponent_of(direction: Direction, z: Point) -> Point:
+    """Return the exponent of P / Q whose mean under Q is E[exp((z - 1) loss)]."""
+    return z if direction is Direction.REMOVE else 1.0 - z
 
 
 @dataclass(frozen=True)
@@ -90,7 +92,7 @@ def moment_table(law: StepLaw, precisions: Array, contour: Contour, direction: D
     chance A over that number.
     """
     sample_rate, chance = law
-    exponents, roots = exponents_of(direction, contour.points), np.sqrt(precisions)
+    exponents, roots = exponent_of(direction, contour.points), np.sqrt(precisions)
     found = np.full((len(roots), contour.size), np.nan, np.complex128)
     powers = np.full((3, len(roots)), np.nan)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):

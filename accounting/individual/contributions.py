@@ -312,16 +312,20 @@ def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
     > 1 with p_i / (1 - p_2 - ... - p_(i-1)). The step shows the first i > 1 that took place, or case 1. Where most
     batches are cut, the case of one that is cut, which dominates the others, takes place alone.
     """
-    likeliest, *others = cases_of(sampling, 1)
-    if not others:
-        return ((1.0, likeliest[1]),)
-    if math.fsum(chance for chance, _ in others) > _MOSTLY:
-        return ((1.0, others[-1][1]),)
-    steps, left = [(1.0, likeliest[1])], 1.0
-    for chance, case in others:
-        steps.append((min(chance / left, 1.0), case))
+    cases = cases_of(sampling, 1)
+    others = [chance for chance, _ in cases[1:]]
+    if math.fsum(others) > _MOSTLY:
+        return ((1.0, cases[-1][1]),)
+    return tuple(zip([1.0, *one_by_one(others)], (case for _, case in cases), strict=True))
+
+
+def one_by_one(chances: Sequence[float]) -> list[float]:
+    """Return the probabilities of independent cases, of which the first that takes place has these ``chances``."""
+    found, left = list[float](), 1.0
+    for chance in chances:
+        found.append(min(chance / left, 1.0))
         left -= chance
-    return tuple(steps)
+    return found
 
 
 def _worst_by_epoch(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Iterator[tuple[Array, int]]:

@@ -46,7 +46,7 @@ from dpsweep.accounting.individual.contour import (
     Contour,
     DecayBound,
     decay_bound,
-    exponents_of,
+    exponent_of,
     moment_table,
     no_decay,
 )
@@ -75,9 +75,17 @@ from dpsweep.accounting.individual.inversion import (
 )
 from dpsweep.accounting.individual.rdp import RenyiCosts, renyi_costs
 from dpsweep.accounting.individual.spectrum_kernels import LOOSE
-from dpsweep.accounting.individual.spreading import NODES, near_reached, of_rows, spread_linearly, weighted_sums
+from dpsweep.accounting.individual.spreading import (
+    NODES,
+    near_reached,
+    of_rows,
+    spread_linearly,
+    stacked,
+    weighted_sums,
+)
 from dpsweep.accounting.individual.table_cache import kept
 from dpsweep.accounting.individual.tail_bounds import within
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld import MIN_DELTA, Direction, PairBounds, epsilon_of_rounds, rounds_of_examples
 
 _SIZES = (16, 32, 48, 64, 80, 96, 128, 160, 192, 256)
@@ -109,9 +117,6 @@ because groups are compared."""
 _NOTICEABLE = 0.01
 """Gap between the bounds up to which they are not refined. One example in fifty of a large data set may have such a
 gap, at epsilons of 0.002 to 0.02; closing it takes a hundred times as long as everything else."""
-
-_ROUND_UP = 1.0 + 1e-9
-"""Factor on closed forms that covers their rounding errors."""
 
 _TOLERANCES = (0.5 * LOOSE, 0.05 * LOOSE)
 """Targets for the relative gap on a lattice, tried in this order; for small epsilons the gap may be larger."""
@@ -173,12 +178,10 @@ def _of_one_gaussian(costs: StepWeights, delta: float) -> Array:
     A sampled Gaussian is a post-processing of the unsampled one. With mean shift m the loss is N(m^2 / 2, m^2), and
     Pr[N(0, 1) > z] <= exp(-z^2 / 2). Pure releases add to epsilon.
     """
-    precisions = np.concatenate([np.empty(0), *(part.largest for part in costs.sampled)])
-    precision = weighted_sums(costs, precisions[:, None], np.array([[0.0], [1.0]]))[:, 0]
+    precisions = stacked([part.largest[:, None] for part in costs.sampled], 1)
+    precision = weighted_sums(costs, precisions, np.array([[0.0], [1.0]]))[:, 0]
     mean = np.sqrt(precision)
-    return np.asarray(
-        mean * (0.5 * mean + np.sqrt(-2.0 * np.log(delta))) * _ROUND_UP + math.fsum(costs.pure) * _ROUND_UP
-    )
+    return np.asarray(mean * (0.5 * mean + np.sqrt(-2.0 * np.log(delta))) * ROUND_UP + math.fsum(costs.pure) * ROUND_UP)
 
 
 def _alone(contributions: RecordedContributions, delta: float) -> PairBounds:
@@ -222,7 +225,7 @@ def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: Directi
     else:
         table = moment_table(law, np.frombuffer(nodes), contour, direction)
         log_moments, errors = table.log_moments, table.errors
-        exponent = _real_exponent(contour.tilt, direction)
+        exponent = exponent_of(direction, contour.tilt)
         decays = np.transpose(
             [_node_decay(law, nodes, exponent, contour.spacing * size) for size in _cut_sizes(contour)]
         )
@@ -243,11 +246,6 @@ def _decay_bound(law: StepLaw, nodes: bytes, exponent: float) -> DecayBound:
     if law.chance < 1.0:
         return no_decay(len(precisions) - 1)
     return decay_bound(law.sample_rate, precisions, exponent)
-
-
-def _real_exponent(tilt: float, direction: Direction) -> float:
-    """Return the exponent of P/Q at the first point of a contour."""
-    return float(exponents_of(direction, np.array([tilt + 0j]))[0].real)
 
 
 def _cut_sizes(contour: Contour) -> list[int]:
@@ -302,8 +300,7 @@ class _Group:
     def _reach(self, sizes: Sequence[int]) -> NDArray[np.bool_]:
         """Return whether exp(K) is negligible beyond contours of these sizes; shape [rows, sizes]."""
         ends = np.array([self._contour(size).end for size in sizes])
-        decays = [self._decays(part, sizes) for part in self.costs.sampled]
-        table = np.concatenate([np.empty((0, len(ends))), *decays])
+        table = stacked([self._decays(part, sizes) for part in self.costs.sampled], len(ends))
         decay = weighted_sums(self.costs, table, np.array([0.0 * ends, 0.5 * ends**2]), self.places)
         wanted = -np.log(NEGLIGIBLE)
         if any(isinstance(part.law, BlockLaw) for part in self.costs.sampled):
@@ -316,7 +313,7 @@ class _Group:
         if isinstance(part.law, BlockLaw):
             spectra = block_spectra(part.law, nodes, tilt, period, self.direction)
             return spectrum_columns(spectra, 1)[2][:, list(sizes)]
-        exponent = _real_exponent(tilt, self.direction)
+        exponent = exponent_of(self.direction, tilt)
         return np.transpose([_node_decay(part.law, nodes, exponent, self._contour(size).end) for size in sizes])
 
     def _raise(self, bounds: Array, rows: NDArray[np.intp], contour: Contour, v: float) -> None:
@@ -339,8 +336,7 @@ class _Group:
         tables = [
             _moment_columns(part.law, part.precisions.tobytes(), contour, self.direction) for part in self.costs.sampled
         ]
-        width = 2 * contour.size + _PIECES + len(_CUTS)
-        return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, width)), *tables])
+        return stacked(tables, 2 * contour.size + _PIECES + len(_CUTS))
 
 
 @functools.lru_cache(maxsize=512)

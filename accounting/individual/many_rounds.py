@@ -15,7 +15,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpsweep.accounting.individual.contributions import Law, StepLaw, StepWeights, Stretch
+from dpsweep.accounting.individual.contributions import Law, StepLaw, StepWeights, Stretch, one_by_one
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld import (
     MIN_DELTA,
     TOLERANCE,
@@ -36,7 +37,6 @@ _DENSITIES = (1, 2, 4, 8)
 """Factors on the number of nodes, tried in this order; a factor divides the error between nodes by its square."""
 _GAIN = 0.5
 """Ratio of successive gaps above which more nodes would not help enough."""
-_ROUND_UP = 1.0 + 1e-9
 _RARELY = 1e-3
 """Largest probability of all cases of a round but the likeliest: more would be too costly as steps of their own."""
 
@@ -78,7 +78,7 @@ def _of_likeliest(rounds: GroupRounds, delta: float) -> float:
     steps = _as_steps(sure)
     if steps is None or not others < 1.0 or not delta < 1.0 - others:
         return 0.0
-    return _on_nodes(sure, steps, delta / (1.0 - others) * _ROUND_UP).lower
+    return _on_nodes(sure, steps, delta / (1.0 - others) * ROUND_UP).lower
 
 
 def _as_steps(rounds: GroupRounds) -> Steps | None:
@@ -94,14 +94,13 @@ def _as_steps(rounds: GroupRounds) -> Steps | None:
     for law, count in rounds.laws:
         if law.dropped or not all(map(_is_sampled_gaussian, (mixture for _, mixture in law.cases))):
             return None
-        (_, likeliest), *others = _by_chance(law)
-        if math.fsum(chance for chance, _ in others) > _RARELY:
+        cases = _by_chance(law)
+        others = [chance for chance, _ in cases[1:]]
+        if math.fsum(others) > _RARELY:
             return None
-        left = 1.0
-        for chance, mixture in [(1.0, likeliest), *others]:
+        for chance, (_, mixture) in zip([1.0, *one_by_one(others)], cases, strict=True):
             _, rate = mixture.probabilities
-            counts[StepLaw(rate, min(chance / left, 1.0))].append(_stretch(mixture.sensitivities[1], count))
-            left -= 0.0 if mixture is likeliest else chance
+            counts[StepLaw(rate, chance)].append(_stretch(mixture.sensitivities[1], count))
     return {law: tuple(stretches) for law, stretches in counts.items()}
 
 

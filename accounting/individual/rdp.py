@@ -25,7 +25,7 @@ from dpsweep.accounting.individual.contributions import (
     tail_of_blocks,
 )
 from dpsweep.accounting.individual.kernels import best_orders
-from dpsweep.accounting.individual.spreading import near_reached, spread_linearly, weighted_sums
+from dpsweep.accounting.individual.spreading import near_reached, spread_linearly, stacked, weighted_sums
 from dpsweep.accounting.numerics.renyi import (
     ORDERS,
     classic_terms,
@@ -137,8 +137,7 @@ def _plain(costs: StepWeights) -> Array:
 
 def _stacked(costs: StepWeights) -> Array:
     """Return the tables of all laws as one: RDP of a step at each node; [nodes, orders]."""
-    tables = [_table(part.law, part.precisions.tobytes()) for part in costs.sampled]
-    return tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, len(ORDERS))), *tables])
+    return stacked([_table(part.law, part.precisions.tobytes()) for part in costs.sampled], len(ORDERS))
 
 
 @functools.lru_cache(maxsize=32)

@@ -39,7 +39,7 @@ def spread_linearly(
 
     values [snapshots, rows]: contributions. `nodes`: number of nodes, as `NODES`. Nodes are (x_0 + k h)^2, so a u with
     root x_0 + (k + t) h lies at t (2 (k + x_0 / h) + t) / (2 (k + x_0 / h) + 1) of the way from node k to the next.
-    Rounding moves u by 1e-14 of itself, far below `renyi._ROUNDING`.
+    Rounding moves u by 1e-14 of itself, far below `ROUND_UP`.
     """
     parts = tuple(SampledNodes(law, _nodes(stretches, nodes)) for law, stretches in sampled.items())
     first, fields = 0, [np.empty((0, 9))]
@@ -72,6 +72,11 @@ def weighted_sums(costs: StepWeights, table: Array, plain: Array, rows: NDArray[
     found = np.empty((len(chosen), table.shape[1]))
     sums(costs.steps.weights, costs.steps.nodes, costs.steps.ends, costs.precision, table, plain, chosen, found)
     return found
+
+
+def stacked(tables: Sequence[Array], columns: int) -> Array:
+    """Return the tables [nodes, columns] of all laws, one after the other, as `weighted_sums` takes them."""
+    return np.ascontiguousarray(tables[0] if len(tables) == 1 else np.concatenate([np.empty((0, columns)), *tables]))
 
 
 @functools.lru_cache(maxsize=16)

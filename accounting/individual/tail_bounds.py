@@ -16,10 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.blocks import block_moments
-from dpsweep.accounting.individual.contour import Contour, exponents_of, moment_table
+from dpsweep.accounting.individual.contour import Contour, exponent_of, moment_table
 from dpsweep.accounting.individual.contributions import Array, BlockLaw, Law, StepWeights
 from dpsweep.accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
-from dpsweep.accounting.individual.spreading import weighted_sums
+from dpsweep.accounting.individual.spreading import stacked, weighted_sums
 from dpsweep.accounting.individual.table_cache import kept
 from dpsweep.accounting.pld import Direction
 
@@ -48,7 +48,7 @@ def within(
         np.transpose([_log_moments(p.law, p.precisions.tobytes(), each, direction) for each in contours])
         for p in costs.sampled
     ]
-    table = np.concatenate([np.empty((0, len(contours))), *tables])
+    table = stacked(tables, len(contours))
     plain, t, log_peaks = _plain(costs.pure, tilt)
     with np.errstate(over="ignore", invalid="ignore"):  # NaN proves nothing
         exponents = weighted_sums(costs, table, plain, rows)
@@ -78,7 +78,7 @@ def _log_moments(law: Law, nodes: bytes, contour: Contour, direction: Direction)
     interpolation.
     """
     if isinstance(law, BlockLaw):
-        exponent = exponents_of(direction, contour.points[:1]).real
+        exponent = np.array([exponent_of(direction, contour.tilt)])
         return block_moments(law, nodes, exponent.tobytes())[:, 0] + STEP_ERROR
     table = moment_table(law, np.frombuffer(nodes), contour, direction)
     return np.asarray(table.log_moments[:, 0].real + table.errors[:, 0] + STEP_ERROR)

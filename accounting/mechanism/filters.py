@@ -28,11 +28,10 @@ from scipy.special import log_expit, ndtri_exp
 from dpsweep.accounting.errors import InvalidInput, keep_finite, keep_whole
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.numerics.renyi import pure_rdp, sampled_gaussian_rdp_at
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 
 Array = NDArray[np.float64]
 
-_ROUND_UP: Final = 1.0 + 1e-9
-"""Sums and closed forms are inflated by this, far above their rounding error."""
 _RATIO: Final = 1.0 + 1.0 / 512.0
 """Ratio of neighbouring nodes, in contribution over noise multiplier."""
 _LOWEST: Final = -3600
@@ -57,13 +56,13 @@ class StepPrices:
     def cost(self, contributions: ArrayLike) -> Array:
         """Return an upper bound on the cost of a step, for contributions in [0, 1] of any shape."""
         precisions = np.square(np.asarray(contributions, np.float64) / self.noise_multiplier)
-        return np.asarray(np.interp(precisions, self.nodes, self.costs) * _ROUND_UP)
+        return np.asarray(np.interp(precisions, self.nodes, self.costs) * ROUND_UP)
 
     def affordable(self, left: ArrayLike) -> Array:
         """Return the largest contribution in [0, 1] with a cost of at most ``left``, up to rounding; 0 if nothing is
         left.
         """
-        precisions = np.interp(np.maximum(left, 0.0) / _ROUND_UP, self.costs, self.nodes)
+        precisions = np.interp(np.maximum(left, 0.0) / ROUND_UP, self.costs, self.nodes)
         return np.asarray(np.minimum(self.noise_multiplier * np.sqrt(precisions), 1.0))
 
 
@@ -120,14 +119,14 @@ class RenyiFilter(IndividualFilter):
         released = sum(float(pure_rdp(epsilon, np.array([float(self.order)]))[0]) for epsilon in pure)
         return min(
             self._converted(steps + released, delta),
-            self._converted(steps, delta) + math.fsum(pure) * _ROUND_UP,
+            self._converted(steps, delta) + math.fsum(pure) * ROUND_UP,
         )
 
     def require_covers(self, sample_rate: float) -> None:
         """Accept any rate."""
 
     def _converted(self, divergence: float, delta: float) -> float:
-        return max(divergence * _ROUND_UP + conversion(self.order, delta), 0.0)
+        return max(divergence * ROUND_UP + conversion(self.order, delta), 0.0)
 
 
 @final
@@ -148,7 +147,7 @@ class GaussianFilter(IndividualFilter):
         """
         squares = self.budget + precision
         released = sum((2.0 * float(ndtri_exp(log_expit(-epsilon)))) ** 2 for epsilon in pure)
-        added = _of_gaussian(squares, delta) + math.fsum(pure) * _ROUND_UP
+        added = _of_gaussian(squares, delta) + math.fsum(pure) * ROUND_UP
         return min(_of_gaussian(squares + released, delta), added)
 
     def require_covers(self, sample_rate: float) -> None:
@@ -172,7 +171,7 @@ def conversion(order: int, delta: float) -> float:
 
 
 def _of_gaussian(squares: float, delta: float) -> float:
-    return gaussian_epsilon(math.sqrt(squares * _ROUND_UP), delta)[0]
+    return gaussian_epsilon(math.sqrt(squares * ROUND_UP), delta)[0]
 
 
 @functools.lru_cache(maxsize=64)

@@ -14,6 +14,7 @@ from functools import cached_property
 
 from dpsweep.accounting.errors import InvalidInput, keep_finite, keep_whole, require_finite, require_whole
 from dpsweep.accounting.numerics.roots import root
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 
 LARGEST_CHOICE = 1_000
 """Maximum number of candidates."""
@@ -95,7 +96,6 @@ def _accept_small(exponent: Fraction) -> bool:
 MOST_TRIALS = 10_000.0
 """Largest expected number of trials of a selection."""
 
-_ROUND_UP = 1.0 + 1e-9  # far above the rounding error of a closed form or of a bisection
 _SMALL = 1e-12  # exponents below which e^x - 1 is x
 _LEAST_EXCESS = 1e-9  # over one trial; below, there is exactly one
 
@@ -131,7 +131,7 @@ class RandomTrials:
     @property
     def largest_mean(self) -> float:
         """The mean of the law, rounded up."""
-        return _mean(-math.log(self.gamma), self.shape) * _ROUND_UP
+        return _mean(-math.log(self.gamma), self.shape) * ROUND_UP
 
     def number_at(self, uniform: float) -> int:
         """Return the number of trials for a uniformly random number in [0, 1): the inverse of the distribution

@@ -15,11 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.errors import Unreachable
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 
 Array = npt.NDArray[np.float64]
 
-_ROUND_UP: Final = 1.0 + 1e-9
-"""Inflation of sensitivities, far above the rounding of sums of a million positive terms."""
 _ITERATIONS: Final = 20_000
 _LEAST_RATIO: Final = 1e-4
 _NEAR: Final = 1e-3
@@ -42,7 +41,7 @@ def inverse_column(column: Array, steps: int) -> Array:
 
 def column_norm(column: Array) -> float:
     """Return an upper bound on the largest norm of a column of C: every column is the first one, moved and cut."""
-    return math.sqrt(math.fsum(column**2)) * _ROUND_UP
+    return math.sqrt(math.fsum(column**2)) * ROUND_UP
 
 
 def repeated_norm(column: Array, steps: int, apart: int) -> float:
@@ -56,7 +55,7 @@ def repeated_norm(column: Array, steps: int, apart: int) -> float:
     summed = np.zeros(-(-steps // apart) * apart)
     summed[:size] = np.abs(column[:size])
     summed = np.cumsum(summed.reshape(-1, apart), axis=0).ravel()[:steps]
-    return math.sqrt(math.fsum(summed**2)) * _ROUND_UP
+    return math.sqrt(math.fsum(summed**2)) * ROUND_UP
 
 
 def prefix_errors(column: Array, noising: Array, steps: int) -> tuple[float, float]:

@@ -15,6 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy.special import gammaln, logsumexp
 
+from dpsweep.accounting.numerics.rounding import ROUND_UP
+
 Array = NDArray[np.float64]
 
 ORDERS: Array = np.unique(
@@ -28,9 +30,6 @@ ORDERS: Array = np.unique(
     )
 )
 """Orders alpha over which the conversions to (epsilon, delta) minimise."""
-
-_ROUNDING = 1e-9
-"""Relative inflation of every sampled RDP value, far above the rounding error of either evaluation below."""
 
 _GRIDS = 8
 """Grids of integration for fractional orders; a few orders share one."""
@@ -78,7 +77,7 @@ def _sampled_rdp(sample_rate: float, noise_multiplier: float, orders: Array) -> 
         log_moments[whole] = _log_moments_whole(sample_rate, noise_multiplier, orders[whole])
     if not whole.all():
         log_moments[~whole] = _log_moments_fractional(sample_rate, noise_multiplier, orders[~whole])
-    return np.asarray(np.minimum(log_moments / (orders - 1.0) * (1.0 + _ROUNDING), unsampled))
+    return np.asarray(np.minimum(log_moments / (orders - 1.0) * ROUND_UP, unsampled))
 
 
 def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
@@ -89,7 +88,7 @@ def pure_rdp(epsilon: float, orders: Array = ORDERS) -> Array:
     x = (orders - 1.0) * epsilon
     with np.errstate(over="ignore"):
         moments_less_1 = 2.0 * np.sinh(0.5 * x) ** 2 + np.tanh(0.5 * epsilon) * np.sinh(x)
-    return np.asarray(np.minimum(np.log1p(moments_less_1) / (orders - 1.0) * (1.0 + _ROUNDING), epsilon))
+    return np.asarray(np.minimum(np.log1p(moments_less_1) / (orders - 1.0) * ROUND_UP, epsilon))
 
 
 def mixed_rdp(shares: Sequence[float], rdps: Sequence[Array]) -> Array:
@@ -105,7 +104,7 @@ def mixed_rdp(shares: Sequence[float], rdps: Sequence[Array]) -> Array:
         small = np.log1p(np.asarray(shares) @ np.expm1(np.minimum(exponents, _SUMMED)))
         large = logsumexp(exponents + np.log(np.asarray(shares))[:, None], axis=0)
     mixed = np.where(exponents.max(axis=0) < _SUMMED, small, large)
-    return np.asarray(mixed / (ORDERS - 1.0) * (1.0 + _ROUNDING))
+    return np.asarray(mixed / (ORDERS - 1.0) * ROUND_UP)
 
 
 def epsilon_improved(rdp: Array, delta: float) -> Array:

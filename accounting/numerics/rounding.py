@@ -1,9 +1,13 @@
-"""The public grid to which noisy values are rounded before release."""
+"""Rounding: of bounds upwards, and of noisy values to a public grid before release."""
 
 from __future__ import annotations
 
 import math
+from typing import Final
 
+ROUND_UP: Final = 1.0 + 1e-9
+"""Factor on upper bounds, far above the rounding errors of closed forms, bisections and sums of a million positive
+terms."""
 _SHARE = 2.0**-12
 
 

@@ -138,17 +138,17 @@ def _weighted(
 ) -> _Law:
     """Return the law of the mean of the two means, weighted by their numbers of terms."""
     from dpsweep.accounting.pld.allocation_kernels import (
-        place_pairs,
-        place_sums,  # loads numba and compiled code, which takes half a second
+        place_own_pairs,
+        place_pairs,  # loads numba and compiled code, which takes half a second
     )
 
     share = of_one / (of_one + of_other)
     grid = _grid(one, share, other, tail, fineness)
     masses, sums = np.zeros((2, len(grid) + 1))
     if one is other:
-        place_pairs(share * one.values, one.masses, grid, masses, sums)
+        place_own_pairs(share * one.values, one.masses, grid, masses, sums)
     else:
-        place_sums(share * one.values, one.masses, (1.0 - share) * other.values, other.masses, grid, masses, sums)
+        place_pairs(share * one.values, one.masses, (1.0 - share) * other.values, other.masses, grid, masses, sums)
     placed = _placed(masses, sums, grid, bound)
     return _Law(placed.values, placed.masses, placed.lost + share * one.lost + (1.0 - share) * other.lost)
 

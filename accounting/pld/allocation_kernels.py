@@ -60,7 +60,7 @@ def _place_row(
 
 
 @kernel(_GIVEN, _GIVEN, _GIVEN, _FOUND, _FOUND)
-def place_pairs(values: Array, masses: Array, points: Array, placed: Array, sums: Array) -> None:
+def place_own_pairs(values: Array, masses: Array, points: Array, placed: Array, sums: Array) -> None:
     """Add the law of the sum of two independent variables with one law to the cells of a grid.
 
     values [atoms]: ascending, with ``masses``. points [points]: ascending. placed, sums [points + 1]: masses, and
@@ -73,10 +73,10 @@ def place_pairs(values: Array, masses: Array, points: Array, placed: Array, sums
 
 
 @kernel(_GIVEN, _GIVEN, _GIVEN, _GIVEN, _GIVEN, _FOUND, _FOUND)
-def place_sums(
+def place_pairs(
     values: Array, masses: Array, others: Array, of_others: Array, points: Array, placed: Array, sums: Array
 ) -> None:
-    """Add the law of the sum of two independent variables to the cells of a grid, as `place_pairs` does.
+    """Add the law of the sum of two independent variables to the cells of a grid, as `place_own_pairs` does.
 
     values, others [atoms]: ascending, with masses.
     """

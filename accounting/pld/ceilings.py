@@ -25,13 +25,13 @@ from dpsweep.accounting.numerics.renyi import (
     pure_rdp,
     sampled_gaussian_rdp,
 )
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.sensitivity import SensitivityMixture
 
 Method = Literal["pld", "gdp", "rdp"]
 """The method behind an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""
 
-_ROUND_UP = 1 + 1e-9
 _STRONGEST = 1e6  # mean shift above which the Gaussian's closed form is too inaccurate
 _CUTS = (0.0, 1e-8, 0.5)  # shares of delta spent on cutting off sensitivities
 
@@ -49,7 +49,7 @@ def total_variation(rounds: GroupRounds) -> float:
         for probability, mixture in law.cases:
             shifted = special.erf(np.asarray(mixture.sensitivities) / math.sqrt(8))
             parts.append(count * probability * float(shifted @ np.asarray(mixture.probabilities)))
-    return math.fsum(parts) * _ROUND_UP
+    return math.fsum(parts) * ROUND_UP
 
 
 def gaussian_ceiling(rounds: GroupRounds, delta: float) -> float:
@@ -79,17 +79,17 @@ def delta_ceilings(rounds: GroupRounds, epsilons: Array) -> Array:
     that at epsilon 0 by the inequalities of Pinsker and of Bretagnolle and Huber. They need the Kullback-Leibler
     divergence, which is at most the Renyi divergence of any order above 1.
     """
-    missing = math.fsum(count * law.missing for law, count in rounds.laws) * _ROUND_UP
+    missing = math.fsum(count * law.missing for law, count in rounds.laws) * ROUND_UP
     if not missing < 1.0:
         return np.ones_like(epsilons)
-    rdp = _total_renyi(rounds) * _ROUND_UP
+    rdp = _total_renyi(rounds) * ROUND_UP
     divergence = float(np.min(rdp))
     apart = math.sqrt(min(divergence / 2, -math.expm1(-divergence)))
     left = epsilons * (1 - 1e-12) + math.log1p(-missing)
     exponents = (ORDERS - 1.0) * (rdp - left[:, None] + np.log1p(-1.0 / ORDERS)) - np.log(ORDERS)
-    renyi = np.exp(np.minimum(exponents.min(axis=1), 0.0)) * _ROUND_UP + missing
+    renyi = np.exp(np.minimum(exponents.min(axis=1), 0.0)) * ROUND_UP + missing
     gaussian = np.array([gaussian_delta_ceiling(rounds, float(epsilon)) for epsilon in epsilons])
-    everywhere = min(1.0, total_variation(rounds), apart * _ROUND_UP + missing)
+    everywhere = min(1.0, total_variation(rounds), apart * ROUND_UP + missing)
     return np.asarray(np.minimum(np.minimum(renyi, gaussian), everywhere))
 
 
@@ -112,7 +112,7 @@ def _cut(rounds: GroupRounds, delta: float) -> Iterator[tuple[GroupRounds, float
     total = sum(count for _, count in rounds.laws)
     for share in _CUTS:
         kept = tuple((law.truncated(share * delta / total), count) for law, count in rounds.laws)
-        missing = math.fsum(count * law.missing for law, count in kept) * _ROUND_UP
+        missing = math.fsum(count * law.missing for law, count in kept) * ROUND_UP
         if missing < delta:
             yield replace(rounds, laws=kept), delta - missing, -math.log1p(-missing)
         if all(law.atoms <= 2 and len(law.cases) == 1 for law, _ in rounds.laws):
@@ -122,7 +122,7 @@ def _cut(rounds: GroupRounds, delta: float) -> Iterator[tuple[GroupRounds, float
 def _of_one_gaussian(rounds: GroupRounds, delta: float) -> float:
     mean = dominating_mean(rounds)
     exact = gaussian_epsilon(mean, delta)[0] if mean < _STRONGEST else math.inf
-    chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(delta))) * _ROUND_UP  # Pr[N > z] <= exp(-z^2 / 2)
+    chernoff = mean * (mean / 2 + math.sqrt(-2 * math.log(delta))) * ROUND_UP  # Pr[N > z] <= exp(-z^2 / 2)
     return min(exact, chernoff) + math.fsum(rounds.pure)
 
 
@@ -134,7 +134,7 @@ def dominating_mean(rounds: GroupRounds) -> float:
 
 
 def _of_renyi(rounds: GroupRounds, delta: float) -> float:
-    return float(epsilon_improved(_total_renyi(rounds), delta)) * _ROUND_UP
+    return float(epsilon_improved(_total_renyi(rounds), delta)) * ROUND_UP
 
 
 def _total_renyi(rounds: GroupRounds) -> Array:

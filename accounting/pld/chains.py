@@ -21,6 +21,7 @@ from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.numerics.roots import root
+from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld.ceilings import dominating_mean
 from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
@@ -34,8 +35,6 @@ from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_group
 from dpsweep.accounting.pld.profile import RESOLVED, CertifiedProfile, grid, profile_of_rounds
 from dpsweep.accounting.pld.sensitivity import Array
 
-_ROUND_UP = 1.0 + 1e-9
-"""Far above the rounding errors of sums over the links of a chain, and of exponentials."""
 _APART = 1e-2
 """Ratio of neighbouring deltas at which the curve of one example is made tight."""
 _MOST_AIMS = 10
@@ -175,7 +174,7 @@ def _lines(profile: CertifiedProfile) -> _Lines:
     """
     used = profile.epsilons <= -_LEAST_LOG_RATE
     epsilons, deltas = profile.epsilons[used], profile.worst[used]
-    swapped = (1.0 - np.exp(-epsilons) * (1.0 - deltas)) * _ROUND_UP
+    swapped = (1.0 - np.exp(-epsilons) * (1.0 - deltas)) * ROUND_UP
     log_slopes, starts = np.concatenate([epsilons[::-1], -epsilons]), np.concatenate([deltas[::-1], swapped])
     starts = np.maximum(starts, _LEAST_START)
     kept, ends = list[int](), list[float]()
@@ -209,7 +208,7 @@ def _chained(lines: _Lines, links: int) -> _Points:
         slope = np.exp(lines.log_slopes[lowest])
         rates = np.minimum(lines.starts[lowest] + slope * rates, 1.0)
         slopes, starts = slopes + lines.log_slopes[lowest], lines.starts[lowest] + slope * starts
-    epsilons, deltas = slopes + np.abs(slopes) * (_ROUND_UP - 1.0), starts * _ROUND_UP
+    epsilons, deltas = slopes + np.abs(slopes) * (ROUND_UP - 1.0), starts * ROUND_UP
     order = np.argsort(epsilons, kind="stable")
     return _Points(epsilons[order], np.minimum.accumulate(deltas[order]))
 
@@ -225,7 +224,7 @@ def _epsilon_below(points: _Points, delta: float) -> float:
         return high
     above, below = float(points.deltas[after - 1]), float(points.deltas[after])
     share = (above - delta) / (above - below)  # of e^high - e^low, as delta is convex in e^epsilon
-    found = (low + math.log1p(share * math.expm1(high - low))) * _ROUND_UP if math.isfinite(above) else high
+    found = (low + math.log1p(share * math.expm1(high - low))) * ROUND_UP if math.isfinite(above) else high
     return min(max(found, 0.0), high)
 
 
@@ -239,4 +238,4 @@ def _delta_below(points: _Points, epsilon: float) -> float:
         return min(above, 1.0)
     below, high = float(points.deltas[after]), float(points.epsilons[after])
     share = math.expm1(epsilon - low) / math.expm1(high - low)  # of e^high - e^low, as delta is convex in e^epsilon
-    return min((above + (below - above) * share) * _ROUND_UP, above, 1.0)
+    return min((above + (below - above) * share) * ROUND_UP, above, 1.0)

@@ -12,7 +12,7 @@ from dpsweep.accounting.individual.contour import (
     Complex,
     Contour,
     decay_bound,
-    exponents_of,
+    exponent_of,
     moment_table,
 )
 from dpsweep.accounting.individual.contributions import StepLaw
@@ -48,7 +48,7 @@ def _dense(sample_rate: float, precisions: Array, exponents: Complex) -> Complex
 def test_moments_match_mpmath(direction: Direction, sample_rate: float, tilt: float) -> None:
     contour = Contour(tilt, 0.7, 8)
     table = moment_table(StepLaw(sample_rate, 1.0), NODES, contour, direction)
-    exponents = exponents_of(direction, contour.points)
+    exponents = exponent_of(direction, contour.points)
     for node in (0, 30, 119):
         for k in (0, 1, 4):
             assert table.errors[node, k] < 1.0
@@ -63,7 +63,7 @@ def test_chords_stay_within_the_linearity_error(direction: Direction, sample_rat
     table = moment_table(StepLaw(sample_rate, 1.0), NODES, contour, direction)
     between = 0.5 * (NODES[1:] + NODES[:-1])
     cells = np.arange(0, 70, 6)
-    truth = _dense(sample_rate, between[cells], exponents_of(direction, contour.points))
+    truth = _dense(sample_rate, between[cells], exponent_of(direction, contour.points))
     chords = 0.5 * (table.log_moments[cells + 1] + table.log_moments[cells])
     allowed = np.minimum(table.errors[cells + 1], table.errors[cells])
     used = (table.errors[cells + 1] < UNKNOWN) & (table.errors[cells] < UNKNOWN)
@@ -74,7 +74,7 @@ def test_chords_stay_within_the_linearity_error(direction: Direction, sample_rat
 @pytest.mark.parametrize("direction", DIRECTIONS)
 @pytest.mark.parametrize(("sample_rate", "tilt"), [(0.01, 4.0), (0.2, 2.5), (0.7, 6.0)])
 def test_moments_decay_at_least_as_proven(direction: Direction, sample_rate: float, tilt: float) -> None:
-    exponents = exponents_of(direction, tilt + 1j * np.append(0.0, np.geomspace(1.0, 150.0, 40)))
+    exponents = exponent_of(direction, tilt + 1j * np.append(0.0, np.geomspace(1.0, 150.0, 40)))
     bound = decay_bound(sample_rate, NODES, float(exponents[0].real))
     cells = np.arange(0, len(NODES) - 1, 10)
     for share in (0.0, 0.4, 1.0):
