@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.formats import masked
@@ -164,6 +164,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
         claimed(files.claim),
         begins(asked) as execution,
     ):
+        _require_unchanged(files, stored)
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)
         delete_left_copies(request.code, files)
@@ -200,6 +201,18 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
             display.warn(f"stopped early: {status.stopped_by}")
     told = (shown.decision, shown.unknown_cost)
     return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, *told)
+
+
+def _require_unchanged(files: SweepFiles, stored: Manifest | None) -> None:
+    """Raise `InvalidInput` unless ``stored``, which was read before the folder was locked, is its manifest still.
+
+    The trials of another manifest would be forgotten, and with them what they have released.
+    """
+    if read_manifest(files) != stored:
+        raise InvalidInput(
+            f"another dpsweep has changed the sweep in {files.root} while this one planned it; repeat the command, "
+            "which continues what is there now"
+        )
 
 
 def _require_services(request: RunRequest, tracking_uri: str) -> None:

@@ -19,7 +19,7 @@ from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.upkeep import forget_keys
-from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep, stage
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.manifest import read_manifest
@@ -30,7 +30,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.trials.trial import Progress, run_trial
-from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_grids import in_process, small
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.pipeline, which keeps it quiet)
 from tests.known import known
@@ -288,3 +288,22 @@ def test_keys_of_trials_that_are_no_longer_asked_for_can_be_forgotten(files: Swe
     left.write_bytes(b"of an audit that was killed")
     assert forget_keys(files.root) == (planned.key,)
     assert not Path(files.audited_copy).exists()
+
+
+def test_a_sweep_that_another_command_began_meanwhile_is_not_overwritten(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its trials would be missing in the composed epsilon. Both commands found an empty folder, and planned."""
+    first, second = (small(clipping="flat", noise="constant", seeds=seed, epochs=1) for seed in (0, 1))
+    plan_at, waiting = stage.plan_at, [first]
+
+    def planned_slowly(*arguments: Any) -> Any:
+        while waiting:
+            run_sweep(in_process(waiting.pop(), tmp_path / "out"))
+        return plan_at(*arguments)
+
+    monkeypatch.setattr(stage, "plan_at", planned_slowly)
+    with pytest.raises(InvalidInput, match=r"another dpsweep has changed the sweep in .*; repeat the command"):
+        run_sweep(in_process(second, tmp_path / "out"))
+    done = run_sweep(in_process(second, tmp_path / "out"))
+    assert len(done.record.points) == 2, "the first is kept, and counts"
