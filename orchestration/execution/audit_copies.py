@@ -18,7 +18,7 @@ from dpsweep.orchestration.execution.backends import opening
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.store.integrity import require_unaltered
-from dpsweep.orchestration.store.later_results import AuditRecord, record_of, write_audit
+from dpsweep.orchestration.store.later_results import AuditRecord, record_of, stored_audit, write_audit
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import claimed, exclusive
 from dpsweep.orchestration.store.results import TrialResult
@@ -53,7 +53,8 @@ def audit_again(
     """Audit trials of a record, one after the other at ``address``; yield what each audit found and its private file.
 
     A copy has the settings of its trial, with another seed. It trains on the same examples in a folder of its own,
-    which is deleted: of it remains what the audit has found, which is private. Trials are only read.
+    which is deleted: of it remains what the audit has found, which is private. Trials are only read. A copy that was
+    audited before is not trained again, so that an interrupted command can be repeated.
     Raises: InvalidInput, before any training, for a trial that cannot be audited; DataCorruption for damaged files.
     """
     require_founded(files, record)
@@ -69,7 +70,10 @@ def audit_again(
         ) as execution,
     ):
         for result in asked:
-            yield write_audit(files, _audited(files, result, request, code, execution, on_epoch))
+            done = stored_audit(files, result.key, request.audit, _copy(result.spec, request, code).seed)
+            if done is not None:  # the same copy, which would count as a second audit
+                warn(f"{result.key} was audited so before, as shown; another --seed audits another copy")
+            yield done or write_audit(files, _audited(files, result, request, code, execution, on_epoch))
 
 
 def _one_by_one(sweep: SweepSpec, address: str) -> SweepSpec:

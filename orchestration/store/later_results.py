@@ -16,7 +16,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit
 from dpsweep.workers.evaluation.attack_results import AuditResult
-from dpsweep.workers.spec import AuditKind, Transcript
+from dpsweep.workers.spec import AuditKind, AuditSpec, Transcript
 
 ACCOUNT_AGAIN = "delete its folder, and account the trial again"
 """The last advice in messages about damaged results of `dpsweep account`."""
@@ -140,6 +140,20 @@ def write_audit(files: SweepFiles, record: AuditRecord) -> tuple[AuditRecord, st
         record = replace(record, number=record.number + 1)
     write_private_sealed(uri, _RECORDS.dump_json(record))
     return record, uri
+
+
+def stored_audit(files: SweepFiles, key: str, audit: AuditSpec, seed: int) -> tuple[AuditRecord, str] | None:
+    """Return what the same audit of the trial found before, and its file; None if there was none.
+
+    seed: of the copy. Raises: as `read_audits`.
+    """
+    folder = files.audits(key)
+    for uri in (f"{folder}/{name}" for name in list_files(folder) if name.endswith(_SUFFIX)):
+        found = _audit(uri)
+        was = AuditSpec(found.canaries, found.confidence, found.kind, found.transcript)
+        if (was, found.seed) == (audit, seed):
+            return found, uri
+    return None
 
 
 def read_audits(files: SweepFiles, key: str) -> tuple[PublishedAudit, ...]:

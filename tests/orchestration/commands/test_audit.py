@@ -54,7 +54,10 @@ def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(file
     assert "in copy 1 of 1" in words(files.private_report)
     assert "What an audit proves" not in words(files.report)
     first = stored.read_bytes()
-    (again,) = json.loads(audited(files, "--json").stdout)["audits"]
+    repeated = audited(files, "--json")
+    assert json.loads(repeated.stdout)["audits"] == [found], "the same copy counts once"
+    assert "was audited so before, as shown; another --seed audits another copy" in repeated.stderr
+    (again,) = json.loads(audited(files, "--json", "--seed", "1").stdout)["audits"]
     assert (found["number"], again["number"]) == (1, 2)
     assert stored.read_bytes() == first, "a later audit replaces none"
     assert stored.with_name(f"{NAME}-2.json").exists()
