@@ -21,7 +21,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AsJson, Folder, Pace, TrackingUri, warn, whole_numbers
-from dpsweep.orchestration.commands.running import NOT_RECORDED, print_json
+from dpsweep.orchestration.commands.running import INTERRUPTED, NOT_RECORDED, print_json
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
 from dpsweep.orchestration.comparison.formats import at_most, for_terminal, name_for_terminal, number, seconds
 from dpsweep.orchestration.comparison.ledger import composed
@@ -258,11 +258,15 @@ def account(
     together = _together(SweepFiles(absolute(folder)), trial, own, delta) if own else None
     shown = _parts_printed()
     found = []
-    for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, warn):
-        found.append(answer.as_dict())
-        typer.echo(_summary(answer), err=as_json)
-        if not as_json:
-            _print_details(answer, answer.individuals.groups if group_by else ())
+    try:
+        for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, warn):
+            found.append(answer.as_dict())
+            typer.echo(_summary(answer), err=as_json)
+            if not as_json:
+                _print_details(answer, answer.individuals.groups if group_by else ())
+    except KeyboardInterrupt:
+        print("interrupted; the same command goes on", file=sys.stderr)
+        raise typer.Exit(INTERRUPTED) from None
     show_accounts(folder, tracking_uri)
     if together is not None:
         typer.echo(_together_text(together), err=as_json)
@@ -334,7 +338,7 @@ def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = F
         found = record_again(folder, tracking_uri, shown, warn)
     except KeyboardInterrupt:
         print(for_terminal(f"interrupted; {shown.last.missing() or 'the same command goes on'}"), file=sys.stderr)
-        raise typer.Exit(130) from None
+        raise typer.Exit(INTERRUPTED) from None
     if as_json:
         print_json(asdict(found))
     if missing := found.missing():

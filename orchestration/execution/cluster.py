@@ -17,7 +17,6 @@ import os
 import platform
 import signal
 import socket
-import subprocess
 import sys
 import threading
 import time
@@ -47,7 +46,7 @@ from dpsweep.orchestration.execution.nodes import (
     named,
     room,
 )
-from dpsweep.orchestration.execution.session import private_session
+from dpsweep.orchestration.execution.session import private_session, told_if_killed
 from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
@@ -87,29 +86,6 @@ def _pass_on(reader: int, kept: int, text: bytes) -> None:
         for line in lines:
             if text not in line:
                 stderr.write(line)
-
-
-_LEFT: Final = b"left"
-_WATCH: Final = f"""
-import sys
-if sys.stdin.buffer.read() != {_LEFT!r}:
-    print(sys.argv[1], file=sys.stderr)
-"""
-
-
-@contextlib.contextmanager
-def told_if_killed(text: str) -> Iterator[None]:
-    """Print ``text`` on stderr if this process ends during the ``with`` block without leaving it.
-
-    A small process waits for that, in its own session, so that Ctrl-C and a closed terminal leave it alone.
-    """
-    command = [sys.executable, "-I", "-S", "-c", _WATCH, text]
-    watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
-    try:
-        yield
-    finally:
-        with contextlib.suppress(BrokenPipeError):
-            watch.communicate(_LEFT)
 
 
 _OBJECT_STORE_BYTES = 128 * 2**20

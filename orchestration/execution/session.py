@@ -13,6 +13,8 @@ import glob
 import os
 import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Iterator, Sequence
@@ -57,8 +59,40 @@ def private_session() -> Iterator[None]:
         _open.remove(folder)
 
 
+_LEFT: Final = b"left"
+_WATCH: Final = f"""
+import sys
+if sys.stdin.buffer.read() != {_LEFT!r}:
+    print(sys.argv[1], file=sys.stderr)
+"""
+_watches: Final[list[subprocess.Popen[bytes]]] = []
+"""The processes that watch this one."""
+
+
+@contextlib.contextmanager
+def told_if_killed(text: str) -> Iterator[None]:
+    """Print ``text`` on stderr if this process ends during the ``with`` block without leaving it.
+
+    A small process waits for that, in its own session, so that Ctrl-C and a closed terminal leave it alone.
+    """
+    command = [sys.executable, "-I", "-S", "-c", _WATCH, text]
+    watch = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL, start_new_session=True)
+    _watches.append(watch)
+    try:
+        yield
+    finally:
+        _watches.remove(watch)
+        with contextlib.suppress(BrokenPipeError):
+            watch.communicate(_LEFT)
+
+
 def remove_sessions() -> None:
-    """End the processes of the sessions of this process, and remove their folders: it is about to end by force."""
+    """End the processes of the sessions of this process, and remove their folders: it is about to end by force, and
+    has said so.
+    """
+    for watch in tuple(_watches):
+        with contextlib.suppress(OSError, ValueError):
+            os.write(watch.stdin.fileno() if watch.stdin else -1, _LEFT)
     for folder in tuple(_open):
         _end_processes(folder)
         shutil.rmtree(folder, ignore_errors=True)

@@ -95,8 +95,8 @@ def test_an_embedded_cluster_adds_no_lines_of_its_own_when_its_driver_is_told_to
 _STUCK = """
 import hashlib, os, subprocess, threading
 from dpsweep.orchestration.commands.running import ended_by_signals
-from dpsweep.orchestration.execution.session import private_session
-with ended_by_signals(), private_session():
+from dpsweep.orchestration.execution.session import private_session, told_if_killed
+with ended_by_signals(), told_if_killed("killed"), private_session():
     subprocess.Popen(["sleep", "1800"], stdout=open(os.environ["RAY_TMPDIR"] + "/log", "w"))  # as Ray's
     threading.Timer(1.0, print, ["ready"], {"flush": True}).start()  # from inside the call below
     hashlib.pbkdf2_hmac("sha256", b"", b"", 2**31 - 1)  # half an hour in which Python calls no handler

@@ -429,7 +429,7 @@ with stderr_without(b"level"):
 
 SCRIPT = """
 import os, signal, sys
-from dpsweep.orchestration.execution.cluster import told_if_killed
+from dpsweep.orchestration.execution.session import told_if_killed
 with told_if_killed("the same command continues"):
     exec(sys.argv[1])
 """
