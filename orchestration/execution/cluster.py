@@ -24,9 +24,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, cast
 
 import ray
+from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError
 from ray.job_config import JobConfig
@@ -114,7 +115,7 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
     session = private_session() if address == EMBEDDED else contextlib.nullcontext()
     with told_if_killed(_KILLED), nodes_told_to_the_log(), session:
         try:
-            with _sigterm_handler_restored(), _only_warnings():
+            with _sigterm_handler_kept(), _only_warnings():
                 reread_environment()
                 if address == EMBEDDED:
                     _start_embedded()
@@ -122,7 +123,7 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
                     code = _join(address, code)
             yield code
         finally:
-            with _sigterm_handler_restored():
+            with _sigterm_handler_kept():
                 ray.shutdown()
 
 
@@ -140,20 +141,24 @@ def connected(address: str, log: Path, code: UserCode = NO_CODE, connect: Connec
 
 
 @contextlib.contextmanager
-def _sigterm_handler_restored() -> Iterator[None]:
-    """Restore the SIGTERM handlers that Ray replaces, in any thread: its own print a native stack trace, or abort.
+def _sigterm_handler_kept() -> Iterator[None]:
+    """Keep the SIGTERM handlers, in any thread, while Ray connects or shuts down.
 
-    Ray replaces the handler of the process, which calls that of Python, and in the main thread that of Python too.
-    Outside the main thread it warns that it cannot; that warning is suppressed. Its shutdown leaves no handler, so that
-    the signal would kill.
+    Its own exit with code 15 without a word, print a native stack trace, or abort. That of Python is not replaced; that
+    of the process, which calls it, is restored. Outside the main thread Ray warns that it sets none; that warning is
+    suppressed. Its shutdown leaves no handler, so that the signal would kill.
     """
-    of_process, of_python = ctypes.pythonapi.PyOS_getsig, signal.getsignal(signal.SIGTERM)
+    of_process, utilities = ctypes.pythonapi.PyOS_getsig, cast("Any", ray_utils)
     of_process.restype = ctypes.c_void_p
-    handler, logger = of_process(int(signal.SIGTERM)), logging.getLogger(ray_worker.__name__)
+    of_python = signal.getsignal(signal.SIGTERM)
+    handler, replace = of_process(int(signal.SIGTERM)), utilities.set_sigterm_handler
+    logger = logging.getLogger(ray_worker.__name__)
     logger.addFilter(_is_not_about_sigterm)
+    utilities.set_sigterm_handler = lambda handler: None
     try:
         yield
     finally:
+        utilities.set_sigterm_handler = replace
         logger.removeFilter(_is_not_about_sigterm)
         if threading.current_thread() is threading.main_thread():
             signal.signal(signal.SIGTERM, of_python)

@@ -9,6 +9,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 from collections import Counter
@@ -18,6 +19,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from ray._private import utils as ray_utils
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.epsilon_files import read_epsilons
@@ -25,7 +27,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.execution.cluster import connected, stderr_without
+from dpsweep.orchestration.execution.cluster import _sigterm_handler_kept, connected, stderr_without
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -447,3 +449,16 @@ with told_if_killed("the same command continues"):
 def test_only_an_end_by_force_is_told(ending: str, code: int, told: bool) -> None:
     done = subprocess.run([sys.executable, "-c", SCRIPT, ending], capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (code, "the same command continues\n" if told else "")
+
+
+def test_ray_takes_no_signal_while_it_connects() -> None:
+    """Its handler would end a command with exit code 15, and without a word."""
+    mine = signal.signal(signal.SIGTERM, lambda number, frame: None)
+    try:
+        handler = signal.getsignal(signal.SIGTERM)
+        with _sigterm_handler_kept():
+            ray_utils.set_sigterm_handler(lambda number, frame: None)  # type: ignore[no-untyped-call]
+            assert signal.getsignal(signal.SIGTERM) is handler
+        assert signal.getsignal(signal.SIGTERM) is handler
+    finally:
+        signal.signal(signal.SIGTERM, mine)
