@@ -79,7 +79,7 @@ def read_private_sealed(uri: str, next_step: str) -> bytes | None:
 
 def _sealed(content: bytes) -> bytes:
     values = parsed_json(content)
-    return json.dumps({**values, _SEAL: _checksum(values)}, indent=2).encode()
+    return json.dumps({**values, _SEAL: checksum(values)}, indent=2).encode()
 
 
 def _opened(read: Callable[[str], bytes], uri: str, next_step: str) -> bytes | None:
@@ -91,14 +91,15 @@ def _opened(read: Callable[[str], bytes], uri: str, next_step: str) -> bytes | N
     try:
         values: dict[str, Any] = parsed_json(content)
         seal = values.pop(_SEAL)
-        checksum = _checksum(values)
+        found = checksum(values)
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
         reason = "is damaged: it is no JSON object with a checksum"
         raise DataCorruption(f"{uri} {reason}; {next_step}") from None
-    if seal != checksum:
+    if seal != found:
         raise DataCorruption(f"{uri} is damaged: its content differs from its checksum; {next_step}")
     return json.dumps(values).encode()
 
 
-def _checksum(values: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+def checksum(value: Any) -> str:
+    """Return sha256 of a JSON value, whatever the order of its keys."""
+    return hashlib.sha256(json.dumps(value, sort_keys=True).encode()).hexdigest()

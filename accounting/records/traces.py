@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -14,9 +13,10 @@ from dpsweep.accounting.errors import DataCorruption, DpsweepError
 from dpsweep.accounting.mechanism.plain import of_plain, to_plain
 from dpsweep.accounting.mechanism.samplings import stored_kinds
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records.arrow_tables import read_table
+from dpsweep.accounting.records.arrow_tables import encode_table, read_table
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import checksum
 
 _NEXT = "restore it from a backup, or run the trial again"
 
@@ -51,11 +51,8 @@ def write_trace(path: str, trace: Trace) -> None:
     run = to_plain(trace)
     rows = [_row(segment) for segment in run.pop("segments")]
     table = pa.Table.from_pylist(rows, schema=_schema())
-    table = table.replace_schema_metadata({"run": json.dumps(run), "sha256": _checksum(table.to_pylist(), run)})
-    sink = pa.BufferOutputStream()
-    with pa.ipc.new_file(sink, table.schema) as writer:
-        writer.write_table(table)
-    write_bytes_atomically(path, sink.getvalue().to_pybytes())
+    table = table.replace_schema_metadata({"run": json.dumps(run), "sha256": checksum([table.to_pylist(), run])})
+    write_bytes_atomically(path, encode_table(table, None))
 
 
 def read_trace(path: str) -> Trace:
@@ -69,7 +66,7 @@ def read_trace(path: str) -> Trace:
         if not table.schema.equals(_schema()):
             raise ValueError("other columns")
         rows, run = table.to_pylist(), parsed_json(table.schema.metadata[b"run"])
-        intact = table.schema.metadata[b"sha256"].decode() == _checksum(rows, run)
+        intact = table.schema.metadata[b"sha256"].decode() == checksum([rows, run])
     except (pa.ArrowException, ValueError, KeyError, TypeError, OSError):
         intact = False
     if not intact:
@@ -92,7 +89,3 @@ def _segment(row: Mapping[str, Any], columns: Collection[str]) -> dict[str, Any]
     own = {name: row[name] for name in columns if row[name] is not None}
     segment = {name: value for name, value in row.items() if name not in columns}
     return {**segment, "sampling": {"kind": row["sampling"], **own}}
-
-
-def _checksum(rows: list[dict[str, Any]], run: dict[str, Any]) -> str:
-    return hashlib.sha256(json.dumps([rows, run], sort_keys=True).encode()).hexdigest()

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any, Final
 
+from dpsweep.accounting.records.sealed import checksum
 from dpsweep.orchestration.store.published import RUNS, Label, PublishedDataset, PublishedTrial
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.spec import DataSpec, TrialSpec
@@ -95,7 +95,7 @@ def found_sizes(training: TrainingResult) -> dict[str, Label]:
 
 def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
     """Return the training data by name, digest of its specification, and sizes."""
-    digest = hashlib.sha256(json.dumps(asdict(data), sort_keys=True).encode()).hexdigest()[:16]
+    digest = checksum(asdict(data))[:16]
     sizes = {"train_size": training.train_size, "test_size": training.test_size}
     return PublishedDataset(data.name, digest, data.name, sizes)
 

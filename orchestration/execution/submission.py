@@ -37,6 +37,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.sealed import checksum
 from dpsweep.orchestration.execution.cluster import own_package, refused_token
 from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, Limits, Turn
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked
@@ -257,7 +258,7 @@ def submission_id(name: str, sweep: Mapping[str, Any], output: str) -> str:
     >>> submission_id("my sweep", {"seeds": [0]}, "s3://bucket/a")
     'my-sweep-b93c1e0bae'
     """
-    digest = hashlib.sha256(json.dumps([sweep, output.rstrip("/")], sort_keys=True).encode()).hexdigest()
+    digest = checksum([sweep, output.rstrip("/")])
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:10]}"
 
 
