@@ -150,7 +150,7 @@ def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
 def _integration_grid(
     sample_rate: float, roots: Array, exponents: Complex, widest: float
 ) -> tuple[Array, Array, Array]:
-    """log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid]."""
+    """Return log G [nodes, grid], p [nodes, grid] and the log weight of each grid point under the normal law [grid]."""
     low, high, step = _grid(sample_rate, exponents, widest)
     x = np.arange(low, high, step)
     log_ratio, members = _ratio(sample_rate, roots[:, None] * x - 0.5 * np.square(roots)[:, None])
@@ -181,7 +181,7 @@ def _grid(sample_rate: float, exponents: Complex, widest: float) -> tuple[float,
 
 
 def _ratio(sample_rate: float, log_m: Array) -> tuple[Array, Array]:
-    """log G and p where log M is ``log_m``, without cancellation for M near 1 or overflow for large M."""
+    """Return log G and p where log M is ``log_m``, without cancellation for M near 1 or overflow for large M."""
     excess = sample_rate * np.expm1(np.minimum(log_m, 30.0))
     log_ratio = np.where(
         log_m <= 30.0, np.log1p(excess), np.logaddexp(np.log1p(-sample_rate), np.log(sample_rate) + log_m)

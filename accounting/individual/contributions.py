@@ -284,7 +284,7 @@ class RecordedContributions:
 
 @functools.lru_cache(maxsize=16)
 def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, float, tuple[Stretch, ...]], ...]:
-    """Stretches of each run of segments with one sampling, cut where noise or snapshot changes, in step order.
+    """Return stretches of each run of segments of one sampling, cut where noise or snapshot changes, in step order.
 
     With the probability that its steps take place (`_one_by_one`).
     """
@@ -306,7 +306,7 @@ def _stretches(steps: tuple[int, ...], trace: Trace) -> tuple[tuple[Sampling, fl
 
 
 def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
-    """Independent steps, each with the probability that it takes place, that together dominate one of ``sampling``.
+    """Return independent steps, each with its probability to take place, that together dominate one of ``sampling``.
 
     A step that is one of several cases p_1, p_2, ... is a function of these. The first case always takes place, case i
     > 1 with p_i / (1 - p_2 - ... - p_(i-1)). The step shows the first i > 1 that took place, or case 1. Where most

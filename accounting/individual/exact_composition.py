@@ -212,7 +212,7 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts) -> tuple[Array
 
 @kept(256 * 2**20)
 def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: Direction) -> Array:
-    """Logs of moments and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
+    """Return logs of moments and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
 
     Columns: real parts, imaginary parts, the largest error in each piece of the contour plus `STEP_ERROR`, decay.
     """
@@ -235,13 +235,13 @@ def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: Directi
 
 @kept(16 * 2**20)
 def _node_decay(law: StepLaw, nodes: bytes, exponent: float, frequency: float) -> Array:
-    """`DecayBound.node_decay` [nodes]."""
+    """Return `DecayBound.node_decay` [nodes]."""
     return _decay_bound(law, nodes, exponent).node_decay(frequency)
 
 
 @functools.lru_cache(maxsize=64)
 def _decay_bound(law: StepLaw, nodes: bytes, exponent: float) -> DecayBound:
-    """`decay_bound`, cached: 0.5 MB per result for 256 nodes."""
+    """Return `decay_bound`, cached: 0.5 MB per result for 256 nodes."""
     precisions = np.frombuffer(nodes)
     if law.chance < 1.0:
         return no_decay(len(precisions) - 1)
@@ -249,7 +249,7 @@ def _decay_bound(law: StepLaw, nodes: bytes, exponent: float) -> DecayBound:
 
 
 def _cut_sizes(contour: Contour) -> list[int]:
-    """Numbers of points after which a row's terms may be cut off."""
+    """Return numbers of points after which a row's terms may be cut off."""
     return [contour.size * eighths // 8 for eighths in _CUTS]
 
 
@@ -341,7 +341,7 @@ class _Group:
 
 @functools.lru_cache(maxsize=512)
 def _plain_columns(pure: tuple[float, ...], contour: Contour, v: float) -> Array:
-    """Table columns [2, ...] of unsampled mechanisms: pure releases plus damping, and a Gaussian of precision 1."""
+    """Return table columns [2, ...] of unsampled mechanisms: pure releases and damping; a Gaussian of precision 1."""
     with np.errstate(over="ignore", invalid="ignore"):  # NaN certifies nothing
         fixed, gaussian = plain_exponent(pure, contour, v)
     frequencies = contour.spacing * np.array(_cut_sizes(contour))

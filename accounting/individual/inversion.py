@@ -105,7 +105,7 @@ def buckets(costs: StepWeights, renyi: RenyiCosts) -> Iterator[Bucket]:
 
 
 def _alike(*columns: NDArray[np.intp]) -> list[NDArray[np.intp]]:
-    """Groups of rows with equal entries in all columns, found by counting: a column's values span a small range."""
+    """Return groups of rows with equal entries in all columns, by counting: values of a column span a small range."""
     key = np.zeros(len(columns[0]), np.intp)
     for column in columns:
         numbers = _numbered(column)
@@ -149,7 +149,7 @@ def tail_places(tilt: float) -> NDArray[np.intp]:
 
 
 def _periods(rdp: Array, orders: Array, epsilons: Array, delta: float, tilt: float) -> Array:
-    """Periods P [rows] so long that the weighted aliases delta(eps + m P) are at most about `_ALIASING` delta(eps).
+    """Return periods P [rows] so long that weighted aliases delta(eps + m P) are at most about `_ALIASING` delta(eps).
 
     To the left delta(eps - m P) <= 1. To the right delta(eps + m P) <= exp((b-1) (rdp_b - eps - m P)) for b > tilt. rdp
     [rows, orders]; epsilons [rows] by Renyi DP.
@@ -161,7 +161,7 @@ def _periods(rdp: Array, orders: Array, epsilons: Array, delta: float, tilt: flo
 
 
 def _stops(costs: StepWeights) -> list[NDArray[np.intp]]:
-    """For each rate, the number of nodes up to the last one a row uses, rounded up to one of few values >= 2; [rows].
+    """Return for each rate the nodes up to the last one a row uses, rounded up to one of few numbers >= 2; [rows].
 
     Rounding lets more rows share a bucket.
     """
@@ -270,12 +270,12 @@ def _alias_bounds(contour: Contour, v: float) -> tuple[float, Array]:
 
 
 def _log_series(rate: Array) -> Array:
-    """log of the sum over m >= 1 of exp(-rate m)."""
+    """Return the log of the sum over m >= 1 of exp(-rate m)."""
     return np.asarray(-rate - np.log(-np.expm1(-rate)))
 
 
 def _log_pure_moment(epsilon: float, z: Complex) -> Complex:
-    """log E_Q[(P/Q)^z] of randomised response, which dominates every (epsilon, 0)-DP release; the same at 1 - z."""
+    """Return log E_Q[(P/Q)^z] of randomised response, which dominates (epsilon, 0)-DP releases; the same at 1 - z."""
     share = 1.0 / (1.0 + np.exp(-epsilon))
     log_moment = np.log(share * np.exp((z - 1.0) * epsilon) + (1.0 - share) * np.exp(-(z - 1.0) * epsilon))
     return np.asarray(log_moment.real + 1j * log_moment.imag)

@@ -114,7 +114,7 @@ def _is_sampled_gaussian(mixture: SensitivityMixture) -> bool:
 
 
 def _stretch(sensitivity: float, count: int) -> Stretch:
-    """``count`` steps of one precision, whatever the contribution."""
+    """Return ``count`` steps of one precision, whatever the contribution."""
     return Stretch(0, 0, count, 0.0, 0.0, sensitivity**2)
 
 

@@ -79,7 +79,7 @@ def rdp_epsilons(contributions: RecordedContributions, delta: float) -> Array:
 
 
 def classic_epsilons(contributions: RecordedContributions, delta: float) -> Array:
-    """As `rdp_epsilons`, but by Mironov's conversion, which papers A and C use; never below `rdp_epsilons`."""
+    """Return `rdp_epsilons`, but by Mironov's conversion, which papers A and C use; never below `rdp_epsilons`."""
     return _converted(contributions, delta, classic_terms)
 
 
@@ -128,7 +128,7 @@ def _on_few_nodes(costs: StepWeights) -> StepWeights:
 
 
 def _plain(costs: StepWeights) -> Array:
-    """RDP of pure releases, and of one unit of precision of unsampled Gaussians; [2, orders]."""
+    """Return RDP of pure releases, and of one unit of precision of unsampled Gaussians; [2, orders]."""
     plain = np.array([np.zeros_like(ORDERS), 0.5 * ORDERS])
     for epsilon in costs.pure:
         plain[0] += pure_rdp(epsilon, ORDERS)

@@ -78,7 +78,7 @@ def moments(tilted: Array, cosines: Array, sines: Array, real: Array, imaginary:
 
 @helper
 def _exponentials(x: Array, found: Array) -> None:
-    """exp(x) within 4e-16 of itself: 0 below -708 and infinity above 709. A loop that vectorises, unlike np.exp.
+    """Write exp(x) within 4e-16 of itself: 0 below -708 and infinity above 709. A loop that vectorises, unlike np.exp.
 
     In x = n log 2 + r, |r| is at most 0.35. Taylor's series of exp(r) ends with r^13. 2^n has n + 1023 in the bits of
     its exponent.
@@ -100,7 +100,7 @@ def _exponentials(x: Array, found: Array) -> None:
 
 @helper
 def _turns(x: Array, cosines: Array, sines: Array) -> None:
-    """cos(x) and sin(x) within 3e-16, NaN beyond 1e6. A loop that vectorises, unlike np.cos.
+    """Write cos(x) and sin(x) within 3e-16, NaN beyond 1e6. A loop that vectorises, unlike np.cos.
 
     x = n pi/2 + r with |r| <= 0.79; Taylor's series of sin(r) and cos(r) end with r^15 and r^16.
     """
@@ -165,7 +165,7 @@ def _terms(
 def _curve(
     terms: Array, kept: int, error: float, scale: float, tilt: float, spacing: float, epsilon: float
 ) -> tuple[float, float]:
-    """log(delta(epsilon) / delta) and its slope: the ``kept`` terms with an error added, by Horner's rule.
+    """Return log(delta(epsilon) / delta) and its slope: the ``kept`` terms with an error added, by Horner's rule.
 
     The sum is E(t^2) + t O(t^2) with t = exp(-i spacing epsilon), where E has the even and O the odd terms. These are
     two chains of half the length, which a processor evaluates in parallel. Its derivative times t is 2 t^2 (E' + t O')

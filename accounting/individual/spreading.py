@@ -81,7 +81,7 @@ def stacked(tables: Sequence[Array], columns: int) -> Array:
 
 @functools.lru_cache(maxsize=16)
 def _nodes(stretches: tuple[Stretch, ...], nodes: int) -> Array:
-    """Nodes that cover u for all contributions in [0, 1], so that they do not depend on the block of rows."""
+    """Return nodes that cover u for all contributions in [0, 1], so that they do not depend on the block of rows."""
     lowest, highest = _ends(stretches)
     if not highest > lowest * (1.0 + 1e-9):  # nodes in between would coincide
         highest = lowest * (1.0 + 1e-6) + 1e-12
@@ -129,7 +129,7 @@ def of_rows(costs: StepWeights, rows: NDArray[np.intp], stops: Sequence[int]) ->
 
 
 def _near(reached: NDArray[np.intp], size: int, few: float) -> NDArray[np.intp]:
-    """Indices near those ``reached``, and the last two, if these are at most one in ``few`` of ``size``; else all."""
+    """Return indices near those ``reached``, and the last two, if at most one in ``few`` of ``size`` are; or all."""
     around = reached[:, None] + np.arange(-_BESIDE, _BESIDE + 1)
     near = np.union1d(around[(around >= 0) & (around < size)], [size - 2, size - 1])
     return near if len(near) * few <= size else np.arange(size)

@@ -57,13 +57,13 @@ def within(
 
 
 def _contours(tilt: float) -> list[Contour]:
-    """Contours whose first, real points are the values of a tried."""
+    """Return contours whose first, real points are the values of a tried."""
     return [Contour(each, 0.0, 2) for each in tilts_from(tilt, _STEPS)]
 
 
 @functools.lru_cache(maxsize=512)
 def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
-    """For each of `_contours`: the plain columns for `weighted_sums`, a - 1, and the log of the supremum."""
+    """Return for each of `_contours` the plain columns for `weighted_sums`, a - 1, and the log of the supremum."""
     contours = _contours(tilt)
     with np.errstate(over="ignore", invalid="ignore"):
         plain = np.array([[part[0].real for part in plain_exponent(pure, each, 0.0)] for each in contours]).T

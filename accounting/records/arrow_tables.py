@@ -97,7 +97,7 @@ def stored_column(data: bytes, place: int) -> tuple[bytes, ...]:
 
 
 def _expanded_lengths(message: pa.Message) -> Iterator[int]:
-    """Uncompressed length of every buffer of a message with rows, where they are compressed."""
+    """Yield the uncompressed length of every buffer of a message with rows, where they are compressed."""
     if message.type not in ("record batch", "dictionary"):
         return
     metadata = message.metadata.to_pybytes()
@@ -111,7 +111,7 @@ def _expanded_lengths(message: pa.Message) -> Iterator[int]:
 
 
 def _buffers(message: pa.Message) -> list[tuple[int, int]]:
-    """Offset and length of every buffer of a message with rows; each column of numbers has two."""
+    """Return offset and length of every buffer of a message with rows; each column of numbers has two."""
     metadata = message.metadata.to_pybytes()
     with _named_damage():
         vector = _table_at(metadata, _field(metadata, _batch(message, metadata), _BUFFERS))
@@ -128,7 +128,7 @@ def _row_count(message: pa.Message) -> bytes:
 
 
 def _batch(message: pa.Message, metadata: bytes) -> int:
-    """Position of the RecordBatch in the metadata of a message."""
+    """Return the position of the RecordBatch in the metadata of a message."""
     batch = _table_at(metadata, _field(metadata, _table_at(metadata, 0), _HEADER))
     return _table_at(metadata, _field(metadata, batch, 1)) if message.type == "dictionary" else batch
 
@@ -148,7 +148,7 @@ def _table_at(metadata: bytes, position: int) -> int:
 
 
 def _field(metadata: bytes, table: int, number: int) -> int:
-    """Position of a field of a table; 0 if the table lacks it."""
+    """Return the position of a field of a table; 0 if the table lacks it."""
     (back,) = struct.unpack_from("<i", metadata, table)
     (size,) = struct.unpack_from("<H", metadata, table - back)
     entry = 4 + 2 * number

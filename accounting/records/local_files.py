@@ -393,7 +393,7 @@ def _closing(handle: int) -> Iterator[int]:
 
 
 def _entries(folder: int, prefix: str, depth: int = 0) -> Iterator[tuple[str, os.DirEntry[str]]]:
-    """Everything below an open folder with its path in it, folders before what is in them."""
+    """Yield everything below an open folder with its path in it, folders before what is in them."""
     if depth > _DEEPEST:
         raise UnsafeFile(f"{prefix} lies more than {_DEEPEST} folders deep, where dpsweep writes nothing; delete it")
     with os.scandir(folder) as found:
@@ -407,7 +407,7 @@ def _entries(folder: int, prefix: str, depth: int = 0) -> Iterator[tuple[str, os
 
 
 def _entered(path: str, flags: int) -> contextlib.AbstractContextManager[int]:
-    """An open folder, with no link on the way. Raises: OSError; UnsafeFile naming what is no folder."""
+    """Open a folder in a ``with`` block, with no link on the way. Raises: OSError; UnsafeFile naming what is none."""
     return _closing(_enter(path, flags))
 
 

@@ -44,6 +44,6 @@ class WeightStandardizedConv2d(nn.Conv2d):
 
 
 def truncated_variance_scaling_(weight: Tensor) -> None:
-    """Normal with variance 1 / fan_in, truncated at two standard deviations of the full normal (Haiku's default)."""
+    """Draw from a normal of variance 1 / fan_in, cut at two standard deviations of the uncut one (Haiku's default)."""
     uncut = weight[0].numel() ** -0.5 / 0.87962566103423978  # std of a standard normal truncated at +-2
     nn.init.trunc_normal_(weight, std=uncut, a=-2.0 * uncut, b=2.0 * uncut)

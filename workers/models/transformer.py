@@ -36,7 +36,7 @@ class Attention(nn.Module):
         return out
 
     def _split(self, x: Tensor) -> Tensor:
-        """[b, t, width] -> [b, heads, t, width / heads]."""
+        """Return [b, t, width] -> [b, heads, t, width / heads]."""
         return x.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
@@ -98,7 +98,7 @@ class Trunk(nn.Module):
         return out
 
     def _mask(self, features: Tensor) -> Tensor | None:
-        """Attention mask: each position attends to itself, so that a text of only padding has finite outputs."""
+        """Return an attention mask: a position attends to itself, so that a text of padding has finite outputs."""
         if self.padding is None and not self.causal:
             return None
         length = features.shape[1]

@@ -90,7 +90,7 @@ def pixel_cross_entropy() -> Loss:
 
 
 def _mean_of_counted(logits: Tensor, labels: Tensor) -> Tensor:
-    """Logits [b, ..., K], labels [b, ...] -> [b]: mean of -ln p over the counted positions of each example."""
+    """Return the mean [b] of -ln p over each example's counted positions: logits [b, ..., K], labels [b, ...]."""
     counted = (labels != IGNORED).flatten(1).sum(1).clamp(min=1)
     # flattened, because torch has no deterministic algorithm for sequences and pictures on CUDA
     rows, classes = logits.flatten(0, -2), labels.flatten()

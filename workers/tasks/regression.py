@@ -80,7 +80,7 @@ def _absolute_error(sums: Array) -> Array:
 
 
 def _explained(sums: Array) -> Array:
-    """R^2: 1 - squared errors over squared deviations from the mean; NaN for constant targets."""
+    """Return R^2: 1 - squared errors over squared deviations from the mean; NaN for constant targets."""
     count, squared, _, targets, squares = _blocks(sums)
     deviations = squares - share(targets**2, count)
     return 1.0 - share(squared, np.where(deviations > _CONSTANT_SHARE * squares, deviations, 0.0))

@@ -78,7 +78,7 @@ class Segmentation:
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array]:
-    """Numbers [..., K] of correct, predicted and labelled pixels of each class."""
+    """Return numbers [..., K] of correct, predicted and labelled pixels of each class."""
     right, predicted, labelled = np.split(sums, 3, axis=-1)
     return right, predicted, labelled
 
