@@ -87,13 +87,42 @@ def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
 def _usual(apart: Array, freedom: int) -> Array:
     """[S]: whether the runs of a setting spread like the other settings' runs.
 
-    A setting that spreads a hundred times more hides one that spreads ten times more. The test is therefore repeated
-    without the settings that were found, at a level that hardly ever takes another setting away by chance.
+    A setting that spreads a hundred times more hides one that spreads ten times more, and several that spread alike
+    hide each other. The test is therefore repeated without the settings that were found, of each alone and of several
+    together, at a level that hardly ever takes another setting away by chance.
     """
     usual = np.logical_not(_spreads_more(apart, freedom, OTHER_SPREAD))
-    while (more := _spreads_more(apart[usual], freedom, _HIDDEN_SPREAD)).any():
+    while True:
+        more = _spreads_more(apart[usual], freedom, _HIDDEN_SPREAD)
+        more = more if more.any() else _spread_apart(apart[usual], freedom)
+        if not more.any():
+            return usual
         usual[np.flatnonzero(usual)[more]] = False
-    return usual
+
+
+def _spread_apart(apart: Array, freedom: int) -> Array:
+    """[S]: the fewest settings, from the one that spreads most on, that together spread more than the others, which
+    are two or more; none if none of them hides another.
+
+    The level of the F test holds for all subsets of the settings together. What they share makes chance rejections
+    rarer; columns that all have in common, such as those of a baseline, tell nothing.
+    """
+    count = len(apart)
+    apart = apart[:, :, np.ptp(apart, axis=0).any(0)]
+    scale = np.maximum((apart**2).mean((0, 1)), 1e-300)
+    found = (apart**2 / scale).sum((1, 2))
+    squares = np.sort(found)
+    few = np.arange(2, count - 1)
+    if not few.size:
+        return np.zeros(count, dtype=bool)
+    total = np.cumsum(squares)
+    rest = total[count - 1 - few]
+    with np.errstate(divide="ignore"):
+        ratio = (total[-1] - rest) / few / (rest / (count - few))
+    subsets = special.comb(count, few) * len(few)
+    rejected = subsets * special.fdtrc(freedom * few, freedom * (count - few), ratio) < _HIDDEN_SPREAD
+    least = squares[count - 1 - few[np.argmax(rejected)]] if rejected.any() else math.inf
+    return np.asarray(found > least)
 
 
 def _spreads_more(apart: Array, freedom: int, level: float) -> Array:

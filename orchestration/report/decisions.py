@@ -52,9 +52,10 @@ def nothing_to_take(found: Findings) -> str:
         return f"No private setting has {found.word} to compare."
     if found.too_few_to_test:
         return f"Nothing trained here can be judged: {found.too_few_to_test}."
-    name, why = next(iter(found.useless.items()))
+    shown = found.best(found.main.name, found.private) or found.private[0]
+    name, why = shown.name, found.useless[shown.name]
     others = len(found.useless) - 1
-    more = f", and {others} other setting{'s' * (others > 1)} learnt nothing either" if others else ""
+    more = f", and nothing shows that {others} other setting{'s' * (others > 1)} learnt more" if others else ""
     return f"Nothing trained here with privacy is of use: {name} {why}{more}."
 
 

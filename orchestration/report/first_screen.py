@@ -281,7 +281,9 @@ def _for_nobody(found: Findings, setting: Setting) -> Tile:
     """Return the answer where nothing was learnt, or too few were tested, without its picture."""
     if found.too_few_to_test:
         return _of_groups("unknown", "Too few were held out to judge any group.")
-    return _of_groups("nobody", f"{setting.name} learnt nothing, so its gaps between groups say nothing.")
+    return _of_groups(
+        "nobody", f"nothing shows that {setting.name} has learnt, so its gaps between groups say nothing."
+    )
 
 
 def _for_whom(found: Findings, best: Setting) -> Tile:
@@ -407,7 +409,7 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         words.append(f"{opening(found.too_few_to_test)}.")
     elif best is None:
         big = "of no use"
-        words.append("No private setting is better than a constant prediction.")
+        words.append("Nothing shows that a private setting is better than a constant prediction.")
     elif found.unknown_cost:
         big = "unknown"
         words.append(opening(found.unknown_cost.removeprefix("No use as a reference: ")))
