@@ -23,12 +23,11 @@ import copy
 import ctypes
 import gc
 import json
-import math
 import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
@@ -262,10 +261,25 @@ def measure(workload: Workload, name: str, batch: int, device: torch.device, bud
 COLUMNS = ("dpsweep", "dpsweep_with_noise", *ON_GPU, *PEERS, "vmap", "norm_pass")
 
 
+def _width(column: str) -> int:
+    return 2 + max(len(column), len("100.00x"))
+
+
 def as_row(result: Mapping[str, Any]) -> str:
     """Return a row of the printed table."""
-    ratios = "".join(f"{result.get(column, math.nan):>{len(column) + 1}.2f}x" for column in COLUMNS)
+    cells = (f"{result[column]:.2f}x" if column in result else "-" for column in COLUMNS)
+    ratios = "".join(f"{cell:>{_width(column)}}" for column, cell in zip(COLUMNS, cells, strict=True))
     return f"{result['model']:<18}{result['batch']:>6}{result['plain_ms']:>11.2f}{ratios}"
+
+
+def reasons(results: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return a line for each method without a ratio and each reason, with the models where the reason is their own."""
+    models = dict[str, list[str]]()
+    for result in results:
+        for method, reason in result["failed"].items():
+            models.setdefault(f"{method}: {reason}", []).append(result["model"])
+    everywhere = len(results)
+    return [line if len(of) == everywhere else f"{line} ({', '.join(of)})" for line, of in models.items()]
 
 
 def whole_threads(text: str) -> int:
@@ -297,7 +311,10 @@ def main() -> None:
     torch.set_num_threads(options.threads)
     device = options.device
     if not options.json:
-        print(f"{'model':<18}{'batch':>6}{'plain ms':>11}" + "".join(f"  {column}" for column in COLUMNS))
+        print(
+            f"{'model':<18}{'batch':>6}{'plain ms':>11}" + "".join(f"{column:>{_width(column)}}" for column in COLUMNS)
+        )
+    results = list[dict[str, Any]]()
     for name in options.model or WORKLOADS:
         workload = MODELS[name]
         batch, budget = (workload.quick_batch, 1.0) if options.quick else (workload.batch, 30.0)
@@ -305,7 +322,10 @@ def main() -> None:
         result = measure(workload, name, batch, device, budget)
         if message := disagreement(result):
             raise SystemExit(message)
+        results.append(result)
         print(json.dumps(result) if options.json else as_row(result), flush=True)
+    for reason in [] if options.json else reasons(results):
+        print(reason)
 
 
 if __name__ == "__main__":

@@ -26,3 +26,17 @@ def test_mistakes_are_errors_of_argparse(
         main()
     assert ended.value.code == 2
     assert message in capsys.readouterr().err
+
+
+def test_a_table_says_why_a_method_has_no_ratio() -> None:
+    training = importlib.import_module("benchmarks.training")
+    measured = {column: 1.5 for column in training.COLUMNS if column not in {"opacus_hooks", "opake", "vmap"}}
+    absent = {"opacus_hooks": "opacus is not installed", "opake": "opake.dpsgd is not installed"}
+    first = {"model": "cnn", "batch": 4, "plain_ms": 2.0, **measured, "failed": absent | {"vmap": "ValueError: no"}}
+    second = {**first, "model": "mlp", "vmap": 2.0, "failed": absent}
+    assert training.as_row(first).split()[3:] == ["-" if each not in first else "1.50x" for each in training.COLUMNS]
+    assert training.reasons([first, second]) == [
+        "opacus_hooks: opacus is not installed",
+        "opake: opake.dpsgd is not installed",
+        "vmap: ValueError: no (cnn)",
+    ]
