@@ -17,6 +17,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep, stage
@@ -295,7 +296,7 @@ def test_a_sweep_that_another_command_began_meanwhile_is_not_overwritten(
 ) -> None:
     """Its trials would be missing in the composed epsilon. Both commands found an empty folder, and planned."""
     first, second = (small(clipping="flat", noise="constant", seeds=seed, epochs=1) for seed in (0, 1))
-    plan_at, waiting = stage.plan_at, [first]
+    waiting = [first]
 
     def planned_slowly(*arguments: Any) -> Any:
         while waiting:
