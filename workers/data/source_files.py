@@ -106,6 +106,7 @@ _REASONS: Mapping[str, str] = {
     r"Empty CSV file": "it is empty",
     r"(more than \d+ columns|columns nested more than \d+ levels deep) in a Parquet file": r"it has \1",
     r"invalid UTF8 data": _NO_TEXT,
+    r"straddling object": "a row is too long (is a quote not closed?)",
     r"conversion error to double": "a column of numbers holds another text",
 }
 """What is wrong with a CSV file, by a pattern of Arrow's message, which goes on with the content of the row."""

@@ -112,6 +112,8 @@ def next_tokens(block: Block, padding: int) -> tuple[npt.NDArray[np.int32], npt.
 
 _ROWS_AT_ONCE: Final = 1024
 """Number of texts in memory at a time."""
+_BYTES_AT_ONCE: Final = 2**22
+"""Number of bytes of CSV or JSON in memory at a time. Arrow refuses a row that is longer."""
 _TOKENS_AT_ONCE: Final = 2**17
 """Number of tokens encoded at a time; the package tokenizers needs about a hundred bytes for each."""
 _MOST_IDS: Final = 2**22
@@ -400,10 +402,12 @@ def _csv_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterato
     written = dialect_of(path, encoding)
     if twice := [name for name in written.repeated if name in columns.used]:
         refuse_repeated(twice[0], path)
-    with csv.open_csv(path, written.read, written.parse) as reader:
+    read = written.read
+    read.block_size = _BYTES_AT_ONCE
+    with csv.open_csv(path, read, written.parse) as reader:
         only = _only(columns.used, reader.schema.names)
     options = csv.ConvertOptions(column_types=types, null_values=list(MISSING_SPELLINGS), include_columns=only)
-    with csv.open_csv(path, written.read, written.parse, options) as reader:
+    with csv.open_csv(path, read, written.parse, options) as reader:
         for batch in reader:
             told = zip(batch.schema.names, batch.columns, strict=True)
             yield pa.record_batch([_told(values, name, columns) for name, values in told], batch.schema.names)
@@ -432,7 +436,7 @@ def _only(used: Sequence[str], there: Sequence[str]) -> list[str] | None:
 
 def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
     refuse_encoding(path, encoding)
-    with arrow_json.open_json(path) as reader:
+    with arrow_json.open_json(path, arrow_json.ReadOptions(block_size=_BYTES_AT_ONCE)) as reader:
         yield from reader
 
 

@@ -178,6 +178,21 @@ def test_other_columns_may_change_their_type(tmp_path: Path) -> None:
     assert len(load(tmp_path, label="mood").train) == 4001
 
 
+@pytest.mark.parametrize("suffix", ["csv", "jsonl"])
+def test_a_text_of_megabytes_is_read_and_a_row_beyond_a_block_is_named(
+    tmp_path: Path, suffix: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_tokenizer(tmp_path / "tokenizer.json")
+    rows = [{"body": body, "mood": mood} for body, mood in (("x" * 3_000_000, "pos"), ("red sky", "neg"))]
+    table = "".join(f"{row['body']},{row['mood']}\n" for row in rows)
+    lines = "".join(json.dumps(row) + "\n" for row in rows)
+    (tmp_path / f"texts.{suffix}").write_text({"csv": "body,mood\n" + table, "jsonl": lines}[suffix])
+    assert len(load(tmp_path, f"texts.{suffix}", label="mood").train) == 2
+    monkeypatch.setattr(drawn, "_BYTES_AT_ONCE", 2**20)
+    with pytest.raises(DataCorruption, match=r"a row is too long \(is a quote not closed\?\)"):
+        load(tmp_path, f"texts.{suffix}", label="mood")
+
+
 def test_columns_of_csv_are_read_as_those_of_tables(tmp_path: Path) -> None:
     """Blanks around a value, NA where it is declared, flags in words; of the text itself, NA is still no text."""
     make_tokenizer(tmp_path / "tokenizer.json")
