@@ -101,8 +101,7 @@ def is_local(uri: str) -> bool:
 def read_bytes(uri: str) -> bytes:
     """Return the whole content. Raises FileNotFoundError when nothing is there, `StorageError` for other failures, and
     `UnsafeFile` for a local path that is no regular file, or larger than a file of its kind."""
-    local = _local(uri)
-    with _named_errors("read", uri):
+    with _named_errors("read", uri) as local:
         if local is not None:
             return local_files.read(local, largest(uri))
         filesystem, path = open_filesystem(uri)
@@ -117,8 +116,7 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
 
     Raises: as `read_bytes`.
     """
-    local = _local(uri)
-    with _named_errors("read", uri):
+    with _named_errors("read", uri) as local:
         if local is not None:
             return local_files.read_range(local, start, size)
         filesystem, path = open_filesystem(uri)
@@ -129,11 +127,10 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
 
 def digest_of(uri: str) -> str:
     """Return sha256 of a file as it is stored. Raises: as `read_bytes`."""
-    local = _local(uri)
-    if local is None:
+    with _named_errors("read", uri) as local:
+        if local is not None:
+            return local_files.digest(local, largest(uri))
         return hashlib.sha256(read_bytes(uri)).hexdigest()
-    with _named_errors("read", uri):
-        return local_files.digest(local, largest(uri))
 
 
 def write_bytes_atomically(uri: str, data: bytes | memoryview, private: bool = False) -> None:
@@ -145,8 +142,7 @@ def write_bytes_atomically(uri: str, data: bytes | memoryview, private: bool = F
 
     Raises: StorageError (disk full, no permission, ...), UnsafeFile; the old content is then unchanged.
     """
-    local = _local(uri)
-    with _named_errors("write", uri):
+    with _named_errors("write", uri) as local:
         if local is not None:
             local_files.make_folders(os.path.dirname(local), 0o755)
             local_files.replace_file(local, (data,), private)
@@ -159,8 +155,7 @@ def write_in_private_folder(uri: str, *pieces: bytes | memoryview) -> None:
 
     The file gets mode 0600, its folder and every folder created for it mode 0700. Raises: as `write_bytes_atomically`.
     """
-    local = _local(uri)
-    with _named_errors("write", uri):
+    with _named_errors("write", uri) as local:
         if local is not None:
             local_files.make_private_folder(os.path.dirname(local))
             local_files.replace_file(local, pieces, private=True)
@@ -170,8 +165,7 @@ def write_in_private_folder(uri: str, *pieces: bytes | memoryview) -> None:
 
 def exists(uri: str) -> bool:
     """Return whether anything is at ``uri``, a link included. Raises `StorageError` when the storage cannot tell."""
-    local = _local(uri)
-    with _named_errors("read", uri):
+    with _named_errors("read", uri) as local:
         if local is not None:
             return local_files.info(local) is not None
         filesystem, path = open_filesystem(uri)
@@ -180,8 +174,7 @@ def exists(uri: str) -> bool:
 
 def is_closed(uri: str) -> bool:
     """Return whether a local folder is there that this process may not read, as the private ones of another user."""
-    local = _local(uri)
-    with _named_errors("read", uri):
+    with _named_errors("read", uri) as local:
         return local is not None and local_files.is_closed(local)
 
 
@@ -189,8 +182,7 @@ def modified(uri: str) -> float | None:
     """Return when the file at ``uri`` was last written, in seconds since 1970 UTC; None if it is missing or not
     known.
     """
-    local = _local(uri)
-    with _named_errors("read", uri):
+    with _named_errors("read", uri) as local:
         if local is not None:
             there = local_files.info(local)
             return None if there is None or not stat.S_ISREG(there.st_mode) else there.st_mtime
@@ -201,8 +193,7 @@ def modified(uri: str) -> float | None:
 
 def delete(uri: str) -> None:
     """Delete a file if it exists; a link is deleted, not what it leads to. Raises `StorageError`, `UnsafeFile`."""
-    local = _local(uri)
-    with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
+    with _named_errors("delete", uri) as local, contextlib.suppress(FileNotFoundError):
         if local is not None:
             local_files.delete(local)
         else:
@@ -215,22 +206,20 @@ def with_partials(uri: str) -> tuple[str, ...]:
 
     Object stores show no object before its upload is complete. Raises: StorageError, UnsafeFile.
     """
-    local = _local(uri)
-    if local is None:
+    with _named_errors("list", uri) as local:
+        if local is not None:
+            return local_files.with_partials(local)
         return (uri,) if exists(uri) else ()
-    with _named_errors("list", uri):
-        return local_files.with_partials(local)
 
 
 def with_parts(uri: str) -> tuple[str, ...]:
     """Return what `with_partials` does, and the same for the parts of a file, ``uri-...``."""
-    local = _local(uri)
-    if local is None:
+    with _named_errors("list", uri) as local:
+        if local is not None:
+            return local_files.with_parts(local)
         folder, _, name = uri.rpartition("/")
         found = (each for each in list_files(folder) if each.startswith(f"{name}-"))
         return (*with_partials(uri), *(f"{folder}/{each}" for each in found))
-    with _named_errors("list", uri):
-        return local_files.with_parts(local)
 
 
 def delete_folder(uri: str) -> None:
@@ -238,8 +227,7 @@ def delete_folder(uri: str) -> None:
 
     Raises: StorageError when the storage refuses, UnsafeFile for anything that is no folder, such as a link.
     """
-    local = _local(uri)
-    with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
+    with _named_errors("delete", uri) as local, contextlib.suppress(FileNotFoundError):
         if local is not None:
             local_files.delete_folder(local)
         else:
@@ -249,8 +237,7 @@ def delete_folder(uri: str) -> None:
 
 def delete_if_empty(uri: str) -> None:
     """Delete a folder if it has no entries. Raises: StorageError, UnsafeFile."""
-    local = _local(uri)
-    with _named_errors("delete", uri), contextlib.suppress(FileNotFoundError):
+    with _named_errors("delete", uri) as local, contextlib.suppress(FileNotFoundError):
         if local is not None:
             local_files.delete_if_empty(local)
             return
@@ -264,8 +251,7 @@ def list_files(uri: str) -> tuple[str, ...]:
 
     Locally, links and whatever else is no folder are listed too, and no link is followed.
     """
-    local = _local(uri)
-    with _named_errors("list", uri):
+    with _named_errors("list", uri) as local:
         if local is not None:
             with contextlib.suppress(FileNotFoundError):
                 names = [name for name in local_files.list_files(local) if not name.endswith(local_files.TEMPORARY)]
@@ -278,8 +264,7 @@ def list_files(uri: str) -> tuple[str, ...]:
 
 def list_folders(uri: str) -> tuple[str, ...]:
     """Return sorted names of the folders directly in a folder, without hidden ones and symbolic links."""
-    local = _local(uri)
-    with _named_errors("list", uri):
+    with _named_errors("list", uri) as local:
         if local is not None:
             with contextlib.suppress(FileNotFoundError):
                 return tuple(sorted(name for name in local_files.list_folders(local) if not name.startswith(".")))
@@ -340,10 +325,13 @@ def _require_size(uri: str, size: int) -> None:
 
 
 @contextlib.contextmanager
-def _named_errors(action: str, uri: str) -> Iterator[None]:
-    """Turn an error of the operating system into a `StorageError` that names the file and the next step."""
+def _named_errors(action: str, uri: str) -> Iterator[str | None]:
+    """Turn an error of the operating system into a `StorageError` that names the file and the next step.
+
+    Yields `_local` of the file.
+    """
     try:
-        yield
+        yield _local(uri)
     except FileNotFoundError:
         raise
     except OSError as error:
