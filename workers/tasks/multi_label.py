@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -61,7 +61,7 @@ class MultiLabel:
         """Return scores of each label; precision, recall and false positive rate are left out where their denominator
         is 0.
         """
-        return by_name({score: of(sums) for score, of in _LABEL_SCORES.items()}, names)
+        return by_name({score: of(*_blocks(sums)) for score, of in _LABEL_SCORES.items()}, names)
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array, Array]:
@@ -74,42 +74,18 @@ def _f1(positives: Array, wrong: Array, missed: Array) -> Array:
     return share(2.0 * positives, 2.0 * positives + wrong + missed)
 
 
-def _accuracies(sums: Array) -> Array:
-    count, _, wrong, missed = _blocks(sums)
-    return 1.0 - share(wrong + missed, count)
-
-
-def _f1s(sums: Array) -> Array:
-    return _f1(*_blocks(sums)[1:])
-
-
-def _recalls(sums: Array) -> Array:
-    _, positives, _, missed = _blocks(sums)
-    return share(positives, positives + missed)
-
-
-def _precisions(sums: Array) -> Array:
-    _, positives, wrong, _ = _blocks(sums)
-    return share(positives, positives + wrong)
-
-
-def _false_positive_rates(sums: Array) -> Array:
-    count, positives, wrong, missed = _blocks(sums)
-    return share(wrong, count - positives - missed)
-
-
 def _over_all_labels(sums: Array) -> Array:
     _, *counts = _blocks(sums)
     positives, wrong, missed = (each.sum(-1) for each in counts)
     return _f1(positives, wrong, missed)
 
 
-_LABEL_SCORES: Final = {
-    "accuracy": _accuracies,
-    "f1": _f1s,
-    "precision": _precisions,
-    "true_positive_rate": _recalls,
-    "false_positive_rate": _false_positive_rates,
+_LABEL_SCORES: Final[Mapping[str, Callable[[Array, Array, Array, Array], Array]]] = {
+    "accuracy": lambda count, positives, wrong, missed: 1.0 - share(wrong + missed, count),
+    "f1": lambda count, positives, wrong, missed: _f1(positives, wrong, missed),
+    "precision": lambda count, positives, wrong, missed: share(positives, positives + wrong),
+    "true_positive_rate": lambda count, positives, wrong, missed: share(positives, positives + missed),
+    "false_positive_rate": lambda count, positives, wrong, missed: share(wrong, count - positives - missed),
 }
 MULTI_LABEL: Final = MultiLabel(
     scores=(
@@ -127,7 +103,7 @@ MULTI_LABEL: Final = MultiLabel(
             "Macro F1",
             "higher",
             "share",
-            lambda sums: mean_of_known(_f1s(sums)),
+            lambda sums: mean_of_known(_f1(*_blocks(sums)[1:])),
             "The mean over labels of the F1 of each; a label that no example has, and none is given, is left out.",
         ),
         Score(
@@ -135,7 +111,7 @@ MULTI_LABEL: Final = MultiLabel(
             "Label accuracy",
             "higher",
             "share",
-            lambda sums: np.asarray(_accuracies(sums).mean(-1)),
+            lambda sums: np.asarray(_LABEL_SCORES["accuracy"](*_blocks(sums)).mean(-1)),
             "The share of all labels of all examples that are predicted right, present or absent.",
         ),
         Score(

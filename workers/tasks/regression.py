@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
@@ -69,16 +69,6 @@ def _blocks(sums: Array) -> tuple[Array, Array, Array, Array, Array]:
     return count, squared, absolute, targets, squares
 
 
-def _squared_error(sums: Array) -> Array:
-    count, squared, *_ = _blocks(sums)
-    return share(squared, count)
-
-
-def _absolute_error(sums: Array) -> Array:
-    count, _, absolute, *_ = _blocks(sums)
-    return share(absolute, count)
-
-
 def _explained(sums: Array) -> Array:
     """Return R^2: 1 - squared errors over squared deviations from the mean; NaN for constant targets."""
     count, squared, _, targets, squares = _blocks(sums)
@@ -86,7 +76,11 @@ def _explained(sums: Array) -> Array:
     return 1.0 - share(squared, np.where(deviations > _CONSTANT_SHARE * squares, deviations, 0.0))
 
 
-_TARGET_SCORES: Final = {"r2": _explained, "mse": _squared_error, "mae": _absolute_error}
+_TARGET_SCORES: Final[Mapping[str, Callable[[Array], Array]]] = {
+    "r2": _explained,
+    "mse": lambda sums: share(_blocks(sums)[1], sums[..., :1]),
+    "mae": lambda sums: share(_blocks(sums)[2], sums[..., :1]),
+}
 REGRESSION: Final = Regression(
     scores=(
         Score(
@@ -103,7 +97,7 @@ REGRESSION: Final = Regression(
             "Mean squared error",
             "lower",
             "number",
-            lambda sums: np.asarray(_squared_error(sums).mean(-1)),
+            lambda sums: np.asarray(_TARGET_SCORES["mse"](sums).mean(-1)),
             "In squared units of the target; the mean over targets.",
         ),
         Score(
@@ -111,7 +105,7 @@ REGRESSION: Final = Regression(
             "Mean absolute error",
             "lower",
             "number",
-            lambda sums: np.asarray(_absolute_error(sums).mean(-1)),
+            lambda sums: np.asarray(_TARGET_SCORES["mae"](sums).mean(-1)),
         ),
     )
 )
