@@ -214,30 +214,23 @@ def _meaning(source: bytes) -> str | bytes:
     Where a source reads a ``__doc__``, texts count.
     """
     try:
-        return _syntax(source)
+        tree = ast.parse(source)
+        nodes = [*ast.walk(tree)]
+        names = {getattr(node, "id", None) or getattr(node, "attr", None) for node in nodes}
+        if not names & {"__doc__", "getdoc"}:
+            for node in nodes:
+                for name in ("body", "orelse", "finalbody"):
+                    block = getattr(node, name, None)
+                    if isinstance(block, list):
+                        setattr(node, name, [each for each in block if not _is_text(each)])
+        return ast.dump(tree)
     except (SyntaxError, ValueError, RecursionError, MemoryError):  # the last two of one that is nested deeply
         return source
 
 
-def _syntax(source: bytes) -> str:
-    tree = ast.parse(source)
-    nodes = [*ast.walk(tree)]
-    names = {node.id if isinstance(node, ast.Name) else node.attr for node in nodes if isinstance(node, _NAMED)}
-    if not names & {"__doc__", "getdoc"}:
-        for node in nodes:
-            for name in ("body", "orelse", "finalbody"):
-                block = getattr(node, name, None)
-                if isinstance(block, list):
-                    setattr(node, name, [each for each in block if not _is_text(each)])
-    return ast.dump(tree)
-
-
-_NAMED: Final = (ast.Name, ast.Attribute)
-
-
 def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
+    match statement:
+        case ast.Expr(value=ast.Constant(value=str())):
+            return True
+        case _:
+            return False
