@@ -250,11 +250,6 @@ class DecayBound:
         return np.asarray(np.minimum(np.append(cells[:1], cells), np.append(cells, cells[-1:])))
 
 
-def no_decay(cells: int) -> DecayBound:
-    """Return the trivial bound, a decay of 0. Steps that may not take place have no better one."""
-    return DecayBound(np.zeros((cells, 1)), np.zeros((cells, 1)))
-
-
 def decay_bound(sample_rate: float, precisions: Array, exponent: float, layers: int = 128) -> DecayBound:
     """Return uniform layers below the loss's density for every u of a cell: each factor takes its worst value in the
     cell.

@@ -48,7 +48,6 @@ from dpsweep.accounting.individual.contour import (
     decay_bound,
     exponent_of,
     moment_table,
-    no_decay,
 )
 from dpsweep.accounting.individual.contributions import (
     Array,
@@ -235,17 +234,16 @@ def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: Directi
 
 @kept(16 * 2**20)
 def _node_decay(law: StepLaw, nodes: bytes, exponent: float, frequency: float) -> Array:
-    """Return `DecayBound.node_decay` [nodes]."""
-    return _decay_bound(law, nodes, exponent).node_decay(frequency)
+    """Return `DecayBound.node_decay` [nodes]; 0 for steps that may not take place, which have no better bound."""
+    if law.chance < 1.0:
+        return np.zeros_like(np.frombuffer(nodes))
+    return _decay_bound(law.sample_rate, nodes, exponent).node_decay(frequency)
 
 
 @functools.lru_cache(maxsize=64)
-def _decay_bound(law: StepLaw, nodes: bytes, exponent: float) -> DecayBound:
+def _decay_bound(sample_rate: float, nodes: bytes, exponent: float) -> DecayBound:
     """Return `decay_bound`, cached: 0.5 MB per result for 256 nodes."""
-    precisions = np.frombuffer(nodes)
-    if law.chance < 1.0:
-        return no_decay(len(precisions) - 1)
-    return decay_bound(law.sample_rate, precisions, exponent)
+    return decay_bound(sample_rate, np.frombuffer(nodes), exponent)
 
 
 def _cut_sizes(contour: Contour) -> list[int]:
