@@ -278,9 +278,15 @@ def discretise(
     The guarantee is in the module's description. ``tail`` is the probability that may be cut off: it is added to
     infinity_mass for the upper bound, and dropped for the lower.
 
-    Raises: InvalidInput for a spacing outside [1e-9, 1e3], a tail outside [1e-300, 1) or a mixture without a positive
-    sensitivity.
+    Raises: InvalidInput for a spacing outside [1e-9, 1e3], a tail outside [1e-300, 1), a mixture without a positive
+    sensitivity, and for words that are no direction or bound; "remove" and "add" are directions.
     """
+    if direction not in (*DIRECTIONS, *(each.value for each in DIRECTIONS)) or bound not in BOUNDS:
+        raise InvalidInput(
+            f"direction is {direction!r} and bound is {bound!r}, but they must be 'remove' or 'add', and 'upper' or "
+            "'lower'"
+        )
+    direction = Direction(direction)
     spacing = require_finite("spacing", spacing, at_least=1e-9, at_most=1e3)
     tail = require_finite("tail", tail, at_least=1e-300, below=1.0)
     if mixture.sensitivities[-1] == 0.0:

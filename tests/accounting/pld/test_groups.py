@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from typing import Any, cast
 
 import mpmath
 import numpy as np
@@ -110,6 +111,17 @@ def test_truncated_groups_stay_on_their_side(direction: Direction, bound: Bound)
     exact = hockey_stick(mixture, 0.5, direction)
     assert delta_of(law, 0.5) >= exact if bound == "upper" else delta_of(law, 0.5) <= exact
     assert delta_of(law, 0.5) == pytest.approx(exact, rel=0.02)
+
+
+def test_words_are_directions_and_no_others() -> None:
+    """A misspelt one would be taken for the other direction, or for the other bound."""
+    mixture: Any = MIXTURES["group"]
+    for direction in DIRECTIONS:
+        named, meant = (discretise(mixture, 1e-2, each, "upper") for each in (cast(Any, direction.value), direction))
+        np.testing.assert_array_equal(named.probabilities, meant.probabilities)
+    for words in (("Remove", "upper"), ("add", "Upper"), (None, "lower")):
+        with pytest.raises(InvalidInput, match="must be 'remove' or 'add', and 'upper' or 'lower'"):
+            discretise(mixture, 1e-2, *cast(Any, words))
 
 
 def test_dual_measure_has_mass_one() -> None:
