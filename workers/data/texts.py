@@ -261,13 +261,6 @@ class _Encoder:
         names = tuple(ids.get(number, f"(no token {number})") for number in range(max(ids) + 1))
         return cls(tokenizer, path, length, names, padding)
 
-    def token(self, name: str, key: str) -> int:
-        """Return the id of a token. `key`: parameter that names it. Raises: InvalidInput for an unknown token."""
-        found = self.tokenizer.token_to_id(name)
-        if found is None:
-            raise InvalidInput(f"the tokenizer {self.path} has no token {name!r}; name one that it has by `{key}`")
-        return int(found)
-
     def encode(self, texts: Sequence[str]) -> tuple[Block, npt.NDArray[np.bool_]]:
         """Return the tokens of the texts, and the flaws of each, as of a `Split`."""
         with _no_panic(self.path):
@@ -293,15 +286,23 @@ def _no_panic(path: Path) -> Iterator[None]:
         ) from error
 
 
+def _token(tokenizer: Tokenizer, path: Path, name: str, key: str) -> int:
+    """Return the id of a token. `key`: parameter that names it. Raises: InvalidInput for an unknown token."""
+    found = tokenizer.token_to_id(name)
+    if found is None:
+        raise InvalidInput(f"the tokenizer {path} has no token {name!r}; name one that it has by `{key}`")
+    return int(found)
+
+
 def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
-    own = tokenizer.padding["pad_token"] if tokenizer.padding else None
-    for name in (named,) if named is not None else (own, *_PADDING):
-        if name is not None and (found := tokenizer.token_to_id(name)) is not None:
+    if named is not None:
+        return _token(tokenizer, path, named, "padding_token")
+    own = (tokenizer.padding["pad_token"],) if tokenizer.padding else ()
+    for name in (*own, *_PADDING):
+        if (found := tokenizer.token_to_id(name)) is not None:
             return int(found)
     raise InvalidInput(
-        f"the tokenizer {path} has no token {named!r}; name one that it has by `padding_token`"
-        if named is not None
-        else f"the tokenizer {path} says nothing of padding; name the token that fills short texts by `padding_token`"
+        f"the tokenizer {path} says nothing of padding; name the token that fills short texts by `padding_token`"
     )
 
 
@@ -454,7 +455,7 @@ Learn = Callable[[Block, int], tuple[npt.NDArray[Any], ...]]
 def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float, seed: int) -> Learn:
     """Return the function that makes features and labels from tokens."""
     if objective == "masked_lm":
-        token = encoder.token(mask, "mask_token")
+        token = _token(encoder.tokenizer, encoder.path, mask, "mask_token")
         return lambda block, first: masked_tokens(block, first, token, len(encoder.tokens), fraction, seed)
     if objective == "causal_lm":
         return lambda block, first: next_tokens(block, encoder.padding)
