@@ -35,7 +35,7 @@ EXPORTED = {
         planned_trace privacy_curve read_trace write_trace""",
     "dpsweep.accounting.individual": """FILTERED INDIVIDUAL_ACCOUNTANTS IndividualEpsilons
         epsilon_of_many_rounds individual_claim individual_epsilons individual_reasons""",
-    "dpsweep.accounting.pld": """AllocatedRound CertifiedDelta CertifiedEpsilon CertifiedProfile Chain EvenLaw
+    "dpsweep.accounting.pld": """AllocatedRound CertifiedDelta CertifiedEpsilon CertifiedProfile Chain Direction EvenLaw
         GroupRounds LatticeLoss MIN_DELTA TOLERANCE PairBounds RoundLaw SensitivityMixture delta_pld discretise
         epsilon_of_chain epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law
         grows_at_least_linearly linear_growth mean_from_above profile_of_chain profile_of_rounds require_pld_delta
