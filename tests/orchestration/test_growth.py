@@ -20,11 +20,10 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.upkeep import forget_keys
-from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep, stage
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep, stage
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.manifest import read_manifest
-from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import Past
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -32,26 +31,13 @@ from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.trials.trial import Progress, run_trial
 from tests.orchestration.sample_grids import in_process, small
+from tests.orchestration.told import Told
 
 from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.pipeline, which keeps it quiet)
 from tests.known import known
 
 ONE = {"model": "logistic", "clipping": ["none", "flat"], "noise": "constant", "seeds": 0, "epochs": 1}
 MORE: dict[str, Any] = {"seeds": [0, 1], "privacy": {"target_epsilon": [5, 8], "delta": 1e-5}}
-
-
-class Told(NoDisplay):
-    """Keeps the keys of the trials that ended, and the warnings."""
-
-    def __init__(self) -> None:
-        self.ends: list[str] = []
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def ended(self, trial: TrialStatus) -> None:
-        self.ends.append(trial.key)
 
 
 def run(
@@ -91,8 +77,8 @@ def test_a_sweep_grows_and_shrinks_and_keeps_every_byte_of_what_is_there(files: 
     run(Path(files.root), told, tracking_uri=None, **MORE)
     grown = rows(files)
     assert first.keys() < grown.keys()
-    assert sorted(told.ends) == sorted(grown.keys() - first.keys()), "only new trials are trained"
-    assert len(told.ends) == 1 + 3
+    assert sorted(told.keys) == sorted(grown.keys() - first.keys()), "only new trials are trained"
+    assert len(told.keys) == 1 + 3
     assert before.items() <= contents(files.trials).items()
     assert all(row["status"] == "finished" and row["asked"] for row in grown.values())
     assert [grown[key]["epsilon"] for key in first] == [row["epsilon"] for row in first.values()]
@@ -106,7 +92,7 @@ def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
     before, told = contents(files.trials), Told()
     outcome = run(Path(files.root), told, clipping="flat", seeds=1)
     (only,) = [point.key for point in outcome.record.points if point.is_asked]
-    assert told.ends == []
+    assert told.keys == []
     assert any("1 of 1 trials have results" in each and "5 trials that its file no" in each for each in told.warnings)
     assert contents(files.trials) == before
     for shown in (rows(files), rows(render_again(files.root).files)):
@@ -117,7 +103,7 @@ def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
     assert "kept, though the sweep file no longer asks for it" in Path(files.report).read_text()
     told = Told()
     run(Path(files.root), told, **MORE)
-    assert told.ends == []
+    assert told.keys == []
     assert all(row["asked"] for row in rows(files).values()), "asked for again"
 
 
@@ -131,12 +117,12 @@ def test_new_trials_are_not_trained_beside_former_ones_of_other_data(files: Swee
     assert contents(files.trials).keys() == before.keys(), "nothing was trained"
     told = Told()
     run(Path(files.root), told, epochs=2, data={"name": "digits", "keep": {8: 0.2}})
-    assert len(told.ends) == 2, "of other data from the first"
+    assert len(told.keys) == 2, "of other data from the first"
     Path(noted[0]).unlink()
     Path(noted[1]).write_text("{")
     told = Told()
     run(Path(files.root), told, epochs=2)
-    assert len(told.ends) == 2, "which data the former ones met is not known"
+    assert len(told.keys) == 2, "which data the former ones met is not known"
 
 
 def kinds(files: SweepFiles) -> dict[str, int]:
@@ -159,7 +145,7 @@ def test_what_does_not_define_a_trial_may_always_change(files: SweepFiles) -> No
     request = RunRequest(parse_sweep(text), text, files.root, tracking_uri=NO_TRACKING)
     run_sweep(request, told)  # of nothing that is left, Ray is not started
     render_again(files.root)
-    assert (told.ends, contents(files.trials)) == ([], before)
+    assert (told.keys, contents(files.trials)) == ([], before)
 
 
 @pytest.mark.thinned(2)
@@ -233,7 +219,7 @@ def test_finished_trials_of_another_sweep_are_taken_with_what_they_have_cost(beg
     outcome = run(tmp_path / "out", told, (begun.root,), name="other", seeds=[0, 1])
     theirs, ours = rows(begun), rows(outcome.files)
     assert theirs.keys() < ours.keys()
-    assert sorted(told.ends) == sorted(ours.keys() - theirs.keys()), "these alone were trained"
+    assert sorted(told.keys) == sorted(ours.keys() - theirs.keys()), "these alone were trained"
     assert any(each.startswith("2 finished trials are taken from") for each in told.warnings)
     for key in theirs:
         kept = {path.name: path.read_bytes() for path in Path(begun.trial(key).root).iterdir() if path.is_file()}
@@ -270,7 +256,7 @@ def test_what_is_taken_is_checked_first(files: SweepFiles, tmp_path: Path) -> No
     Path(trial.data_fingerprint).unlink()
     told = Told()
     run(tmp_path / "c", told, (files.root,))
-    assert told.ends == [private], "which data it met is not known"
+    assert told.keys == [private], "which data it met is not known"
     Path(trial.data_fingerprint).write_bytes(noted)
 
 

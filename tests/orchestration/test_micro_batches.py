@@ -10,13 +10,14 @@ from typing import Any
 import pytest
 
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, run_sweep
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from tests.orchestration.sample_grids import small
+from tests.orchestration.told import Told
 
 GREEDY = """
 import math
@@ -41,16 +42,6 @@ def build(feature_shape, num_classes):
     return Greedy(math.prod(feature_shape), num_classes)
 """
 """A model whose training needs too much memory for more than so many examples at once."""
-
-
-class Told(NoDisplay):
-    """Keeps the warnings."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
 
 
 def run(folder: Path, most: int, after: int, clipping: Sequence[str], told: Told) -> Outcome:

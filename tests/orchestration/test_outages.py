@@ -89,8 +89,7 @@ asyncio.run(main())
 def reachable(port: int, store: int, folder: Path) -> Iterator[None]:
     """Let the store at port ``store`` be reached at ``port`` for the duration of a ``with`` block."""
     with script(PORT, port, store, errors=folder / "port") as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "open\n", (folder / "port").read_text()
+        assert known(process.stdout).readline() == "open\n", (folder / "port").read_text()
         yield
         process.kill()  # open connections break, as those of a server that is stopped
 

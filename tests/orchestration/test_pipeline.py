@@ -19,27 +19,12 @@ from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.states import TrialState
-from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
+from tests.orchestration.told import Told
 
 CHANGES = {"clipping": ["none", {"name": "flat", "bound": 1.0}], "noise": "constant", "seeds": 0}
-
-
-class Told(NoDisplay):
-    """Keeps what a run tells."""
-
-    def __init__(self) -> None:
-        self.warnings: list[str] = []
-        self.ends: list[TrialStatus] = []
-        self.watched: list[SweepStatus] = []
-
-    def warn(self, message: str) -> None:
-        self.warnings.append(message)
-
-    def ended(self, trial: TrialStatus) -> None:
-        self.ends.append(trial)
 
 
 def request(folder: Path, **changes: object) -> RunRequest:
@@ -81,7 +66,7 @@ def test_a_folder_with_this_very_sweep_is_continued_and_its_user_told(outcome: O
     folder = Path(outcome.files.root)
     before, told = contents(folder / "trials"), Told()
     again = run_sweep(request(folder.parent), told)
-    assert told.ends == [], "nothing is trained again"
+    assert told.keys == [], "nothing is trained again"
     assert contents(folder / "trials") == before
     (warning,) = [line for line in told.warnings if "is continued" in line]
     assert warning.startswith(
@@ -110,9 +95,7 @@ def test_nothing_is_trained_beside_results_of_other_data(outcome: Outcome, tmp_p
 def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
     told = Told()
     run_sweep(request(tmp_path, privacy={"noise_multiplier": 1.0, "delta": 0.01}), told)
-    assert [trial.key for trial in told.ends] == [
-        key_in(tmp_path / "out", name) for name in ("non-private-seed0", "flat-seed0")
-    ]
+    assert told.keys == [key_in(tmp_path / "out", name) for name in ("non-private-seed0", "flat-seed0")]
     assert any("delta is 0.01" in warning for warning in told.warnings)
     assert not any("continued" in warning for warning in told.warnings), "of a new folder"
 

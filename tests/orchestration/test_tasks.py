@@ -255,8 +255,7 @@ def test_an_interval_is_the_normal_one_of_a_mean() -> None:
 
 def test_there_are_intervals_where_every_group_is_too_small_to_be_shown() -> None:
     trial, outcomes = scored(np.random.default_rng(3), 0, 1.0)
-    assert trial.quality is not None
-    hidden = replace(trial, quality=replace(trial.quality, groups=()))
+    hidden = replace(trial, quality=replace(present(trial.quality), groups=()))
     (setting,), evidence = finished_settings([hidden]), evidence_of(hidden, outcomes)
     found = present(evidence.interval(setting, "mse"))
     assert found.low < found.value < found.high

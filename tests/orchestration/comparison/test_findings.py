@@ -132,8 +132,7 @@ def test_few_examples_decide_nothing_even_if_they_agree(count: int, verdict: str
         {each.key: right if each.labels["clipping"] == "flat" else wrong for each in trials},
     )
     difference = found.difference(setting(found, "flat"), setting(found, "dpsgd_f"), "accuracy")
-    assert difference.interval is not None
-    assert (difference.interval.value, difference.verdict) == (1.0, verdict)
+    assert (present(difference.interval).value, difference.verdict) == (1.0, verdict)
 
 
 def test_models_that_predict_alike_are_equal_up_to_the_number_of_test_examples() -> None:
@@ -473,10 +472,8 @@ def test_the_worst_of_many_groups_is_said_to_be_low_by_selection(sample: Finding
     assert by_selection(lowest, 0.5, replace(interval, corrected=0.50001)) == "", "nothing that a reader could see"
     flat = setting(sample, "flat")
     worst, gap = (present(sample.interval(flat, name)) for name in ("worst_group_accuracy", "accuracy_gap"))
-    assert worst.corrected is not None
-    assert gap.corrected is not None
-    assert worst.value <= worst.corrected <= worst.value + 0.01
-    assert gap.value - 0.02 <= gap.corrected <= gap.value
+    assert worst.value <= present(worst.corrected) <= worst.value + 0.01
+    assert gap.value - 0.02 <= present(gap.corrected) <= gap.value
 
 
 def test_the_interval_of_the_best_of_several_allows_for_the_choice(sample: Findings) -> None:

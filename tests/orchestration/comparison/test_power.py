@@ -69,8 +69,7 @@ def test_the_smallest_group_is_that_of_the_test_examples() -> None:
     planned = plan_sweep(sweep).trials
     found, sizes = design(sweep, planned), planned[0].dataset.test_group_sizes
     assert found == Design(2, sum(sizes), min(sizes), 10)
-    assert found is not None
-    assert found.smallest > 3 * planned[0].dataset.group_sizes[8]
+    assert known(found).smallest > 3 * planned[0].dataset.group_sizes[8]
 
 
 def test_a_sweep_that_tunes_first_shows_what_it_compares_after_that() -> None:

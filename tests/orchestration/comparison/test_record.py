@@ -113,12 +113,10 @@ def test_a_stopped_trial_shows_what_it_had_reached_and_cost(tmp_path: Path) -> N
     stopped = replace(record, statuses={**record.statuses, PRIVATE: status_of(stopped_of(point))})
     shown = trials(stopped)[PRIVATE]
     assert shown.state is TrialState.STOPPED
-    assert shown.privacy is not None
-    assert shown.privacy.epsilon == 1.5
+    assert known(shown.privacy).epsilon == 1.5
     assert "after epoch 1 of 2" in str(shown.error)
     assert shown.notes == in_words(("known_seed",))
-    assert shown.quality is not None
-    assert shown.quality.accuracy_change is None
+    assert known(shown.quality).accuracy_change is None
 
 
 def test_failures_are_read_back_from_the_table_and_nothing_else_is(tmp_path: Path) -> None:

@@ -106,10 +106,9 @@ def test_the_default_mode_discloses_nothing_of_training_examples(default: Traine
     assert result.individuals is None
     assert result.attacks.loss_threshold == ()
     assert result.courses == ()
-    assert default.exact.mean is not None
     assert read_attacks(default.files.attacks).loss_threshold, "both are there, in private"
     stored = Path(default.files.result).read_text()
-    assert repr(default.exact.mean) not in stored
+    assert repr(present(default.exact.mean)) not in stored
     assert "threshold" not in stored.replace("loss_threshold", "")
 
 
@@ -146,19 +145,17 @@ def test_each_epoch_shows_what_its_steps_cost(default: Trained) -> None:
 
 def test_what_is_released_is_in_the_trace_and_costs_what_it_says(released: Trained) -> None:
     result = released.completed()
-    assert result.individuals is not None
     assert read_trace(released.files.trace).releases == ReleaseSpec(**NOISE).releases()  # type: ignore[arg-type]  # floats
     size = result.training.train_size
     alone = account(Trace(size, releases=ReleaseSpec(**NOISE).releases()), DELTA).epsilon  # type: ignore[arg-type]  # floats
-    assert result.individuals.release_epsilon == alone
+    assert present(result.individuals).release_epsilon == alone
     assert result.worst_case.epsilon > alone
 
 
 def test_the_bound_of_a_release_is_public(released: Trained) -> None:
     """The planned worst case, and no maximum over the data."""
     individuals = present(released.completed().individuals)
-    assert individuals.histogram is not None
-    assert individuals.histogram.edges[-1] == released.planned.worst_case.epsilon
+    assert present(individuals.histogram).edges[-1] == released.planned.worst_case.epsilon
 
 
 def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
@@ -180,14 +177,9 @@ def test_what_is_released_are_the_upper_bounds_with_the_stated_noise(
     for group in individuals.groups:
         if group.name in common:
             known = common[group.name]
-            assert known.examples is not None
-            assert group.examples is not None
-            assert group.standard_error is not None
-            assert abs(group.examples - known.examples) < FAR * 3.0
-            assert abs(group.mean - known.mean) < 1.2 * FAR * group.standard_error
-    assert individuals.mean is not None
-    assert exact.mean is not None
-    assert individuals.mean > 0.5 * exact.mean, "a hundred standard errors from 0"
+            assert abs(present(group.examples) - present(known.examples)) < FAR * 3.0
+            assert abs(group.mean - known.mean) < 1.2 * FAR * present(group.standard_error)
+    assert present(individuals.mean) > 0.5 * present(exact.mean), "a hundred standard errors from 0"
     assert individuals != exact
 
 

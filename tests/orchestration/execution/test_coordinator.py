@@ -140,10 +140,8 @@ def test_every_trial_is_accounted_recorded_and_reported(bench: Bench) -> None:
     assert not record.failed
     assert {trial.state for trial in bench.tracker.trials.values()} == {TrialState.FINISHED}
     private = bench.tracker.trials[FIRST]
-    assert private.privacy is not None
-    assert private.privacy.epsilon == pytest.approx(5.0, rel=1e-3)
-    assert private.quality is not None
-    assert private.quality.accuracy_change is not None, "compared with its baseline"
+    assert known(private.privacy).epsilon == pytest.approx(5.0, rel=1e-3)
+    assert known(private.quality).accuracy_change is not None, "compared with its baseline"
     assert bench.tracker.closed == ["FINISHED"]
     assert Path(bench.files.report).is_file()
     assert all(isinstance(read_result(bench.files.trial(key).result), TrialResult) for key in KEYS)

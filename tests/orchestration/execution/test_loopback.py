@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.known import known
 from tests.orchestration.processes import PATIENCE, descendants, environment
 
 LISTEN = "0A"
@@ -68,15 +69,13 @@ def test_an_embedded_cluster_listens_on_loopback_only(tmp_path: Path) -> None:
         text=True,
         env=environment(),
     ) as process:
-        assert process.stdin is not None
-        assert process.stdout is not None
-        line = process.stdout.readline()
+        line = known(process.stdout).readline()
         assert line, "the driver ended; what it said is on stderr"
         actors = json.loads(line)
         family = {process.pid, *descendants(process.pid)}
         owned = set().union(*map(sockets_of, family))
         addresses = [address for inode, address in listeners() if inode in owned]
-        process.stdin.close()
+        known(process.stdin).close()
         assert process.wait(PATIENCE) == 0
     assert set(actors) <= family
     assert len(addresses) >= 4, "a scheduler, a store of cluster state, two actors"

@@ -93,8 +93,7 @@ def test_the_picture_of_epsilons_shows_none_too_small() -> None:
     ]
     data, found, _ = in_sweep(paid, kept)
     tile = answered(data, found)["How private?"]
-    assert tile.picture is not None
-    assert list(tile.picture.data[0]["text"]) == ["11.1"]
+    assert list(present(tile.picture).data[0]["text"]) == ["11.1"]
     assert tile.big == "ε = 11.1"
 
 
@@ -157,8 +156,7 @@ def test_each_adjacency_has_a_pareto_front_of_its_own(other: Adjacency) -> None:
 
 def _corrected(found: Findings, setting: Setting, value: float) -> str:
     interval = present(found.interval(setting, "worst_group_accuracy"))
-    assert interval.corrected is not None
-    corrected = f"{interval.corrected:.1%}"
+    corrected = f"{present(interval.corrected):.1%}"
     return "" if corrected == f"{value:.1%}" else f" (low by selection, corrected {corrected})"
 
 
@@ -240,8 +238,7 @@ def test_gaps_are_those_of_the_tables_with_the_groups_at_their_ends() -> None:
     ):
         mean, interval = present(best.over_seeds(metric(name).value)), present(found.interval(best, name))
         ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
-        assert interval.corrected is not None
-        corrected, raw = f"{100 * interval.corrected:.1f}", f"{100 * mean.mean:.1f}"
+        corrected, raw = f"{100 * present(interval.corrected):.1f}", f"{100 * mean.mean:.1f}"
         word = "" if corrected == raw else f" (high by selection, corrected {corrected})"
         of_class = "" if spoken == "Accuracy" else " (class 1)"
         assert f"{spoken}{of_class}: gap {raw} points{word} [{ends}], " in words

@@ -85,6 +85,7 @@ def test_a_reason_names_the_first_refused_trials_and_counts_the_others() -> None
         (reason,) = plan.reasons()
         first = ", ".join(refusal.key for refusal in plan.refusals[:5])
         assert reason.endswith(f"(trials: {first}{ending}")
+        assert "does not pay for one epoch" in reason
         assert len(plan.refusals) == seeds
 
 
@@ -110,12 +111,6 @@ def test_further_accountants_are_each_accounted_for() -> None:
     assert [(each.accountant, each.epsilon) for each in trial.others] == [
         (name, account(trial.trace, 1e-5, name).epsilon) for name in ("pld", "rdp-classic")
     ]
-
-
-def test_a_budget_that_pays_for_no_epoch_is_refused() -> None:
-    privacy = {"noise_multiplier": 1.0, "delta": 1e-5, "budget": {"epsilon": 0.01}, "accountant": "rdp"}
-    (reason,) = planned(clipping="flat", noise="constant", privacy=privacy).reasons()
-    assert "does not pay for one epoch" in reason
 
 
 def test_noise_is_calibrated_by_the_accountant_that_is_shown() -> None:
@@ -261,10 +256,9 @@ REFUSED = {
     "batch normalisation": ({"model": "test_plan.py:batch_normalised"}, r"BatchNorm1d"),
     "missing data": ({"data": {"name": "csv", "path": "/nowhere.csv", "label": "y"}}, r"nowhere.csv"),
     "unknown model": ({"model": "mpl"}, r"did you mean 'mlp'"),
-    "unknown parameter": ({"model": {"name": "mlp", "hiden": [8]}}, r"did you mean 'hidden'"),
     "parameter of the wrong type": (
         {"optimizer": {"name": "sgd", "learning_rate": "fast"}},
-        r"optimizer 'sgd': learning_rate is 'fast'",
+        r"optimizer 'sgd': learning_rate is 'fast', but must be a number",
     ),
     "unknown clipping": ({"clipping": ["none", "flatt"]}, r"did you mean 'flat'"),
     "unknown group": ({"data": {"name": "digits", "keep": {"eight": 0.1}}}, r"eight"),
@@ -280,10 +274,6 @@ REFUSED = {
     "a side query without noise": (
         {"clipping": {"name": "dpsgd_f", "count_noise_multiplier": 1e-300}},
         r"noise_multiplier of side query 'group counts' is 1e-300, but must be at least 1e-06",
-    ),
-    "momentum of another kind": (
-        {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": "nine"}},
-        r"optimizer 'sgd': momentum is 'nine', but must be a number",
     ),
     "more canaries than parameters": (
         {"audit": {"canaries": 700, "kind": "gradient"}, "clipping": "flat", "model": "logistic"},

@@ -148,8 +148,7 @@ def test_queries_get_the_noise_that_is_accounted_for(component: Component, std: 
     """Noise std is the multiplier times the sensitivity: 1/2 for the quantile's query, 1 for counts."""
     method = make_clipping(component)
     (query,) = method.side_queries
-    assert method.query is not None
-    assert method.query.noise_std == std
+    assert known(method.query).noise_std == std
     assert query.noise_multiplier == component.params["count_noise_multiplier"]
 
 

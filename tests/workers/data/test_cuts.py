@@ -128,12 +128,6 @@ def test_rows_of_a_single_user_cannot_be_divided(owners: npt.NDArray[np.int64]) 
             cut(Source("one", split, None, ("a", "b"), ("a", "b")), DataSpec("one", test_fraction=fraction))
 
 
-def test_users_follow_their_examples() -> None:
-    train = cut(source(), DataSpec("counting", keep={"a": 3})).train
-    assert train.user_ids is not None
-    assert torch.equal(train.user_ids, train.example_ids // 5)
-
-
 @pytest.mark.parametrize(
     ("spec", "message"),
     [

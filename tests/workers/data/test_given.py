@@ -13,6 +13,7 @@ from torch.utils.data import TensorDataset
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import Source, as_bytes, columns_of, source_of_arrays, source_of_frame
 from dpsweep.workers.data.given import source_of_bytes
+from tests.known import known
 
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array(["no", "yes", "no", "yes", "no", "yes"])
@@ -36,8 +37,7 @@ def test_values_become_places_and_what_is_read_off_the_rows_is_said() -> None:
     assert found.reasons == ("classes_from_rows", "groups_from_rows")
     assert found.train.labels.tolist() == [0, 1] * 3
     assert found.train.groups.tolist() == [1, 0] * 3
-    assert found.train.user_ids is not None
-    assert found.train.user_ids.tolist() == [0, 0, 1, 1, 2, 2]
+    assert known(found.train.user_ids).tolist() == [0, 0, 1, 1, 2, 2]
     assert found.train.features.dtype == torch.float32
 
 
@@ -47,8 +47,7 @@ def test_declared_names_make_no_estimate() -> None:
     )
     assert found.reasons == ()
     assert found.train.labels.tolist() == [1, 0] * 3
-    assert found.test is not None
-    assert found.test.example_ids.tolist() == [6, 7, 8, 9, 10, 11]
+    assert known(found.test).example_ids.tolist() == [6, 7, 8, 9, 10, 11]
 
 
 def test_groups_may_be_named_by_their_declared_names() -> None:

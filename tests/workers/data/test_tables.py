@@ -16,28 +16,23 @@ import torch
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import Source, load_source
 from dpsweep.workers.spec import DataSpec
+from tests.known import known
 from tests.workers.data_folders import make_table
 from tests.workers.private_details import assert_private
 
 FEATURES = {"ranges": {"age": [0, 100]}, "categories": {"job": ["baker", "smith", "tailor"]}}
 
 
+def read(path: Path, **params: object) -> Source:
+    """A table whose label is the column y unless another is named."""
+    return load_source(DataSpec(path.suffix[1:], {"path": str(path), "label": "y", **params}))
+
+
 class TestTable:
     def test_declared_columns_become_features(self, tmp_path: Path) -> None:
         path = tmp_path / "people.csv"
         csv.write_csv(pa.table({"age": [10, 30, 99], "job": ["b", "a", "?"], "y": ["no", "yes", "no"]}), path)
-        source = load_source(
-            DataSpec(
-                "csv",
-                {
-                    "path": str(path),
-                    "label": "y",
-                    "ranges": {"age": [0, 50]},
-                    "categories": {"job": ["a", "b"]},
-                    "classes": ["no", "yes"],
-                },
-            )
-        )
+        source = read(path, ranges={"age": [0, 50]}, categories={"job": ["a", "b"]}, classes=["no", "yes"])
         expected = [[0.2, 0.0, 1.0], [0.6, 1.0, 0.0], [1.0, 0.0, 0.0]]
         assert torch.allclose(source.train.features, torch.tensor(expected))
         assert source.train.labels.tolist() == [0, 1, 0]
@@ -49,9 +44,7 @@ class TestTable:
 
         def features(*texts: str) -> torch.Tensor:
             csv.write_csv(pa.table({"note": texts, "y": ["a", "b"] * (len(texts) // 2)}), path)
-            source = load_source(
-                DataSpec("csv", {"path": str(path), "label": "y", "hashed": {"note": 64}, "classes": ["a", "b"]})
-            )
+            source = read(path, hashed={"note": 64}, classes=["a", "b"])
             assert source.reasons == ()
             return source.train.features
 
@@ -62,7 +55,7 @@ class TestTable:
 
     def test_rows_with_missing_values_leave_their_id_unused(self, tmp_path: Path) -> None:
         path = make_table(tmp_path / "people.parquet")
-        source = load_source(DataSpec("parquet", {"path": str(path), "label": "income", "features": ["age", "job"]}))
+        source = read(path, label="income", features=["age", "job"])
         assert len(source.train) == 119
         assert 5 not in source.train.example_ids
         assert source.notes[-1] == "1 of 120 rows (0.8%) are left out: they lack a value ('age' 1)"
@@ -75,9 +68,7 @@ class TestTable:
         rows = pa.table({"x": [1.0, math.inf, 3.0, None, -math.inf, 5.0], "y": ["a", "b"] * 3})
         path = tmp_path / f"made.{suffix}"
         csv.write_csv(rows, path) if suffix == "csv" else parquet.write_table(rows, path)
-        source = load_source(
-            DataSpec(suffix, {"path": str(path), "label": "y", "features": ["x"], "classes": ["a", "b"], **declared})
-        )
+        source = read(path, features=["x"], classes=["a", "b"], **declared)
         assert source.train.example_ids.tolist() == [0, 2, 5]
         said = "3 of 6 rows (50.0%) are left out: they lack a value or hold an infinite number ('x' 3)"
         assert said in source.notes
@@ -108,12 +99,12 @@ class TestTable:
 
     def test_values_are_taken_as_they_are_spelt(self, tmp_path: Path) -> None:
         (tmp_path / "spelt.csv").write_text("zip,y,g\n007,0,True\n08,1,NA\n08,1,Zürich\n7,0,\n007,10,True\n")
-        params = {"path": str(tmp_path / "spelt.csv"), "label": "y", "group": "g", "categories": {"zip": ["007", "08"]}}
-        source = load_source(DataSpec("csv", params))
+        path, params = tmp_path / "spelt.csv", {"group": "g", "categories": {"zip": ["007", "08"]}}
+        source = read(path, **params)
         assert source.train.features.tolist() == [[1.0, 0.0], [0.0, 1.0], [1.0, 0.0]]
         assert source.class_names == ("0", "1", "10")
         assert source.group_names == ("group 1", "group 2"), "nobody declared the names: only the rows tell them"
-        declared = load_source(DataSpec("csv", {**params, "groups": ["True", "Zürich"]}))
+        declared = read(path, **params, groups=["True", "Zürich"])
         assert declared.group_names == ("True", "Zürich")
         assert declared.train.groups.equal(source.train.groups)
         assert source.train.example_ids.tolist() == [0, 2, 4]
@@ -121,7 +112,7 @@ class TestTable:
     def test_what_is_declared_without_quotes_stands_for_all_its_spellings(self, tmp_path: Path) -> None:
         (tmp_path / "spelt.csv").write_text("x,b,y\n1,True,0.0\n01,FALSE,1.0\n1e0,true,0\n2.50,false,1\nsNaN,yes,1\n")
         declared = {"categories": {"x": ["01", 1, 2.5], "b": [True]}, "classes": [0.0, 1.0]}
-        source = load_source(DataSpec("csv", {"path": str(tmp_path / "spelt.csv"), "label": "y", **declared}))
+        source = read(tmp_path / "spelt.csv", **declared)
         expected = [[0, 1, 0, 1], [1, 0, 0, 0], [0, 1, 0, 1], [0, 0, 1, 0], [0, 0, 0, 0]]
         assert source.train.features.tolist() == expected
         assert source.class_names == ("0", "1")
@@ -130,33 +121,33 @@ class TestTable:
     def test_long_numbers_without_quotes_are_told_apart(self, tmp_path: Path) -> None:
         (tmp_path / "long.csv").write_text(f"x,y\n1,{2**62}\n2,{2**62 + 1}\n3,{2**62}.0\n")
         declared = {"classes": [2**62 + 1, 2**62], "ranges": {"x": [0, 4]}}
-        source = load_source(DataSpec("csv", {"path": str(tmp_path / "long.csv"), "label": "y", **declared}))
+        source = read(tmp_path / "long.csv", **declared)
         assert source.train.labels.tolist() == [1, 0, 1]
 
     @pytest.mark.parametrize("names", [[False, True], ["false", "true"], ["False", "True"], ["FALSE", "TRUE"]])
     def test_booleans_are_declared_in_any_spelling(self, tmp_path: Path, names: list[object]) -> None:
         columns = {"x": [True, False, None, True], "y": [True, False, True, False]}
-        parquet.write_table(pa.table(columns), tmp_path / "booleans.parquet")
-        params = {"path": str(tmp_path / "booleans.parquet"), "label": "y", "categories": {"x": names}}
-        source = load_source(DataSpec("parquet", {**params, "classes": names}))
+        path = tmp_path / "booleans.parquet"
+        parquet.write_table(pa.table(columns), path)
+        source = read(path, categories={"x": names}, classes=names)
         assert source.train.features.tolist() == [[0, 1], [1, 0], [0, 1]]
         assert source.train.labels.tolist() == [1, 0, 0]
         assert source.class_names == tuple(str(name).lower() if isinstance(name, bool) else name for name in names)
         with pytest.raises(
             InvalidInput, match=r"column 'x' of .* holds booleans, but 'yes' is declared; .* false, true"
         ):
-            load_source(DataSpec("parquet", {**params, "categories": {"x": ["yes", "True"]}}))
+            read(path, categories={"x": ["yes", "True"]})
 
     @pytest.mark.parametrize("value", [0, -3, 2**53 + 1, 1_700_000_000_000_000_000, -(2**62), 0.5])
     def test_a_number_that_never_changes_becomes_zero(self, tmp_path: Path, value: float) -> None:
         parquet.write_table(pa.table({"x": [value] * 2, "y": ["a", "b"]}), tmp_path / "same.parquet")
-        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "same.parquet"), "label": "y"}))
+        source = read(tmp_path / "same.parquet")
         assert source.train.features.tolist() == [[0.0], [0.0]]
 
     def test_numbers_that_differ_by_less_than_a_float_holds(self, tmp_path: Path) -> None:
         columns = {"x": pa.array([2**64 - 2, 2**64 - 1], pa.uint64()), "y": ["a", "b"]}
         parquet.write_table(pa.table(columns), tmp_path / "near.parquet")
-        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "near.parquet"), "label": "y"}))
+        source = read(tmp_path / "near.parquet")
         assert source.train.features.tolist() == [[0.0], [0.0]]
 
     def test_numbers_beyond_what_a_float_holds(self, tmp_path: Path) -> None:
@@ -169,30 +160,23 @@ class TestTable:
         }
         parquet.write_table(pa.table(columns), tmp_path / "wide.parquet")
         ranges = {"wide": [0, 2**63], "far": [-1, 1], "money": [0, 1]}
-        params = {"path": str(tmp_path / "wide.parquet"), "label": "y", "user": "owner", "ranges": ranges}
-        source = load_source(DataSpec("parquet", {**params, "classes": [0, 1.0]}))
+        source = read(tmp_path / "wide.parquet", user="owner", ranges=ranges, classes=[0, 1.0])
         assert source.train.features.tolist() == [[0.0, 0.0, 0.25], [0.5, 0.5, 0.5]]
-        assert source.train.user_ids is not None
-        assert source.train.user_ids.tolist() == [0, 1]
+        assert known(source.train.user_ids).tolist() == [0, 1]
 
     def test_a_category_that_only_the_test_rows_have_is_all_zeros(self, tmp_path: Path) -> None:
         for name, job in (("train", "baker"), ("test", "pilot")):
             (tmp_path / f"{name}.csv").write_text(f"job,y\n{job},a\nsmith,b\n")
-        paths = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv")}
-        source = load_source(DataSpec("csv", {**paths, "label": "y"}))
-        assert source.test is not None
-        assert source.test.features.tolist() == [[0.0, 0.0], [0.0, 1.0]]
+        source = read(tmp_path / "train.csv", test_path=str(tmp_path / "test.csv"))
+        assert known(source.test).features.tolist() == [[0.0, 0.0], [0.0, 1.0]]
 
     def test_users_are_the_same_in_both_tables(self, tmp_path: Path) -> None:
         for name, users in (("train", [1, 2, 1]), ("test", ["2", "x", "1"])):
             parquet.write_table(pa.table({"x": [1.0, 2.0, 3.0], "y": ["a", "b", "b"], "u": users}), tmp_path / name)
             (tmp_path / name).rename(tmp_path / f"{name}.parquet")
-        paths = {"path": str(tmp_path / "train.parquet"), "test_path": str(tmp_path / "test.parquet")}
-        source = load_source(DataSpec("parquet", {**paths, "label": "y", "user": "u"}))
-        assert source.train.user_ids is not None
+        source = read(tmp_path / "train.parquet", test_path=str(tmp_path / "test.parquet"), user="u")
         assert source.test is not None
-        assert source.test.user_ids is not None
-        assert (source.train.user_ids.tolist(), source.test.user_ids.tolist()) == ([0, 1, 0], [1, 2, 0])
+        assert (known(source.train.user_ids).tolist(), known(source.test.user_ids).tolist()) == ([0, 1, 0], [1, 2, 0])
 
     def test_types_of_parquet(self, tmp_path: Path) -> None:
         columns = {
@@ -202,21 +186,20 @@ class TestTable:
             "y": pa.array([10, 2, 10, 2], pa.int8()),
         }
         parquet.write_table(pa.table(columns), tmp_path / "typed.parquet")
-        source = load_source(DataSpec("parquet", {"path": str(tmp_path / "typed.parquet"), "label": "y"}))
+        source = read(tmp_path / "typed.parquet")
         assert source.train.example_ids.tolist() == [0, 3]
         assert source.class_names == ("2", "10")
         assert source.train.features.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0, 1.0]]
 
     def test_users_are_numbered(self, tmp_path: Path) -> None:
         path = make_table(tmp_path / "people.csv")
-        source = load_source(DataSpec("csv", {"path": str(path), "label": "income", "user": "id", "group": "sex"}))
-        assert source.train.user_ids is not None
-        assert source.train.user_ids.unique().numel() == 30
+        source = read(path, label="income", user="id", group="sex")
+        assert known(source.train.user_ids).unique().numel() == 30
         assert source.group_names == ("group 1", "group 2")
 
     def test_test_rows_have_ids_after_the_training_rows(self, tmp_path: Path) -> None:
         train, test = make_table(tmp_path / "a.csv"), make_table(tmp_path / "b.csv", 20)
-        source = load_source(DataSpec("csv", {"path": str(train), "label": "income", "test_path": str(test)}))
+        source = read(train, label="income", test_path=str(test))
         assert source.test is not None
         assert source.test.example_ids.min() == 120
         assert source.test.features.shape[1] == source.train.features.shape[1]
@@ -296,7 +279,7 @@ class TestTable:
     def test_rows_that_cannot_be_learnt_from_are_named(self, tmp_path: Path, text: str, message: str) -> None:
         (tmp_path / "bad.csv").write_text(text)
         with pytest.raises(InvalidInput, match=message):
-            load_source(DataSpec("csv", {"path": str(tmp_path / "bad.csv"), "label": "y"}))
+            read(tmp_path / "bad.csv")
 
     @pytest.mark.parametrize(
         ("values", "kind"), [([[1], [2, 3]], "list"), ([{"a": 1}, {"a": 2}], "struct"), ([b"\xff", b"\xfe"], "binary")]
@@ -307,8 +290,8 @@ class TestTable:
         path = tmp_path / "nested.parquet"
         parquet.write_table(pa.table({"x": values, "z": [1, 2], "y": ["a", "b"]}), path)
         with pytest.raises(InvalidInput, match=f"a column of {path} holds {kind}"):
-            load_source(DataSpec("parquet", {"path": str(path), "label": "y"}))
-        source = load_source(DataSpec("parquet", {"path": str(path), "label": "y", "features": ["z"]}))
+            read(path)
+        source = read(path, features=["z"])
         assert source.train.features.shape == (2, 1)
 
     @pytest.mark.parametrize(
@@ -322,16 +305,14 @@ class TestTable:
     def test_test_rows_that_do_not_fit_are_named(self, tmp_path: Path, test: str, message: str) -> None:
         (tmp_path / "train.csv").write_text("x,y\n1,a\n2,b\n")
         (tmp_path / "test.csv").write_text(test)
-        paths = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv")}
         with pytest.raises(InvalidInput, match=message):
-            load_source(DataSpec("csv", {**paths, "label": "y"}))
+            read(tmp_path / "train.csv", test_path=str(tmp_path / "test.csv"))
 
     def test_a_class_that_only_the_test_rows_have_is_refused_and_private(self, tmp_path: Path) -> None:
         (tmp_path / "train.csv").write_text("x,y\n1,a\n2,b\n")
         (tmp_path / "test.csv").write_text("x,y\n1,c\n")
-        params = {"path": str(tmp_path / "train.csv"), "test_path": str(tmp_path / "test.csv"), "label": "y"}
         with pytest.raises(InvalidInput, match="label column 'y' has a value that is neither declared nor") as refused:
-            load_source(DataSpec("csv", params))
+            read(tmp_path / "train.csv", test_path=str(tmp_path / "test.csv"))
         assert_private(refused.value, "the value 'c'; valid: a, b")
 
     @pytest.mark.parametrize("name", ["damaged.csv", "damaged.parquet"])
@@ -357,17 +338,17 @@ class TestTable:
     ) -> None:
         (tmp_path / "bad.csv").write_bytes(content)
         with pytest.raises(DataCorruption, match=f"bad.csv: {reason}.*; correct or replace the file"):
-            load_source(DataSpec("csv", {"path": str(tmp_path / "bad.csv"), "label": "b"}))
+            read(tmp_path / "bad.csv", label="b")
 
     def test_quoted_line_breaks_may_lie_where_blocks_of_the_file_end(self, tmp_path: Path) -> None:
         rows = "".join(f'"{i % 3}\n,",{i % 2}\n' for i in range(200_000))
         (tmp_path / "long.csv").write_text("x,y\n" + rows)
-        source = load_source(DataSpec("csv", {"path": str(tmp_path / "long.csv"), "label": "y"}))
+        source = read(tmp_path / "long.csv")
         assert source.train.features.shape == (200_000, 3)
 
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"^data source 'csv': there is no {tmp_path}/nothing.csv"):
-            load_source(DataSpec("csv", {"path": str(tmp_path / "nothing.csv"), "label": "y"}))
+            read(tmp_path / "nothing.csv")
 
 
 ROWS: dict[str, list[Any]] = {
@@ -386,7 +367,7 @@ class TestIntersections:
     def load(self, folder: Path, **given: object) -> Source:
         path = folder / "people.csv"
         csv.write_csv(pa.table(ROWS), path)
-        return load_source(DataSpec("csv", {"path": str(path), "label": "y", **DECLARED, **given}))
+        return read(path, **DECLARED, **given)
 
     def test_groups_are_the_intersections(self, tmp_path: Path) -> None:
         source = self.load(tmp_path, group=["sex", "race"], groups=GROUPS)

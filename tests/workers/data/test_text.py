@@ -18,6 +18,7 @@ from dpsweep.workers.data import texts as drawn
 from dpsweep.workers.data.texts import Block, masked_tokens, next_tokens
 from dpsweep.workers.spec import DataSpec
 from dpsweep.workers.tasks import IGNORED
+from tests.known import known as present
 from tests.workers.data_folders import make_texts, make_tokenizer
 
 LENGTH = 8
@@ -49,8 +50,7 @@ def test_every_format_gives_the_tokens_of_the_tokenizer(folder: Path) -> None:
         assert source.train.features.tolist() == expected
         assert source.train.labels.tolist() == [["neg", "pos"].index(mood) for _, mood, *_ in rows]
         assert source.train.groups.tolist() == [["de", "en"].index(lang) for *_, lang, _ in rows]
-        assert source.train.user_ids is not None
-        assert len(source.train.user_ids.unique()) == 50
+        assert len(present(source.train.user_ids).unique()) == 50
         assert source.preparation == Tokens(VOCABULARY, PAD)
         assert source.notes == ()
         assert source.preparation(source.train.features).dtype == torch.int64
@@ -69,8 +69,7 @@ def test_texts_are_cut_and_rows_without_one_are_left_out(tmp_path: Path) -> None
     )
     cached = load(tmp_path, max_length=4, label="mood", classes=["neg", "pos"], cache=str(tmp_path / "tokens"))
     for each in (found.train, cached.train):
-        assert each.flaws is not None
-        assert each.flaws.tolist() == [[True, False], [False, False], [False, True]]
+        assert present(each.flaws).tolist() == [[True, False], [False, False], [False, True]]
         assert each.select(np.array([2])).flaws.tolist() == [[False, True]]  # type: ignore[union-attr]
 
 
@@ -137,9 +136,7 @@ def test_a_cut_keeps_users_whole_and_labels_with_their_rows(folder: Path) -> Non
     dataset = load_dataset(spec)
     assert dataset.task == "language_modelling"
     assert dataset.num_classes == VOCABULARY
-    assert dataset.train.user_ids is not None
-    assert dataset.test.user_ids is not None
-    assert not set(dataset.train.user_ids.tolist()) & set(dataset.test.user_ids.tolist())
+    assert not set(present(dataset.train.user_ids).tolist()) & set(present(dataset.test.user_ids).tolist())
     following = dataset.train.features[:, 1:].long()
     assert torch.equal(dataset.train.labels[:, :-1], torch.where(following == PAD, IGNORED, following))
 
@@ -212,8 +209,7 @@ def test_the_test_texts_are_others(folder: Path, tmp_path: Path) -> None:
         load(folder, label="mood", test_path=str(folder / "texts.csv"))
     make_texts(tmp_path / "more.jsonl", rows=20)
     found = load(folder, label="mood", test_path=str(tmp_path / "more.jsonl"), objective="label")
-    assert found.test is not None
-    assert found.test.example_ids.tolist() == list(range(200, 220))
+    assert present(found.test).example_ids.tolist() == list(range(200, 220))
 
 
 def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from dpsweep.workers.evaluation.rates import confusion_counts
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial
 from tests.accounting.records.test_arrow_tables import of_no_bytes
+from tests.known import known
 from tests.workers.trial_specs import small_trial
 
 
@@ -57,8 +58,7 @@ def test_the_owner_of_each_example_is_kept_and_private(trained: TrialFiles, tmp_
     write_outcomes(uri, owned)
     again = read_outcomes(uri)
     assert isinstance(again, Outcomes)
-    assert again.users is not None
-    np.testing.assert_array_equal(again.users, owned.users)
+    np.testing.assert_array_equal(known(again.users), owned.users)
     assert stat.S_IMODE(Path(uri).stat().st_mode) == 0o600
     assert again.test_set == found.test_set, "the same test examples, known by their users or not"
 
@@ -72,8 +72,7 @@ def test_the_evaluation_counts_them(trained: TrialFiles) -> None:
     shape = len(found.group_names), found.num_classes
     by_group = confusion_counts(found.labels, found.predicted, found.groups, shape)
     for group in evaluation.groups:
-        assert group.counts is not None
-        np.testing.assert_array_equal(group.counts.matrix, by_group[found.group_names.index(group.name)])
+        np.testing.assert_array_equal(known(group.counts).matrix, by_group[found.group_names.index(group.name)])
 
 
 def test_only_their_owner_can_read_them(trained: TrialFiles) -> None:

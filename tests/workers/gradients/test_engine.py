@@ -14,6 +14,7 @@ from torchvision.ops import FrozenBatchNorm2d
 
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
+from tests.known import known
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE
 
@@ -149,10 +150,8 @@ def image_model(layer: nn.Module, channels: int = 6) -> nn.Module:
 
 def public_statistics(layer: nn.BatchNorm1d | nn.BatchNorm2d) -> nn.Module:
     """In evaluation mode, with statistics as of other data."""
-    assert layer.running_mean is not None
-    assert layer.running_var is not None
-    layer.running_mean.uniform_(-1.0, 1.0)
-    layer.running_var.uniform_(0.5, 2.0)
+    known(layer.running_mean).uniform_(-1.0, 1.0)
+    known(layer.running_var).uniform_(0.5, 2.0)
     return layer.eval()
 
 
@@ -174,8 +173,7 @@ def standardized() -> nn.Module:
     with torch.no_grad():
         layer.gain.copy_(torch.tensor([1.0, -2.0, 0.0, 0.5, 0.01, 3.0]))  # 0 and small ones cannot be divided by
         layer.weight[1] *= 1e-4  # so small that its variance is clamped
-        assert layer.bias is not None
-        layer.bias.normal_()
+        known(layer.bias).normal_()
     return layer
 
 

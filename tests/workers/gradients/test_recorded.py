@@ -19,6 +19,7 @@ from dpsweep.workers.gradients.planners import ShapePlanner
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.reproducible import reproducible
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.gradients.test_engine import CASES
@@ -53,8 +54,7 @@ def clip(norms: BatchNorms, rows: slice) -> Tensor:
 
 
 def by_layer(norms: BatchNorms, rows: slice) -> Tensor:
-    assert norms.layer_norms is not None
-    return (0.5 / norms.layer_norms).clamp(max=1.0)
+    return (0.5 / known(norms.layer_norms)).clamp(max=1.0)
 
 
 def require_same_bits(found: WeightedSum, expected: WeightedSum) -> None:
@@ -76,8 +76,7 @@ def descend(model: nn.Module, gradients: Any) -> None:
 
 def replays(engine: GradientEngine) -> int:
     """Recordings that were found equal to the passes that they replace."""
-    assert engine._recordings is not None
-    return len(engine._recordings._checked)
+    return len(known(engine._recordings)._checked)
 
 
 @on_gpu

@@ -77,8 +77,7 @@ def trainer_of(spec: TrialSpec, root: Path, noise: type[SeededNoise] = SeededNoi
 
 
 def canaries_of(trainer: Trainer) -> GradientCanaries:
-    assert trainer.gradient_canaries is not None
-    return trainer.gradient_canaries
+    return known(trainer.gradient_canaries)
 
 
 def audited(trainer: Trainer) -> AuditResult:
@@ -228,8 +227,7 @@ def test_a_canary_spends_the_budget_of_a_filter_on_all_steps(audit: AuditSpec, t
     canaries, limit = canaries_of(trainer), known(trainer.trace().filter)
     assert canaries.full_steps == canaries.steps == trainer.step_count
     assert canaries._clipping is not None
-    assert canaries._clipping.spent is not None
-    assert 0.999 * limit.budget < float(canaries._clipping.spent[0]) <= limit.budget
+    assert 0.999 * limit.budget < float(known(canaries._clipping.spent)[0]) <= limit.budget
     stated = canaries.stated(trainer.trace(), spec.delta).trace
     assert stated.segments[0].noise_multiplier == pytest.approx(1.2 * 2.0 / canaries._length, rel=1e-6)
     assert result.of_canary == account(stated, spec.delta).epsilon

@@ -39,6 +39,7 @@ from dpsweep.workers.spec import (
 from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.one_run_audit import Canaries, audit
 from dpsweep.workers.training.trainer import Trainer
+from tests.known import known
 from tests.workers.devices import DEVICE, NAME
 from tests.workers.trial_runs import made_trainer
 from tests.workers.trial_specs import planned_mechanism
@@ -84,14 +85,12 @@ def trainer_of(
 
 
 def audited(trial: TrialSpec, trainer: Trainer) -> AuditResult:
-    assert trial.audit is not None
-    assert trainer.canaries is not None
     trainer.begin()
     while trainer.may_continue():
         trainer.step()
     model, loss = trainer.released_model(), build_loss(trial.loss)
     start = build_model(trial.model, everyone_apart(), trial.seed, code_of(trial)).to(DEVICE)
-    return audit(start, model, everyone_apart(), loss, trainer.canaries, trial.audit, trial.delta)
+    return audit(start, model, everyone_apart(), loss, known(trainer.canaries), known(trial.audit), trial.delta)
 
 
 def claimed(trial: TrialSpec) -> float:
@@ -144,8 +143,7 @@ def test_the_audit_proves_that_the_sample_rate_is_wrong(tmp_path: Path) -> None:
     slowly = Component("sgd", {"learning_rate": 0.1})
     trial = replace(spec(batch_size=20, sigma=1.5), optimizer=slowly)
     trainer = trainer_of(trial, tmp_path)
-    assert trainer.canaries is not None
-    trainer._sampler = PartialSampler(PoissonSampler(ROWS, ROWS, SeededRows(0)), trainer.canaries)
+    trainer._sampler = PartialSampler(PoissonSampler(ROWS, ROWS, SeededRows(0)), known(trainer.canaries))
     assert audited(trial, trainer).everyone.epsilon > claimed(trial)
 
 

@@ -35,6 +35,7 @@ from dpsweep.workers.training.preprocessing import (
 )
 from dpsweep.workers.training.robust_ranges import ROUNDS, counts_between, magnitudes, scaled_by
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known
 from tests.workers.devices import DEVICE
 from tests.workers.trial_specs import small_trial
 from tests.workers.user_modules import allowed
@@ -141,14 +142,12 @@ class TestProjection:
             assert torch.allclose(projected.prepare(after.features), expected, atol=1e-5)
             assert torch.equal(before.example_ids, after.example_ids)
             assert torch.equal(before.groups, after.groups)
-        assert projected.public is not None
-        assert projected.public.features.shape[1] == 10
+        assert known(projected.public).features.shape[1] == 10
 
     def test_the_test_split_is_not_looked_at(self, digits: Dataset) -> None:
         component = Component("dp_pca", {"dimensions": 10})
         _, state = preprocess(component, digits, noise())
-        assert digits.public is not None
-        changed = replace(digits, test=digits.public)
+        changed = replace(digits, test=known(digits.public))
         _, again = preprocess(component, changed, noise())
         assert torch.equal(state["projection"], again["projection"])
 

@@ -45,6 +45,7 @@ from dpsweep.workers.trials.divided_model import divide
 from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_divisible, require_gathered
 from dpsweep.workers.trials.ranks import connected
 from dpsweep.workers.trials.trial import run_trial
+from tests.known import known
 from tests.warm import FORKS
 from tests.workers.data_folders import make_texts, make_tokenizer
 from tests.workers.rank_runs import LOST, ended, started
@@ -128,8 +129,7 @@ def _uneven(number: int, size: int, folder: str, shard: Shard) -> None:
         held.append(bytes_held(model, shard))
 
     with connected(number, size, f"{folder}/meeting", nccl=False, shard=shard) as group:
-        assert group.lending is not None
-        divide(model, group.lending, number, torch.device("cpu"))
+        divide(model, known(group.lending), number, torch.device("cpu"))
         at_rest = bytes_held(model, shard)
         for block in model.blocks:
             block.get_submodule("frozen").register_forward_pre_hook(note)
@@ -219,8 +219,7 @@ def test_layers_may_return_anything(kinds: Sequence[str], tmp_path: Path) -> Non
     model = copy.deepcopy(whole)
     x, y, loss = torch.randn(7, 5), torch.randint(0, 2, (7,)), build_loss(Component("cross_entropy"))
     with connected(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
-        assert group.lending is not None
-        divide(model, group.lending, 0, torch.device("cpu"))
+        divide(model, known(group.lending), 0, torch.device("cpu"))
         for _ in range(2):
             found, expected = (
                 GradientEngine(each, loss, micro_batch_size=5).weighted_sum(x, y, lambda norms: 1 / norms.norms)
@@ -296,8 +295,7 @@ def test_a_backward_pass_around_a_layers_outputs_is_refused(make: type[nn.Module
     """It would read memory that was freed."""
     model, loss = make(), build_loss(Component("cross_entropy"))
     with connected(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
-        assert group.lending is not None
-        divide(model, group.lending, 0, torch.device("cpu"))
+        divide(model, known(group.lending), 0, torch.device("cpu"))
         with pytest.raises(InvalidInput, match="through another tensor than the layer's outputs"), explained(UNEVEN):
             GradientEngine(model, loss).weighted_sum(torch.randn(7, 5), torch.arange(7) % 5, lambda norms: norms.norms)
 
@@ -306,8 +304,7 @@ def test_copies_of_parameters_are_made_only_where_they_are_gathered(tmp_path: Pa
     model = Chain([nn.Linear(5, 6), nn.Linear(6, 2)])
     names = {name: name for name, _ in model.named_parameters()}
     with connected(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
-        assert group.lending is not None
-        divide(model, group.lending, 0, torch.device("cpu"))
+        divide(model, known(group.lending), 0, torch.device("cpu"))
         with (
             pytest.raises(
                 InvalidInput, match=r"runs once per example, with its parts, and ranks have divided 0\.weight"
