@@ -18,6 +18,7 @@ from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import (
     SHARES,
     Format,
+    amount,
     at_most,
     difference,
     first_few,
@@ -334,6 +335,8 @@ def _worst_words(found: Findings, setting: Setting) -> str:
 
 
 def _signed(change: float, shown: Format) -> str:
+    if not is_shown(change, shown):
+        return amount(0.0, shown)
     return f"{difference(change, shown)}{' points' * (shown in SHARES)}"
 
 
@@ -421,10 +424,11 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         big = "unknown" if change is None else _signed(change, of.format)
         own, other = (of.format.one(each.mean(of.value)) for each in (best, found.baselines[0]))
         ends = _bracketed(difference_between, interval, of.format)
+        chance = change is not None and is_shown(change, of.format) and _may_be_chance(interval)
         words.append(
             f"{opening(word)} against the best training without privacy{ends}: "
             f"{own} for {other}."
-            f"{' The difference may be chance.' * _may_be_chance(interval)}"
+            f"{' The difference may be chance.' * chance}"
         )
     if best is not None:
         words += _seeds_words(found, best)
@@ -456,9 +460,10 @@ def _by_method(found: Findings, style: Style) -> Plot | None:
     if not rows:
         return None
     figure = _picture(len(rows))
+    names = distinctive([each.name for each in rows])
     for row, each in enumerate(rows):
         mean = each.over_seeds(of.value)
-        _label(figure, row, each.name)
+        _label(figure, row, names[row])
         interval = found.interval(each, of.name)
         _dots(figure, each, style, [(row, each.name, mean.mean if mean else 0.0, interval)], of.format)
     left_out = len(baselines) + len(private) - len(rows)
@@ -490,9 +495,29 @@ def _picture(rows: int) -> Plot:
     return figure
 
 
+_LETTERS = 46
+"""Letters of a label that fit into a picture."""
+
+
+def distinctive(names: Sequence[str]) -> list[str]:
+    """Return the names of settings; if one is too long, without the parts that all names of several parts share.
+
+    >>> distinctive(["non-private", "flat · constant · rows 1", "flat · constant · rows 2"])
+    ['non-private', 'flat · constant · rows 1', 'flat · constant · rows 2']
+    >>> distinctive(["non-private", *(f"flat · constant · user sampling els · most records {most}" for most in (1, 2))])
+    ['non-private', 'most records 1', 'most records 2']
+    """
+    parts = [name.split(" · ") for name in names]
+    of_methods = [set(each) for each in parts if len(each) > 1]
+    if not of_methods or all(len(name) <= _LETTERS for name in names):
+        return list(names)
+    shared = set.intersection(*of_methods)
+    return [" · ".join(part for part in each if part not in shared) or " · ".join(each) for each in parts]
+
+
 def _label(figure: Plot, row: int, text: str) -> None:
     """Write the name of a row above it, from the left edge, so that long names take no width from the picture."""
-    short = text if len(text) <= 46 else f"{text[:45]}…"
+    short = text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
     figure.add_annotation(
         x=0, xref="paper", xanchor="left", y=row - 0.42, yanchor="middle",
         text=plain_text(short), font={"size": 11.5, "color": INK}, bgcolor=PAPER, borderpad=1,

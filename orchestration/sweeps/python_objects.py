@@ -191,6 +191,11 @@ def _require_callable(value: object, role: str) -> None:
     if inspect.isclass(value) or inspect.isroutine(value) or (role == _ROLES["loss"] and callable(value)):
         return
     kind = type(value).__name__
+    if role == _ROLES["data"]:  # whose text may quote rows
+        raise InvalidInput(
+            f"data is of type {kind}; give (features, labels), {{'frame': a data frame, 'label': its column}}, a name "
+            "or a function"
+        )
     if role == _ROLES["model"] and callable(value):
         raise InvalidInput(
             f"model is an object of {kind}; every trial makes its own from its seed, so give the class, or a function "

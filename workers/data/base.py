@@ -240,6 +240,12 @@ class Source:
                 f"all labels of {self.name!r} are the same, but {self.task} needs at least {task.least_names} classes; "
                 "name another label, add rows of other classes, or declare all `classes`"
             ) from PrivateDetail(repr(self.class_names))
+        examples = sum(map(len, [self.train] if self.test is None else [self.train, self.test]))
+        if len(self.class_names) > max(_MANY_CLASSES, examples / 2) and "classes_from_rows" in self.reasons:
+            raise InvalidInput(
+                f"most labels of {self.name!r} are different, so that no class can be learnt from others of its kind; "
+                "name another label, declare `classes`, or set task: regression for numbers"
+            ) from PrivateDetail(f"there are {len(self.class_names)} labels of {examples} examples")
         _check_names(f"classes of {self.name!r}", self.class_names, task.least_names)
         _check_names(f"groups of {self.name!r}", self.group_names, at_least=1)
         splits = [self.train] if self.test is None else [self.train, self.test]
@@ -260,6 +266,10 @@ class Source:
                 f"example_ids of {self.name!r} are not unique over training and test split; give each example its own"
             )
         require_one_by_one(self.name, self.preparation, self.train.features)
+
+
+_MANY_CLASSES: Final = 20
+"""Number of undeclared classes up to which a few rows may all be of different ones."""
 
 
 def _of_rows(reasons: Iterable[Reason]) -> tuple[Reason, ...]:

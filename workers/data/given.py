@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import tempfile
 import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -21,10 +23,11 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, PrivateDetail
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split
+from dpsweep.accounting.registry import build, nearest
+from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split, repeated
 from dpsweep.workers.data.owner_columns import owners_in, people_in
 from dpsweep.workers.data.table import table
 from dpsweep.workers.dataset_description import NO_GROUPS
@@ -94,6 +97,11 @@ def source_of_arrays(
     reasons: list[Reason] = []
     columns = [as_tensor(part[1], "labels").numpy() if task != "classification" else _values(part[1]) for part in parts]
     if task == "classification":
+        if any(column.ndim != 1 for column in columns):
+            raise InvalidInput(
+                "labels have several columns, but classification takes one class for each example; set task: "
+                "multi_label for columns of 0 and 1, or task: regression for numbers"
+            )
         if classes is None:
             classes, reasons = np.unique(np.concatenate(columns)).tolist(), ["classes_from_rows"]
         columns = [_places(column, list(classes), "labels", "classes") for column in columns]
@@ -142,10 +150,41 @@ def source_of_arrays(
 
 def source_of_frame(frame: Any, **params: Any) -> Source:
     """Return the rows of a data frame as the source ``parquet`` reads them, by the same declarations of columns."""
+    if not hasattr(frame, "to_parquet"):
+        raise InvalidInput(f"frame is of type {type(frame).__name__}; give a data frame of pandas")
+    columns = [str(name) for name in frame.columns]
+    if repeat := repeated(columns):
+        raise InvalidInput("the data frame has more than one column of the same name; rename them") from PrivateDetail(
+            f"the name {repeat!r}"
+        )
+    for name in _named(params):
+        if name not in columns and not re.fullmatch(r".+\[\d+\]", name):
+            index = "; it is an index: call reset_index() first" if name in frame.index.names else ""
+            raise InvalidInput(f"the data frame has no column {name!r}{index}") from PrivateDetail(
+                nearest(name, columns)
+            )
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "given.parquet")
-        frame.to_parquet(path, index=False)
-        return table(str(path), **params)
+        try:
+            frame.to_parquet(path, index=False)
+        except (ArithmeticError, NotImplementedError, TypeError, ValueError) as error:  # pyarrow's quote values
+            raise InvalidInput(
+                "a column of the data frame holds what cannot be stored as one type, such as numbers beside texts, "
+                "whole numbers of more than 64 bits, or complex numbers; convert it, or drop it"
+            ) from PrivateDetail(str(error))
+        return build({"frame": partial(table, str(path))}, "frame", params, "data")
+
+
+_OF_COLUMNS: Final = (
+    *("label", "group", "user", "features", "ranges", "categories", "numbers", "unscaled", "hashed", "ignore_case"),
+)
+"""Parameters of `table` that name columns."""
+
+
+def _named(params: Mapping[str, Any]) -> list[str]:
+    """Return the columns that the parameters of a table name."""
+    values = (params.get(key) or () for key in _OF_COLUMNS)
+    return [str(name) for value in values for name in ([value] if isinstance(value, str) else value)]
 
 
 def _owners(users: Any) -> npt.NDArray[np.int64]:

@@ -30,7 +30,7 @@ from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.report.tables import trials_table
 from dpsweep.orchestration.report.writing import one_page, summary_pdf
 from dpsweep.orchestration.store.attempts import Attempt
-from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.published import Label, PublishedPrivacy, PublishedSweep, PublishedTrial
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.known import known as present
 from tests.orchestration.report.pages import Page, rendered
@@ -121,6 +121,21 @@ def test_a_setting_as_good_as_its_baseline_is_not_said_to_be_below_it() -> None:
     assert ", as shown no different from no privacy [" in decision(found, data.delta)[0]
     assert "may be chance" not in decision(found, data.delta)[0]
     assert ", as shown no different from the best non-private setting (" in " ".join(headline(data, found))
+    cost = answered(data, found)["At what cost?"]
+    assert (cost.big, "may be chance" in " ".join(cost.words)) == ("0.0 points", False)
+
+
+def test_long_names_of_methods_are_told_apart_in_their_picture() -> None:
+    both: dict[str, Label] = {"user sampling": "els", "max records per user": 4}
+    trials, kept = [], {}
+    for clipping, share in (("flat", 0.9), ("dpsgd_f", 0.8)):
+        own = outcomes((share, 0.8))
+        trials += [trial(own, clipping, seed, **both) for seed in range(3)]
+        kept |= {each.key: own for each in trials[-3:]}
+    data, found, _ = in_sweep(trials, kept)
+    picture = answered(data, found)["At what cost?"].picture
+    assert picture is not None
+    assert [each["text"] for each in picture.layout["annotations"]][:2] == ["flat", "dpsgd_f"]
 
 
 @pytest.mark.parametrize("other", ["add_remove", "zero_out"])

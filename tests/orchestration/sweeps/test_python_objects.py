@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import torch
 from torch import nn
@@ -176,3 +177,12 @@ def test_a_model_loads_by_its_stored_source_and_an_edit_is_refused(tmp_path: Pat
     (opened,) = dpsweep.open(tmp_path, allow_code=[edited]).trials.values()
     with pytest.raises(dpsweep.InvalidInput, match=r"given/Net.py has changed since"):
         opened.model()
+
+
+def test_data_without_their_label_are_refused_without_a_value() -> None:
+    for given in (pd.DataFrame({"x": ["secret value"]}), pd.Series(["secret value"])):
+        with pytest.raises(
+            dpsweep.InvalidInput, match=r"data is of type \w+; give \(features, labels\), \{'frame'"
+        ) as refused:
+            dpsweep.plan({"name": "any", "data": given, "model": "logistic"})
+        assert "secret" not in str(refused.value)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import fields
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -10,11 +11,12 @@ import pytest
 import torch
 from torch.utils.data import TensorDataset
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, full_text
 from dpsweep.workers.data import Source, as_bytes, columns_of, source_of_arrays, source_of_frame
 from dpsweep.workers.data.given import source_of_bytes
 from tests.known import known
 
+SECRET = "secret value"
 X = np.arange(12.0).reshape(6, 2)
 Y = np.array(["no", "yes", "no", "yes", "no", "yes"])
 
@@ -116,3 +118,46 @@ def test_what_does_not_fit_is_one_line() -> None:
         source_of_arrays(X, Y, groups=[0] * 6, test=(X, Y, None))
     with pytest.raises(InvalidInput, match="features are of type <U3"):
         source_of_arrays(Y, Y)
+
+
+@pytest.mark.parametrize(
+    ("change", "message", "detail"),
+    [
+        ({"label": "Y"}, "the data frame has no column 'Y'", "valid: x, y"),
+        ({"label": "y", "group": ["y", "sex"]}, "the data frame has no column 'sex'", "valid: x, y"),
+        ({"label": "who"}, "no column 'who'; it is an index: call reset_index", "valid: x, y"),
+        ({}, "data 'frame' needs label", None),
+        ({"label": "y", "lable": "x"}, "unknown key 'lable' of data 'frame'", None),
+        ({"label": "y", "frame": {"x": [1]}}, "frame is of type dict; give a data frame of pandas", None),
+        ({"label": "y", "mixed": [1, SECRET, 2, 3]}, "cannot be stored as one type", SECRET),
+        ({"label": "y", "huge": [10**30] * 4}, "cannot be stored as one type", "too large"),
+        ({"label": "y", "complex": [1j] * 4}, "cannot be stored as one type", "complex"),
+    ],
+)
+def test_what_a_frame_lacks_is_said_without_its_values(
+    change: dict[str, Any], message: str, detail: str | None
+) -> None:
+    columns = {name: change.pop(name) for name in ("mixed", "huge", "complex") if name in change}
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": ["a", "b"] * 2, **columns}, pd.Index(range(4), name="who"))
+    with pytest.raises(InvalidInput, match=message) as refused:
+        source_of_frame(**{"frame": frame, **change})
+    if detail is not None:
+        assert detail in full_text(refused.value)
+        assert SECRET not in str(refused.value)
+
+
+def test_a_frame_with_two_columns_of_one_name_is_refused() -> None:
+    frame = pd.DataFrame([[1, 2, "a"], [3, 4, "b"]], columns=["x", "x", "y"])
+    with pytest.raises(InvalidInput, match="more than one column of the same name; rename them"):
+        source_of_frame(frame, label="y")
+
+
+def test_labels_that_are_no_classes_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="labels have several columns, but classification takes one class"):
+        source_of_arrays(X, np.zeros((len(X), 2)))
+    rows = np.random.default_rng(0).normal(size=(50, 2))
+    with pytest.raises(InvalidInput, match=r"most labels of 'given' are different, .* set task: regression"):
+        source_of_arrays(rows, rows[:, 0])
+    with pytest.raises(InvalidInput, match="most labels of 'given' are different"):
+        source_of_frame(pd.DataFrame(rows, columns=["x", "y"]), label="y")
+    assert source_of_arrays(rows, rows[:, 0], task="regression").task == "regression"
