@@ -217,7 +217,7 @@ def _is_unchanged(module: ModuleType, file: SourceFile) -> bool:
     Its file is older than this process, and what Python compiled of it is what it compiles to now.
     """
     try:
-        if Path(file.path).read_bytes() != file.content or os.stat(file.path).st_ctime >= _process_start():
+        if Path(file.path).read_bytes() != file.content or os.stat(file.path).st_ctime >= process_start():
             return False
         cached = getattr(module, "__cached__", None)
         if cached is None or not os.path.exists(cached):
@@ -232,7 +232,7 @@ _HEADER: Final = 16
 """Bytes before the code in a compiled file (PEP 552)."""
 
 
-def _process_start() -> float:
+def process_start() -> float:
     """Return a time before this process began, in seconds since 1970. Raises: OSError where the system has no /proc."""
     ticks = float(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
     booted = next(line for line in Path("/proc/stat").read_text().splitlines() if line.startswith("btime"))
