@@ -46,6 +46,8 @@ from dpsweep.workers.dataset_description import NO_GROUPS
 
 _MAX_CATEGORIES: Final = 1000
 """Largest number of distinct values of an undeclared text column; one feature per value could exhaust memory."""
+_MANY_TEXTS: Final = 20
+"""Number of undeclared categories up to which a few rows may all have different ones."""
 
 
 Range = tuple[FiniteFloat, FiniteFloat]
@@ -547,6 +549,11 @@ def _learnt_categories(values: pa.ChunkedArray, name: str, called: str) -> Categ
             f"{called} has more than {_MAX_CATEGORIES} distinct texts; leave it out of `features`, declare its "
             "`categories`, or correct it where it should hold only numbers"
         ) from PrivateDetail(f"{name!r} has {len(found)} distinct texts such as {found[0]!r}")
+    if len(found) > max(_MANY_TEXTS, len(values) / 2):
+        raise InvalidInput(
+            f"{called} has another text in most rows, of which no category can be learnt; leave it out of `features`, "
+            "or declare its `categories`, or that it is `hashed`, or by `numbers` how it writes numbers"
+        ) from PrivateDetail(f"{name!r} has {len(found)} distinct texts in {len(values)} rows, such as {found[0]!r}")
     return Categorical(name, found)
 
 

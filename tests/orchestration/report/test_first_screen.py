@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from html import unescape
 from pathlib import Path
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
@@ -30,7 +30,7 @@ from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.report.tables import trials_table
 from dpsweep.orchestration.report.writing import one_page, summary_pdf
 from dpsweep.orchestration.store.attempts import Attempt
-from dpsweep.orchestration.store.published import Label, PublishedPrivacy, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep, PublishedTrial
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.known import known as present
 from tests.orchestration.report.pages import Page, rendered
@@ -126,8 +126,9 @@ def test_a_setting_as_good_as_its_baseline_is_not_said_to_be_below_it() -> None:
 
 
 def test_long_names_of_methods_are_told_apart_in_their_picture() -> None:
-    both: dict[str, Label] = {"user sampling": "els", "max records per user": 4}
-    trials, kept = [], {}
+    both: dict[str, Any] = {"user sampling": "els", "max records per user": 4}
+    trials = list[PublishedTrial]()
+    kept = dict[str, Outcomes]()
     for clipping, share in (("flat", 0.9), ("dpsgd_f", 0.8)):
         own = outcomes((share, 0.8))
         trials += [trial(own, clipping, seed, **both) for seed in range(3)]

@@ -137,8 +137,9 @@ def test_what_does_not_fit_is_one_line() -> None:
 def test_what_a_frame_lacks_is_said_without_its_values(
     change: dict[str, Any], message: str, detail: str | None
 ) -> None:
-    columns = {name: change.pop(name) for name in ("mixed", "huge", "complex") if name in change}
-    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0, 4.0], "y": ["a", "b"] * 2, **columns}, pd.Index(range(4), name="who"))
+    columns: dict[str, Any] = {name: change.pop(name) for name in ("mixed", "huge", "complex") if name in change}
+    values: dict[str, Any] = {"x": [1.0, 2.0, 3.0, 4.0], "y": ["a", "b"] * 2, **columns}
+    frame = pd.DataFrame(values, pd.Index(range(4), name="who"))
     with pytest.raises(InvalidInput, match=message) as refused:
         source_of_frame(**{"frame": frame, **change})
     if detail is not None:
