@@ -28,6 +28,7 @@ from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.spec import Component, DataSpec
 from tests.known import known
+from tests.workers.brute_force import gradients_one_by_one
 
 GROUPS = tuple("0123456789")
 BATCH = 48
@@ -67,12 +68,9 @@ class Batch:
         engine = GradientEngine(self.model, nn.CrossEntropyLoss(reduction="none"), layerwise=True)
         self.layer_names = engine.layer_names
         self.norms: BatchNorms = engine.norms(self.x, self.y)
-        self.gradients = torch.stack([self._flat_gradient(row) for row in range(BATCH)])
+        gradients = gradients_one_by_one(self.model, self.x, self.y).values()
+        self.gradients = torch.cat([each.flatten(1) for each in gradients], 1).double()
         self.parameters_per_layer = [sum(p.numel() for p in self.model[i].parameters()) for i in (0, 2)]
-
-    def _flat_gradient(self, row: int) -> Tensor:
-        loss = nn.functional.cross_entropy(self.model(self.x[row : row + 1]), self.y[row : row + 1])
-        return torch.cat([g.flatten() for g in torch.autograd.grad(loss, list(self.model.parameters()))]).double()
 
     @property
     def facts(self) -> PublicFacts:

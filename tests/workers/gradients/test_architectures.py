@@ -12,6 +12,7 @@ from torch.nn import functional
 from benchmarks.architectures import FTTransformer
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import MODELS as REGISTERED
+from tests.workers.brute_force import gradients_one_by_one, norms_of
 
 FAST = {"rule", "rewrite", "parameters per row"}
 MODELS: dict[str, tuple[Callable[[], nn.Module], tuple[int, ...]]] = {
@@ -28,15 +29,6 @@ def loss(output: Tensor, y: Tensor) -> Tensor:
     return functional.cross_entropy(output, pixels, reduction="none").mean((1, 2))
 
 
-def alone(model: nn.Module, x: Tensor, y: Tensor) -> Tensor:
-    """The norm of each example's gradient, taken alone."""
-    norms = []
-    for row in range(len(x)):
-        gradients = torch.autograd.grad(loss(model(x[row : row + 1]), y[row : row + 1]).sum(), list(model.parameters()))
-        norms.append(torch.stack([gradient.norm() for gradient in gradients]).norm())
-    return torch.stack(norms)
-
-
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("micro_batch_size", [None, 2])
 @pytest.mark.parametrize("name", MODELS)
@@ -47,8 +39,8 @@ def test_they_take_the_fast_path(name: str, micro_batch_size: int | None) -> Non
     x, y = torch.randn(7, *shape), torch.arange(7) % 3
     engine = GradientEngine(model, loss, micro_batch_size=micro_batch_size)
     got = engine.weighted_sum_rowwise(x, y, lambda norms, rows: torch.ones_like(norms.norms))
-    torch.testing.assert_close(got.norms.norms, alone(model, x, y), rtol=1e-5, atol=0.0)
-    expected = torch.autograd.grad(loss(model(x), y).sum(), list(model.parameters()))
-    for (parameter, found), gradient in zip(got.gradients.items(), expected, strict=True):
-        torch.testing.assert_close(found, gradient, rtol=1e-3, atol=1e-5, msg=parameter)
+    expected = gradients_one_by_one(model, x, y, loss_of=loss)
+    torch.testing.assert_close(got.norms.norms, norms_of(expected), rtol=1e-5, atol=0.0)
+    for parameter, gradient in got.gradients.items():
+        torch.testing.assert_close(gradient, expected[parameter].sum(0), rtol=1e-3, atol=1e-5, msg=parameter)
     assert set(engine.forms.values()) <= FAST

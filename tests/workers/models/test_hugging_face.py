@@ -19,6 +19,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.spec import Component, DataSpec
+from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.data_folders import make_texts, make_tokenizer
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import small_trial
@@ -262,19 +263,12 @@ def test_an_encoder_decoder_has_the_gradients_of_single_texts(
     assert any("decoder" in each for each, _ in model.named_parameters()) == (head == "classification")
     texts = torch.tensor([[3, 4, 2, 0, 0, 0, 0, 0], [3, 1, 2, 5, 2, 1, 6, 7], [4, 5, 6, 7, 8, 9, 3, 1]])
     labels = torch.tensor([0, 1, 2])
-    engine = GradientEngine(model, lambda outputs, y: cross_entropy(outputs, y, reduction="none"))
-    summed = engine.weighted_sum(texts, labels, lambda norms: 1.0 / norms.norms)
-    expected = {key: torch.zeros_like(each) for key, each in model.named_parameters() if each.requires_grad}
-    for row in range(len(texts)):
-        model.zero_grad()
-        cross_entropy(model(texts[row : row + 1]), labels[row : row + 1]).backward()
-        own = {key: each.grad for key, each in model.named_parameters() if each.grad is not None}
-        norm = torch.cat([each.flatten() for each in own.values()]).norm()
-        assert torch.isclose(summed.norms.norms[row], norm, rtol=1e-4)
-        for key, each in own.items():
-            expected[key] += each / norm
+    summed = GradientEngine(model, per_example_loss).weighted_sum(texts, labels, lambda norms: 1.0 / norms.norms)
+    alone = gradients_one_by_one(model, texts, labels)
+    norms = norms_of(alone)
+    torch.testing.assert_close(summed.norms.norms, norms, rtol=1e-4, atol=0.0)
     for key, each in summed.gradients.items():
-        assert torch.allclose(each, expected[key], atol=1e-5), key
+        assert torch.allclose(each, torch.einsum("b...,b->...", alone[key], 1.0 / norms), atol=1e-5), key
 
 
 def test_the_padding_of_a_text_changes_nothing_for_an_encoder_decoder(folders: Mapping[str, str]) -> None:
@@ -330,7 +324,7 @@ def test_layers_that_are_computed_again_give_the_same_gradients(
         cross_entropy(model(texts), labels).backward()
         assert calls == [2 if checkpointing else 1]
         model.zero_grad()
-        engine = GradientEngine(model, lambda outputs, y: cross_entropy(outputs, y, reduction="none"))
+        engine = GradientEngine(model, per_example_loss)
         summed = engine.weighted_sum(texts, labels, lambda norms: 1.0 / norms.norms)
         assert engine.per_example == {}
         return summed.norms.norms.tolist(), {name: each.tolist() for name, each in summed.gradients.items()}
@@ -345,7 +339,7 @@ def test_layers_of_a_decoder_are_computed_again_without_its_cache(folders: Mappi
 
     def norms(checkpointing: bool) -> list[float]:
         model = model_of(folders["llama"], head="linear", checkpointing=checkpointing)
-        engine = GradientEngine(model, lambda outputs, y: cross_entropy(outputs, y, reduction="none"))
+        engine = GradientEngine(model, per_example_loss)
         found: list[float] = engine.norms(texts, labels).norms.tolist()
         return found
 

@@ -13,6 +13,7 @@ from dpsweep.workers.models import build_for_shape
 from dpsweep.workers.spec import Component
 from dpsweep.workers.tasks import IGNORED
 from dpsweep.workers.tasks.losses import build_loss
+from tests.workers.brute_force import gradients_one_by_one, norms_of
 
 LENGTH, VOCABULARY = 6, 11
 SMALL = {"width": 8, "depth": 2, "heads": 2}
@@ -72,13 +73,8 @@ def test_norms_are_those_of_one_example_at_a_time(name: str, loss: str) -> None:
     if loss == "masked_lm":
         labels[2] = IGNORED
     engine = GradientEngine(model, of_row)
-    parameters = list(model.parameters())
-    expected = []
-    for row in range(len(x)):
-        mean = of_row(model(x[row : row + 1]), labels[row : row + 1]).sum()
-        found = torch.autograd.grad(mean, parameters, allow_unused=True)
-        expected.append(sum(float(each.square().sum()) for each in found if each is not None) ** 0.5)
-    assert engine.norms(x, labels).norms.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-7)
+    expected = norms_of(gradients_one_by_one(model, x, labels, loss_of=of_row))
+    torch.testing.assert_close(engine.norms(x, labels).norms, expected, rtol=1e-4, atol=1e-7)
     assert "per example" not in engine.forms.values()
     assert loss != "masked_lm" or expected[2] == 0.0
 

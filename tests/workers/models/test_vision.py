@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
-from torch.nn.functional import cross_entropy
+from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import pixels
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_for_shape, offered
 from dpsweep.workers.spec import Component, DataSpec
+from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import small_trial
 
@@ -108,15 +108,8 @@ def test_what_trains_is_what_was_asked_for(files: Mapping[str, str], case: str) 
 def test_norms_are_those_of_one_example_at_a_time(files: Mapping[str, str], case: str) -> None:
     model = model_of(files, **TRAINED[case][0])
     x, y = torch.randn(3, 3, SIDE, SIDE), torch.tensor([0, 4, 2])
-
-    def losses(outputs: Tensor, labels: Tensor) -> Tensor:
-        return cross_entropy(outputs, labels, reduction="none")
-
-    norms = GradientEngine(model, losses).weighted_sum(x, y, lambda norms: torch.ones_like(norms.norms)).norms.norms
-    parameters = [each for each in model.parameters() if each.requires_grad]
-    for row in range(len(x)):
-        gradients = torch.autograd.grad(losses(model(x[row : row + 1]), y[row : row + 1]).sum(), parameters)
-        assert norms[row].item() == pytest.approx(torch.cat([each.flatten() for each in gradients]).norm().item(), 1e-4)
+    found = GradientEngine(model, per_example_loss).weighted_sum(x, y, lambda norms: torch.ones_like(norms.norms))
+    torch.testing.assert_close(found.norms.norms, norms_of(gradients_one_by_one(model, x, y)), rtol=1e-4, atol=0.0)
 
 
 def test_without_weights_all_of_it_trains_and_greys_have_three_channels(files: Mapping[str, str]) -> None:

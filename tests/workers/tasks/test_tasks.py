@@ -24,6 +24,7 @@ from dpsweep.workers.tasks import IGNORED, MAIN_SCORES, TASKS, main_score
 from dpsweep.workers.tasks.losses import LOSSES, TASK_OF, build_loss
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial
+from tests.workers.brute_force import gradients_one_by_one, norms_of
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
 
@@ -207,14 +208,8 @@ class TestEveryNewLoss:
     def test_norms_are_those_of_one_example_at_a_time(self, name: str) -> None:
         model, labels = labels_of(name, 20)
         x, loss = torch.randn(20, 5), build_loss(Component(name))
-        expected = []
-        for row in range(20):
-            one = loss(model(x[row : row + 1]), labels[row : row + 1]).sum()
-            gradients = torch.autograd.grad(one, list(model.parameters()))
-            expected.append(sum(float(each.square().sum()) for each in gradients) ** 0.5)
-        assert GradientEngine(model, loss).norms(x, labels).norms.tolist() == pytest.approx(
-            expected, rel=1e-4, abs=1e-7
-        )
+        expected = norms_of(gradients_one_by_one(model, x, labels, loss_of=loss))
+        torch.testing.assert_close(GradientEngine(model, loss).norms(x, labels).norms, expected, rtol=1e-4, atol=1e-7)
 
     def test_outputs_that_are_not_numbers_have_no_loss(self, name: str) -> None:
         model, labels = labels_of(name, 5)
