@@ -1,7 +1,7 @@
 """Zeros of functions of one number, by scipy's root finder, and where conditions begin to hold.
 
-The rest of `scipy.optimize` takes 20 MB and a third of a second of every process. The root finder is a module of C of
-its own.
+The rest of `scipy.optimize` takes 20 MB and a third of a second of every process. The root finder is a separate
+module of C.
 """
 
 from __future__ import annotations

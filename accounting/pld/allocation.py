@@ -12,9 +12,9 @@ below M in convex order a pair that is dominated. Sums of independent variables 
 - lower: mass between two points is merged into its mean.
 
 `dpsweep.accounting.pld.allocation_blocks` forms sums where the largest ratios are large, and
-`dpsweep.accounting.pld.allocation_transform` where they fit on an even grid. Others, as those of means that may be very
-small, are formed here by doubling, on grids that follow the law as it narrows. Mass above a grid is moved to its end,
-and what that takes off the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
+`dpsweep.accounting.pld.allocation_transform` where they fit on an even grid. Other laws, such as for means that may be
+very small, are formed here by doubling, on grids that follow the law as it narrows. Mass above a grid is moved to its
+end, and what that takes off the mean is mass of P at loss infinity; mass below is moved onto 0 and its end.
 """
 
 from __future__ import annotations

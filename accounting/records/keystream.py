@@ -64,5 +64,5 @@ class KeyedStream:
         return {"key": self._key, "counter": self._counter}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
         self._key, self._counter = state["key"], state["counter"]

@@ -1,9 +1,9 @@
 """Rows of norms in the order of their users: files between those who read the norms and those who account users.
 
 Users are divided into shares by the remainder of their id. A file holds the rows of some parts of the norms, sorted by
-share, as an object with a piece for each share (`objects`). Whoever accounts a share reads its piece of every file, and
-each byte once. Beside the file lies a note of its pieces and of their inputs, so that an interrupted run is continued.
-All of it is private, can be made again from the norms, and is deleted once users are accounted.
+share, as an object with a piece for each share (`objects`). A process that accounts a share reads its piece of every
+file, and each byte once. Beside the file lies a note of its pieces and of their inputs, so that an interrupted run is
+continued. All of it is private, can be made again from the norms, and is deleted once users are accounted.
 """
 
 from __future__ import annotations

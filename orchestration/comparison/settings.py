@@ -104,8 +104,8 @@ def _spread_apart(apart: Array, freedom: int) -> Array:
     """[S]: the fewest settings, from the one that spreads most on, that together spread more than the others, which
     are two or more; none if none of them hides another.
 
-    The level of the F test holds for all subsets of the settings together. What they share makes chance rejections
-    rarer; columns that all have in common, such as those of a baseline, tell nothing.
+    The level of the F test holds for all subsets of the settings together. Common parts make chance
+    rejections rarer; columns that all have in common, such as a baseline's, tell nothing.
     """
     count = len(apart)
     apart = apart[:, :, np.ptp(apart, axis=0).any(0)]

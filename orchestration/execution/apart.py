@@ -1,4 +1,4 @@
-"""Work of a driver in a process of its own, whose memory goes with it.
+"""Work of a driver in a separate process, whose memory goes with it.
 
 Drivers share the head of a running cluster. A driver there keeps no memory that it needs for a few seconds alone, such
 as torch for its plan.

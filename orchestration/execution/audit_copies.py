@@ -52,8 +52,8 @@ def audit_again(
 ) -> Iterator[tuple[AuditRecord, str]]:
     """Audit trials of a record, one after the other at ``address``; yield what each audit found and its private file.
 
-    A copy has the settings of its trial, with another seed. It trains on the same examples in a folder of its own,
-    which is deleted: of it remains what the audit has found, which is private. Trials are only read. A copy that was
+    A copy has the settings of its trial, with another seed. It trains on the same examples in a new folder, which is
+    deleted: of it remains what the audit has found, which is private. Trials are only read. A copy that was
     audited before is not trained again, so that an interrupted command can be repeated.
     Raises: InvalidInput, before any training, for a trial that cannot be audited; DataCorruption for damaged files.
     """

@@ -189,7 +189,7 @@ class AuditedCopy:
 
 
 def audit_here(copy: AuditedCopy, files: SweepFiles, code: UserCode, on_epoch: OnEpoch) -> AuditResult:
-    """Train the copy in this process, in a folder of its own that is deleted; return what its audit found."""
+    """Train the copy in this process, in a new folder that is deleted; return what its audit found."""
     from dpsweep.workers.trials.trial import run_trial  # late: it imports torch, which a driver does not need for this
 
     there = TrialFiles(files.audited_copy)

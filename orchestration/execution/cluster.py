@@ -109,7 +109,7 @@ _LOG_LEVEL = "RAY_BACKEND_LOG_LEVEL"
 
 @contextlib.contextmanager
 def connection(address: str, code: UserCode) -> Iterator[UserCode]:
-    """Connect as `connected`, always anew and without a log file."""
+    """Connect as `connected`, always by a new connection and without a log file."""
     if ray.is_initialized():
         raise InvalidInput("this process is connected to Ray already; call ray.shutdown(), or use another process")
     session = private_session() if address == EMBEDDED else contextlib.nullcontext()

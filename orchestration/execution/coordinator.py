@@ -143,7 +143,7 @@ class Coordinator:
     def _require_same_data(self) -> None:
         """Raise `InvalidInput` if planned trials use data that have changed since stored trials were trained on them.
 
-        Also if every trial has its results: these would be shown as those of the new data. A trial that is no longer
+        Also if every trial has its results: these would be shown as results of the new data. A trial that is no longer
         asked for counts too, unless its files do not tell on which data it was trained.
         """
         digests = {planned.spec.data: planned.data_digest for planned in self._planned.values()}

@@ -185,8 +185,8 @@ def _said_useless(files: SweepFiles) -> dict[str, str]:
 def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
     """Return the private setting with the best mean of the main score, of those that have learnt something.
 
-    A single trial would be the luckiest seed. Intervals are not computed here, while trials run; those of the report
-    are respected.
+    A single trial would be the luckiest seed. Intervals are not computed here, while trials run; the report's are
+    respected.
     """
     found = findings(data, NO_EVIDENCE)
     useless = {**found.useless, **said_useless}

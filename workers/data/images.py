@@ -152,7 +152,7 @@ def _list(folder: Path) -> list[tuple[Path, str]]:
 
 
 def divided(whole: Split, sizes: Sequence[int]) -> tuple[Split, Split | None]:
-    """Return the examples of the first part, and those of the second, if there is one."""
+    """Return the examples of the first part, and of the second, if there is one."""
     if len(sizes) == 1:
         return whole, None
     indices = np.arange(len(whole))

@@ -235,7 +235,7 @@ def _requiring_grad(gates: Tensor) -> Tensor:
 
 
 def _record(record: Recorder, gates: list[Tensor], suffix: str, inputs: Tensor, start: Tensor, outputs: Tensor) -> None:
-    """Have the gradients of all weights follow from those of the gates."""
+    """Compute the gradients of all weights from the gates' gradients."""
     before = torch.cat([start.detach()[:, None], outputs.detach()[:, :-1]], 1)  # the state before each position
     record.record(gates, partial(_weight_gradients, suffix, inputs, before, record.examples), inputs)
 

@@ -49,7 +49,7 @@ def load_weights(path: Path) -> Mapping[str, Tensor]:
 
 
 def load_pretrained(model: nn.Module, path: str, heads: Collection[str]) -> None:
-    """Copy the weights in a file into ``model``, but for those of heads that have another shape, or are not there.
+    """Copy the weights in a file into ``model``, except for heads that have another shape, or are not there.
 
     heads: names of the modules behind the trunk. Raises: InvalidInput where there is no such file, or a tensor of the
     trunk is missing or has another shape.

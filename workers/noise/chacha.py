@@ -66,7 +66,7 @@ class ChaChaStream:
         return {"key": self._key, "series": self._series}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
         self._key, self._series = state["key"], state["series"]
 
 
@@ -136,7 +136,7 @@ class ChaChaBits:
         return self._stream.state()
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        """Continue from what `state` returned."""
+        """Continue from the result of `state`."""
         self._stream.restore(state)
 
 
