@@ -174,6 +174,9 @@ class SweepStatus:
         self._trials = {trial.key: trial for trial in trials}
         self._lock = threading.Lock()
         self._on_end = on_end
+        self._begun = dict[str, float]()
+        self._over = dict[str, float]()
+        """When trials began and ended to train in this run, on a clock that nobody sets."""
         self._steps_at_start = 0
         self._parts = 0
         self.began, self._began = time.time(), time.monotonic()
@@ -191,17 +194,25 @@ class SweepStatus:
             return self._trials[key]
 
     def change(self, key: str, **changes: object) -> None:
-        """Replace the named fields of one trial; ``started``, ``trained`` and ``ended`` follow from its state."""
+        """Replace the named fields of one trial; ``started``, ``trained`` and ``ended`` follow from its state.
+
+        A clock that is set meanwhile changes none of the times between them.
+        """
         with self._lock:
             before = self._trials[key]
             after = replace(before, **changes)  # type: ignore[arg-type]
-            now = time.time()
             if after.started is None and after.state is not TrialState.PENDING:
-                after = replace(after, started=now)
+                after = replace(after, started=time.time())
+                self._begun[key] = time.monotonic()
+                self._over.pop(key, None)
+            since = time.monotonic() - self._begun[key] if key in self._begun else None
+            now = time.time() if since is None or after.started is None else after.started + since
             if after.trained is None and after.state is TrialState.ACCOUNTING:
                 after = replace(after, trained=now)
             if after.state.has_ended and not before.state.has_ended:
                 after = replace(after, ended=now)
+            if after.trained or after.ended:
+                self._over.setdefault(key, time.monotonic())
             self._trials[key] = after
         if after.state.has_ended and not before.state.has_ended:
             self._on_end(after)
@@ -275,12 +286,11 @@ class SweepStatus:
     @property
     def spent(self) -> Spent:
         """Amounts spent so far by this run and by earlier drivers of its job."""
-        now = time.time()
-        begun = [(trial, trial.started) for trial in self.trials if trial.started and trial.started >= self.began]
-        held = sum(
-            self._gpus.get(trial.key, 0.0) * ((trial.trained or trial.ended or now) - started)
-            for trial, started in begun
-        )
+        now = time.monotonic()
+        with self._lock:
+            begun = [(self._trials[key], at) for key, at in self._begun.items() if self._trials[key].started]
+            over = dict(self._over)
+        held = sum(self._gpus.get(trial.key, 0.0) * (over.get(trial.key, now) - at) for trial, at in begun)
         ended = sum(trial.state.has_ended for trial, _ in begun)
         before = self._before
         return Spent(before.seconds + self.elapsed, before.gpu_seconds + held, before.trials + ended)

@@ -201,6 +201,27 @@ def test_gpu_hours_are_those_that_trials_of_this_run_hold(monkeypatch: pytest.Mo
     assert status.must_stop == "2 GPU-hours are used (--max-gpu-hours)"
 
 
+@pytest.mark.parametrize("jump", [-864000.0, 259200.0])
+def test_a_clock_that_is_set_while_a_trial_trains_changes_neither_its_duration_nor_what_is_spent(
+    monkeypatch: pytest.MonkeyPatch, jump: float
+) -> None:
+    wall, since = 1e9, 50.0
+    monkeypatch.setattr(time, "time", lambda: wall)
+    monkeypatch.setattr(time, "monotonic", lambda: since)
+    status = SweepStatus([TrialStatus(key, 10) for key in "ab"], lambda trial: None, gpus={"a": 1.0, "b": 1.0})
+    status.change("a", state=TrialState.TRAINING)
+    wall, since = wall + jump + 60.0, since + 60.0
+    assert status.spent == Spent(60.0, 60.0, 0)
+    status.change("a", state=TrialState.ACCOUNTING)
+    status.change("b", state=TrialState.TRAINING)
+    wall, since = wall + 30.0, since + 30.0
+    for key in "ab":
+        status.change(key, state=TrialState.FAILED)
+    assert status["a"].trained == 1e9 + 60.0
+    assert status["a"].ended == 1e9 + 90.0, "not before it began"
+    assert status.spent == Spent(90.0, 90.0, 2)
+
+
 def result_of_an_earlier_run(key: str) -> TrialResult:
     return replace(result_of(grid(parse_sweep(small()))[0], 0.5), key=key, started=10.0, ended=900.0)
 
