@@ -63,7 +63,10 @@ def record_again(
     stages = [each for each in (SweepFiles(files.tuning), files) if exists(each.manifest)]
     if not stages:
         raise InvalidInput(f"{files.root} holds no sweep, so there is nothing to record; name one that ran there")
-    with exclusive(files.local_folder, files.root), claimed(files.claim):
+    with contextlib.ExitStack() as held:
+        for each in {each.root: each for each in (files, *stages)}.values():  # a tuning has a driver of its own
+            held.enter_context(exclusive(each.local_folder, each.root))
+            held.enter_context(claimed(each.claim))
         for stage in stages:
             uri = given_store(stage, tracking_uri)
             if problem := _end_elsewhere(stage, uri):

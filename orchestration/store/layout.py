@@ -231,7 +231,8 @@ def require_safe(files: SweepFiles) -> None:
             require_own_folders(folder)
         require_library_files(in_place)
     except (UnsafeFile, StorageError, OSError) as error:
-        raise InvalidInput(f"{error}; another --output is a new folder, which only you can change") from error
+        reason = f"cannot look into {files.root}: {error.strerror}" if isinstance(error, OSError) else error
+        raise InvalidInput(f"{reason}; another --output is a new folder, which only you can change") from error
 
 
 def require_no_links(files: SweepFiles) -> None:
@@ -253,7 +254,9 @@ def _require_plain(files: SweepFiles, plain: tuple[list[str], list[str]]) -> Non
     try:
         require_plain(*plain)
     except OSError as error:
-        raise StorageError(f"cannot read {error.filename or files.root}: {error.strerror}; check who may") from error
+        raise StorageError(
+            f"cannot look at every file in {files.root}: {error.strerror}; only the user who ran the sweep can"
+        ) from error
 
 
 def require_safe_tracking(files: SweepFiles) -> None:

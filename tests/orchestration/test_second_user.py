@@ -12,13 +12,15 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.errors import DataCorruption, StorageError
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.records.sealed import read_private
 from dpsweep.orchestration.comparison.stored import stored_record
+from dpsweep.orchestration.execution.upkeep import delete_sweep
 from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.store.later_results import write_account
-from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles, require_safe
 from tests.orchestration.sample_grids import in_process, small
+from tests.orchestration.sample_results import stored_sample
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can become another user")
 NOBODY = 65534
@@ -111,6 +113,20 @@ def test_another_user_can_read_the_record_of_a_shared_sweep(open_folder: Path) -
     assert as_another(lambda: len(stored_record(files).data().trials)) == 2
     with pytest.raises(StorageError, match="Permission denied; what lies below private/ is open to the user who ran"):
         as_another(lambda: len(read_private(files.private_report)))
+
+
+@ROOT
+def test_another_user_who_deletes_is_told_whose_it_is(open_folder: Path) -> None:
+    files = stored_sample(open_folder / "out")
+    for path in (Path(files.root), *Path(files.root).rglob("*")):
+        path.chmod(0o755)
+    Path(files.private).mkdir(mode=0o700, exist_ok=True)
+    Path(files.private).chmod(0o700)
+    with pytest.raises(StorageError, match=r"out: Permission denied; only the user who ran the sweep can"):
+        as_another(lambda: len(delete_sweep(files)))
+    (open_folder / "out").chmod(0o700)
+    with pytest.raises(InvalidInput, match=r"^cannot look into .*out: Permission denied; another --output"):
+        as_another(lambda: bool(require_safe(files)))  # type: ignore[func-returns-value]
 
 
 def as_another(work: Callable[[], int]) -> int:

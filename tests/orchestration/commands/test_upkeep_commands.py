@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import signal
 import sqlite3
 import time
@@ -140,6 +141,14 @@ def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: Sweep
     assert "stale" in shown.stdout
     (run,) = runs_of(client_of(files))
     assert (run.info.status, run.data.tags["dpsweep.outcome"]) == ("KILLED", "interrupted")
+
+
+def test_a_tuning_that_runs_is_not_recorded_beside_its_driver(files: SweepFiles) -> None:
+    shutil.copytree(files.root, files.tuning)
+    with exclusive(Path(files.tuning), files.tuning):
+        refused = dpsweep("record", files.root)
+    assert f"another dpsweep writes to {files.tuning}" in str(refused.exception)
+    assert not Path(files.database).exists()
 
 
 def test_a_kill_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
