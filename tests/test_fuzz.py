@@ -112,6 +112,14 @@ def test_a_lattice_that_folds_its_law_says_nothing_below() -> None:
     assert list(outcome.findings) == []
 
 
+def test_a_lattice_far_below_its_aim_says_nothing_too_low() -> None:
+    """Sample rate 5.5e-9 and sigma 22 in 5 steps, delta 6.6e-27: the sum of 5 losses convolved under a tilt of 70 gives
+    4.9318e-9; what lies outside its window counted as little, and this lattice said at most 4.2179e-9."""
+    outcome = judged(case_of(20261129, 1063))
+    assert all(claim.truth.low <= 4.9318e-9 <= claim.truth.high for claim in outcome.claims)
+    assert list(outcome.findings) == []
+
+
 def test_a_maximum_of_all_examples_cuts_nothing_on_either_side() -> None:
     """26 examples, at most 26 in a batch: the oracle once cut the batches of a neighbour with one example more."""
     outcome = judged(case_of_kind("truncated", "example", 0, 214))

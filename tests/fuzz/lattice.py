@@ -92,7 +92,8 @@ def _one_way(
     samples += [(_response_samples(each), 1) for each in pure]
     window = _window(samples, delta)
     widest = max(float(losses[-1] - losses[0]) for (losses, _), _ in samples)
-    low, high = 0.0, math.inf
+    # beyond the largest losses lies no more than the tails that are cut off
+    low, high = 0.0, math.fsum(count * float(losses[-1]) for (losses, _), count in samples) * (1.0 + 1e-9)
     for points in _POINTS:
         spacing = max((window.below + window.above) / points, widest / _MOST_CELLS, 1e-300)
         fine, coarse = (
@@ -115,10 +116,12 @@ def _one_way(
 
 
 def _with_error(fine: _Composed, coarse: _Composed, delta: float) -> Bracket:
-    error = fine.error() + fine.infinite
-    low, middle, twice = fine.epsilon(delta + error), fine.epsilon(delta), coarse.epsilon(delta)
-    high = fine.epsilon(delta - error) if delta > error else None
-    if low is None or middle is None or twice is None:
+    middle, twice = fine.epsilon(delta), coarse.epsilon(delta)
+    if middle is None or twice is None:
+        return Bracket(0.0, math.inf)
+    error = fine.error(middle) + fine.infinite
+    low, high = fine.epsilon(delta + error), fine.epsilon(delta - error) if delta > error else None
+    if low is None:
         return Bracket(0.0, math.inf)
     if low <= fine.bottom or abs(twice - middle) > _CONVERGED * middle or fine.leaves_window:
         low = 0.0
@@ -170,9 +173,10 @@ class _Composed:
         inside = window.centre - 0.5 * window.below < self._mean < window.centre + 0.5 * window.above
         return not inside or math.sqrt(self._variance) > 0.5 * (window.below + window.above)
 
-    def error(self) -> float:
-        """Of delta near the aim: what lies outside the window, and rounding."""
-        reached = math.exp(min(self._log_scale, 700.0))
+    def error(self, epsilon: float) -> float:
+        """Of delta at an epsilon: what lies outside the window, and rounding, tilted back from the aim."""
+        back = self._window.tilt * max(self._window.aim - epsilon, 0.0)
+        reached = math.exp(min(self._log_scale + back, 700.0))
         return reached * (2.0 * _OUTSIDE + _ROUNDING * (self._rounds + 20))
 
     def epsilon(self, delta: float) -> float | None:
@@ -287,7 +291,7 @@ def _window(samples: Sequence[tuple[tuple[Array, Array], int]], delta: float) ->
             sum(count * logsumexp(logs + tilts[:, None] * losses, axis=1) for (losses, logs), count in samples)
         )
 
-    tilts = np.geomspace(1e-3, 1e5, 100)
+    tilts = np.geomspace(1e-3, 1e12, 190)
     bounds = (moments(tilts) - math.log(delta)) / tilts
     tilt, aim = float(tilts[np.argmin(bounds)]), float(np.min(bounds))
     mean, variance = 0.0, 0.0
