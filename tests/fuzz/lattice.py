@@ -29,6 +29,9 @@ _NEAR = 1e-3
 _CONVERGED = 0.02
 """Relative difference to twice the spacing up to which the error of the spread is taken to fall with the spacing."""
 _MOST_CELLS = 1 << 18
+_MOST_TILTED = 1e5
+"""Largest product of a tilt and the largest loss, unless the tilt is at most 1e5: beyond it moments are lost in
+rounding."""
 _TAIL = 1e-7
 """Share of delta that the tails of all rounds together may have."""
 _OUTSIDE = 1e-11
@@ -291,7 +294,8 @@ def _window(samples: Sequence[tuple[tuple[Array, Array], int]], delta: float) ->
             sum(count * logsumexp(logs + tilts[:, None] * losses, axis=1) for (losses, logs), count in samples)
         )
 
-    tilts = np.geomspace(1e-3, 1e12, 190)
+    largest = sum(count * float(losses[-1]) for (losses, _), count in samples)
+    tilts = np.geomspace(1e-3, max(_MOST_TILTED / max(largest, 1e-300), 1e5), 190)
     bounds = (moments(tilts) - math.log(delta)) / tilts
     tilt, aim = float(tilts[np.argmin(bounds)]), float(np.min(bounds))
     mean, variance = 0.0, 0.0
@@ -300,7 +304,7 @@ def _window(samples: Sequence[tuple[tuple[Array, Array], int]], delta: float) ->
         each = float(weights @ losses)
         mean += count * each
         variance += count * float(weights @ (losses - each) ** 2)
-    steps = np.geomspace(0.03, 30.0, 50) / math.sqrt(variance)
+    steps = np.geomspace(0.03, 30.0, 50) / max(math.sqrt(variance), 1e-6 * largest, 1e-300)
     here, allowed = float(moments(np.array([tilt]))[0]), -math.log(_OUTSIDE)
     above = float(np.min((moments(tilt + steps) - here + allowed) / steps)) - mean
     below = float(np.min((moments(tilt - steps) - here + allowed) / steps)) + mean

@@ -89,7 +89,7 @@ def test_what_concerns_private_trials_alone_keeps_their_baseline() -> None:
 def test_trials_that_are_the_same_run_once_and_the_plan_says_so() -> None:
     twice = {"seeds": [0, 0], "clipping": ["none", "flat", {"name": "flat"}]}
     assert points(**twice) == points()
-    assert any("clipping, seed twice" in each or "seed, clipping twice" in each for each in warnings(**twice))
+    assert any("clipping, seeds twice" in each or "seeds, clipping twice" in each for each in warnings(**twice))
     assert not any("twice" in each for each in warnings())
 
 
