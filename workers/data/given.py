@@ -10,7 +10,7 @@ import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -183,8 +183,9 @@ _OF_COLUMNS: Final = (
 
 def _named(params: Mapping[str, Any]) -> list[str]:
     """Return the columns that the parameters of a table name."""
-    values = (params.get(key) or () for key in _OF_COLUMNS)
-    return [str(name) for value in values for name in ([value] if isinstance(value, str) else value)]
+    values = [params[key] for key in _OF_COLUMNS if params.get(key) is not None]
+    listed = (value if isinstance(value, Iterable) and not isinstance(value, str) else [value] for value in values)
+    return [str(name) for names in listed for name in names]
 
 
 def _owners(users: Any) -> npt.NDArray[np.int64]:

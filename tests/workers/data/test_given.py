@@ -76,6 +76,15 @@ def test_a_frame_is_read_as_the_file_of_it_would_be() -> None:
     assert found.train.features[:, 0].tolist() == pytest.approx([0.2, 0.3, 0.4, 0.5])
 
 
+def test_columns_of_a_frame_are_named_as_pandas_lists_them() -> None:
+    frame = pd.DataFrame({"age": [20, 30], "weight": [60, 70], "bought": [0, 1]})
+    for names in (frame.columns[:2], frame.columns[:2].to_numpy(), {"age": 1, "weight": 2}.keys()):
+        found = source_of_frame(frame, label="bought", features=names, unscaled=names, classes=[0, 1])
+        assert found.train.features.tolist() == [[20.0, 60.0], [30.0, 70.0]]
+    with pytest.raises(InvalidInput, match="the data frame has no column 'height'"):
+        source_of_frame(frame, label="bought", features=pd.Index(["age", "height"]))
+
+
 @pytest.mark.parametrize(
     "source",
     [
