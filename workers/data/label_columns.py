@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.workers.data.tabular import Numeric, indices, is_numeric, numbers
+from dpsweep.workers.data.tabular import Numeric, indices, is_numeric, kind_of, numbers
 
 TableTask = Literal["classification", "regression", "multi_label"]
 """Tasks whose labels are columns of a table; names in `dpsweep.workers.tasks.TASKS`."""
@@ -55,8 +55,8 @@ class Targets:
     def _column(self, values: pa.ChunkedArray, name: str) -> npt.NDArray[np.generic]:
         if not is_numeric(values):
             raise InvalidInput(
-                f"label column {name!r} holds {values.type}, but regression takes numbers; correct it, or set task: "
-                "classification"
+                f"label column {name!r} holds {kind_of(values)}, but regression takes numbers; correct it, or set "
+                "task: classification"
             )
         return Numeric(name, *self.ranges[name]).encode(values)[:, 0] if name in self.ranges else numbers(values, name)
 

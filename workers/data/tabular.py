@@ -132,6 +132,11 @@ def holds_lists(kind: pa.DataType) -> bool:
     return any(is_kind(kind) for is_kind in (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list))
 
 
+def kind_of(values: pa.Array | pa.ChunkedArray) -> str:
+    """Return the type of a column for errors, without the names in nested ones, which may be words of the rows."""
+    return str(values.type).partition("<")[0]
+
+
 def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
     """Return [n] values of column ``name`` as float64; whole numbers beyond 2^53 are rounded."""
     try:
@@ -153,7 +158,7 @@ def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.Chun
         return values.cast(pa.string())
     except pa.ArrowException as error:
         raise InvalidInput(
-            f"{what} holds {values.type}, but only numbers, text, booleans and dates can be read"
+            f"{what} holds {kind_of(values)}, but only numbers, text, booleans and dates can be read"
         ) from error
 
 

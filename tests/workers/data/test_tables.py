@@ -138,6 +138,14 @@ class TestTable:
         ):
             read(path, categories={"x": ["yes", "True"]})
 
+    @pytest.mark.parametrize("params", [{}, {"user": "u"}, {"label": "u", "task": "regression"}])
+    def test_names_in_nested_values_are_withheld(self, tmp_path: Path, params: dict[str, str]) -> None:
+        path = tmp_path / "votes.parquet"
+        parquet.write_table(pa.table({"x": [1.0, 2.0], "y": ["a", "b"], "u": [{"ann": 1}, {"bob": 2}]}), path)
+        with pytest.raises(InvalidInput, match="holds struct, but") as refused:
+            read(path, **params)
+        assert "ann" not in str(refused.value)
+
     @pytest.mark.parametrize("value", [0, -3, 2**53 + 1, 1_700_000_000_000_000_000, -(2**62), 0.5])
     def test_a_number_that_never_changes_becomes_zero(self, tmp_path: Path, value: float) -> None:
         parquet.write_table(pa.table({"x": [value] * 2, "y": ["a", "b"]}), tmp_path / "same.parquet")
