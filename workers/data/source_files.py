@@ -100,6 +100,7 @@ def _require_shallow_tables(path: Path) -> None:
 
 
 _NO_TEXT: Final = "it is not UTF-8 text, or not of the `encoding` that is declared (such as cp1252)"
+_JSON: Final = "(null|boolean|number|string|array|object)"
 _REASONS: Mapping[str, str] = {
     r"Expected (\d+) columns, got (\d+)": r"a row has \2 fields where the first has \1 (is a quote not closed, or does "
     r"a remark stand above the names?)",
@@ -108,8 +109,12 @@ _REASONS: Mapping[str, str] = {
     r"invalid UTF8 data": _NO_TEXT,
     r"straddling object": "a row is too long (is a quote not closed?)",
     r"conversion error to double": "a column of numbers holds another text",
+    rf"changed from {_JSON} to {_JSON} in row": r"a column holds values of two types, \1 and \2; write all of them "
+    "alike, such as in quotes",
+    r"Failed to convert JSON to int64": "a column of whole numbers holds another; write all with a point, or in quotes",
+    r"was specified twice in row": "a row names a column twice",
 }
-"""What is wrong with a CSV file, by a pattern of Arrow's message, which goes on with the content of the row."""
+"""What is wrong with a file, by a pattern of Arrow's message, which goes on with the content of the row."""
 
 
 def _reason(error: Exception) -> str:

@@ -44,7 +44,7 @@ from dpsweep.workers.data.table import (
     user_names,
 )
 from dpsweep.workers.data.table_files import dialect_of, refuse_encoding, without_missing
-from dpsweep.workers.data.tabular import attributes, complete_rows
+from dpsweep.workers.data.tabular import attributes, complete_rows, kind_of
 from dpsweep.workers.tasks import IGNORED
 
 if TYPE_CHECKING:
@@ -393,7 +393,9 @@ def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
-        raise InvalidInput(f"column {name!r} of {path} holds {values.type}, but must hold text; name another by `text`")
+        raise InvalidInput(
+            f"column {name!r} of {path} holds {kind_of(values)}, but must hold text; name another by `text`"
+        )
     return values
 
 
@@ -436,9 +438,30 @@ def _only(used: Sequence[str], there: Sequence[str]) -> list[str] | None:
 
 
 def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
+    """Batches of the columns used. Types that Arrow finds in the first block hold for all, but a text is read as it
+    stands, and whole numbers to predict may be followed by others.
+    """
     refuse_encoding(path, encoding)
-    with arrow_json.open_json(path, arrow_json.ReadOptions(block_size=_BYTES_AT_ONCE)) as reader:
+    read = arrow_json.ReadOptions(block_size=_BYTES_AT_ONCE)
+    with arrow_json.open_json(path, read) as reader:
+        found = reader.schema
+    only = _only(columns.used, found.names)
+    types = [
+        found.field(name).with_type(_told_type(found.field(name).type, name in columns.numbers)) for name in only or ()
+    ]
+    others = "infer" if only is None else "ignore"
+    options = arrow_json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior=others)
+    with arrow_json.open_json(path, read, options) as reader:
         yield from reader
+
+
+def _told_type(kind: pa.DataType, is_number: bool) -> pa.DataType:
+    """Return the type by which to read a column of JSON lines, from that of its first rows."""
+    if pa.types.is_list(kind):
+        return pa.list_(_told_type(kind.value_type, is_number))
+    if is_number and (pa.types.is_integer(kind) or pa.types.is_null(kind)):
+        return pa.float64()
+    return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_null(kind) else kind
 
 
 _STREAMS: Final[Mapping[str, Callable[[Path, _Columns, str | None], Iterator[pa.RecordBatch]]]] = {

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -15,6 +16,7 @@ from tokenizers import Tokenizer
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import Source, Tokens, load_dataset, load_source
 from dpsweep.workers.data import texts as drawn
+from dpsweep.workers.data.table import user_names
 from dpsweep.workers.data.texts import Block, masked_tokens, next_tokens
 from dpsweep.workers.spec import DataSpec
 from dpsweep.workers.tasks import IGNORED
@@ -82,6 +84,57 @@ def test_blocks_do_not_change_what_is_read(folder: Path, suffix: str, monkeypatc
     assert torch.equal(whole.train.features, again.train.features)
     assert torch.equal(whole.train.labels, again.train.labels)
     assert torch.equal(whole.train.groups, again.train.groups)
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "found"),
+    [
+        ("2024-05-01", "ann", {"2024-05-01", "ann"}),
+        ("2024-05-01", "2024-05-02", {"2024-05-01", "2024-05-02"}),
+        (None, "ann", {"ann"}),
+        ("bob", None, {"bob"}),
+        ([], ["ann", "bob"], {"ann", "bob"}),
+        (7, 8, {"7", "8"}),
+    ],
+)
+def test_a_column_of_json_is_read_as_it_stands(
+    tmp_path: Path, first: object, later: object, found: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn, "_BYTES_AT_ONCE", 400)
+    make_tokenizer(tmp_path / "tokenizer.json")
+    rows = [{"body": "the cat", "score": 1, "who": first, "other": 1}] * 8
+    rows += [{"body": "the dog", "score": 0.5, "who": later, "other": "one", "new": 1}] * 8
+    (tmp_path / "texts.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    named = list[str]()
+
+    def noted(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
+        named.extend(user_names(tables, user))
+        return tuple(named)
+
+    monkeypatch.setattr(drawn, "user_names", noted)
+    source = load(tmp_path, "texts.jsonl", label="score", task="regression", user="who")
+    assert set(named) == found
+    assert set(source.train.labels[:, 0].tolist()) <= {1.0, 0.5}
+    assert len(source.train) == 8 * sum(each not in (None, []) for each in (first, later))
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "said"),
+    [
+        ("7", '"ann"', "a column holds values of two types, number and string; write all of them alike"),
+        ("7", "7.5", "a column of whole numbers holds another;"),
+        ("7", '7, "who": 8', "a row names a column twice"),
+    ],
+)
+def test_json_that_cannot_be_read_is_told_without_its_values(
+    tmp_path: Path, first: str, later: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(drawn, "_BYTES_AT_ONCE", 400)
+    make_tokenizer(tmp_path / "tokenizer.json")
+    lines = [f'{{"body": "the cat", "mood": "pos", "who": {value}}}\n' for value in (first, later) for _ in range(20)]
+    (tmp_path / "texts.jsonl").write_text("".join(lines))
+    with pytest.raises(DataCorruption, match=said):
+        load(tmp_path, "texts.jsonl", label="mood", user="who")
 
 
 class TestMaskedTokens:
