@@ -117,7 +117,7 @@ def _spread_apart(apart: Array, freedom: int) -> Array:
         return np.zeros(count, dtype=bool)
     total = np.cumsum(squares)
     rest = total[count - 1 - few]
-    with np.errstate(divide="ignore"):
+    with np.errstate(divide="ignore", invalid="ignore"):  # 0 / 0 where no setting spreads, and none is rejected
         ratio = (total[-1] - rest) / few / (rest / (count - few))
     subsets = special.comb(count, few) * len(few)
     rejected = subsets * special.fdtrc(freedom * few, freedom * (count - few), ratio) < _HIDDEN_SPREAD
@@ -379,7 +379,9 @@ def best_trade_offs(
     useless: names of settings that are not on it, whatever they cost.
 
     Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding, and
-    only where they have the same adjacency: each adjacency has a front of its own.
+    only where they have the same adjacency: each adjacency has a front of its own. Worst groups are compared by the
+    means that tables and plots show; whether a difference is beyond noise, corrected for many groups, says
+    `Findings.front`.
     """
     private = [setting for setting in settings if not setting.is_baseline and setting.name not in useless]
     costed: dict[frozenset[tuple[str, str]], list[tuple[Setting, tuple[float, ...]]]] = {}

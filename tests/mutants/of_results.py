@@ -55,6 +55,16 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B("spread * factor**2", "spread", "a setting whose seeds spread more unnoticed makes wrong verdicts"),
     ),
     *bugs_in(
+        "orchestration/comparison/settings.py",
+        ("tests/orchestration/comparison/test_intervals.py",),
+        B(
+            "more = more if more.any() else _spread_apart",
+            "more = more if True else _spread_apart",
+            "seeds of several settings that failed hide each other, so that one that fits has learnt nothing",
+        ),
+        B("subsets = special.comb(count, few) * len(few)", "subsets = 1.0", "settings are held apart by chance"),
+    ),
+    *bugs_in(
         "orchestration/comparison/extremes.py",
         ("tests/orchestration/comparison/test_coverage.py",),
         B("tail / count)[1].min()", "tail)[1].min()", "many groups make the worst one look worse than it is"),

@@ -286,6 +286,13 @@ def test_settings_that_spread_alike_are_hardly_ever_held_apart(count: int) -> No
     assert found <= 2
 
 
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("common", [(0.0, 0.0, 0.0), (0.1, -0.1, 0.0)])
+def test_settings_that_do_not_spread_are_not_held_apart(common: tuple[float, ...]) -> None:
+    """As of constant predictions, or of numbers that all settings have in common."""
+    assert not _spread_apart(np.tile(np.array(common)[:, None], (4, 1, 1)), 2).any()
+
+
 def test_one_setting_and_one_seed_pool_nothing() -> None:
     assert pooled([of_seeds(0.5, 0.6)]) is None
     assert pooled([of_seeds(0.5), of_seeds(0.6)]) is None
