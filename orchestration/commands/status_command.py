@@ -100,7 +100,7 @@ def status(
     if asked is not None:
         warn_of_another(asked, _current(files))
     close_in_mlflow(files, _current(files))
-    _warn_of_full_disk(files)
+    _warn_of_full_disk(files, _current(files))
     if as_json:
         for snapshot in _snapshots(files) if watch else [_read(files)]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
@@ -117,7 +117,10 @@ def status(
             console.print(headline(snapshot), soft_wrap=True)
 
 
-def _warn_of_full_disk(files: SweepFiles) -> None:
+def _warn_of_full_disk(files: SweepFiles, found: SweepSnapshot | None) -> None:
+    """Warn if the status may be old because its driver cannot write; one that says how it ended is the last."""
+    if found is None or (found.is_over and found.state != LOST):
+        return
     with contextlib.suppress(OSError):  # nothing there, or not for this user: told by whoever reads the status
         if "://" not in files.root and shutil.disk_usage(files.root).free == 0:
             text = f"warning: the disk of {files.root} is full, so that what follows may be old; free some space"
