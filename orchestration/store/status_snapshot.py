@@ -151,9 +151,13 @@ class SweepSnapshot:
     def may_run_in_mlflow(self) -> bool:
         """Return whether MLflow may show the sweep as running though its driver has ended, because it could not
         close it.
+
+        Runs are ended by whoever asks. A lock may not reach between containers of one host name, so that of a `LOST`
+        driver, which may live, the silence must tell too.
         """
         is_open = self.recording is not None and not self.recording.is_closed
-        return is_open and (self.is_over or self.is_stale())
+        has_ended = self.age() > STALE_AFTER if self.state == LOST else self.is_over or self.is_stale()
+        return is_open and has_ended
 
 
 _SNAPSHOT = TypeAdapter(SweepSnapshot)

@@ -29,6 +29,7 @@ from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.store.status_snapshot import (
+    STALE_AFTER,
     ClusterSnapshot,
     NodeSnapshot,
     SweepSnapshot,
@@ -124,6 +125,13 @@ def test_a_driver_of_this_host_that_has_ended_is_lost(tmp_path: Path, command: C
     lines = status(command, tmp_path).splitlines()
     assert lines[0].startswith("small: lost, 2 of 4 trials done, 1 interrupted, 1 waiting")
     assert lines[2].startswith("its driver has ended without saying how: it was killed, or could not write; the same")
+
+
+def test_runs_in_mlflow_of_a_lost_driver_are_ended_once_it_is_silent() -> None:
+    """A lock that does not reach makes a living driver look lost."""
+    lost = replace(snapshot(state="lost"), recording=Recording(trials=4))
+    assert not lost.may_run_in_mlflow()
+    assert replace(lost, heartbeat=lost.heartbeat - STALE_AFTER).may_run_in_mlflow()
 
 
 @pytest.mark.parametrize("columns", ["80", "20"])
