@@ -16,7 +16,9 @@ from dpsweep.workers.data.tabular import Numeric, indices, is_numeric, kind_of, 
 
 TableTask = Literal["classification", "regression", "multi_label"]
 """Tasks whose labels are columns of a table; names in `dpsweep.workers.tasks.TASKS`."""
-_BINARY_SPELLINGS: Final = ("0", "1", "0.0", "1.0", "false", "true")
+_BINARY_SPELLINGS: Final = ("0", "1", "false", "true")
+_BINARY_NUMBER: Final = r"^\+?([01])(\.0*)?(e[+-]?0+)?$"
+"""0 or 1 as numbers are written in lower case, such as 1.000e+00."""
 
 
 class Labels(Protocol):
@@ -72,7 +74,8 @@ class Flags:
 
     def _column(self, values: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
         texts = pa.array(numbers(values, name)).cast(pa.string()) if is_numeric(values) else values
-        known = compute.index_in(compute.utf8_lower(texts.cast(pa.string())), value_set=pa.array(_BINARY_SPELLINGS))
+        spelt = compute.replace_substring_regex(compute.utf8_lower(texts.cast(pa.string())), _BINARY_NUMBER, r"\1")
+        known = compute.index_in(spelt, value_set=pa.array(_BINARY_SPELLINGS))
         found = np.asarray(known.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False))
         if (found < 0).any():
             raise InvalidInput(

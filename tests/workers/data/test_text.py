@@ -255,6 +255,12 @@ def test_columns_of_csv_are_read_as_those_of_tables(tmp_path: Path) -> None:
     assert found.train.groups.tolist() == [0, 1, 1]
     with pytest.raises(DataCorruption, match="a column of numbers holds another text"):
         load(tmp_path, label="good", task="regression", **of_region)
+    written = ["1", "1.00", "1.000000000000000000e+00", "TRUE", "0", "0.", "0.000000000000000000e+00", "False"]
+    (tmp_path / "texts.csv").write_text("\n".join(["body,good", *(f"the cat,{each}" for each in written), ""]))
+    assert load(tmp_path, label="good", task="multi_label").train.labels[:, 0].tolist() == [1] * 4 + [0] * 4
+    (tmp_path / "texts.csv").write_text("body,good\nthe cat,1.01\n")
+    with pytest.raises(InvalidInput, match="has a value besides 0 and 1"):
+        load(tmp_path, label="good", task="multi_label")
 
 
 def test_the_test_texts_are_others(folder: Path, tmp_path: Path) -> None:
