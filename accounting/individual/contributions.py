@@ -320,7 +320,7 @@ def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
 
 
 def one_by_one(chances: Sequence[float]) -> list[float]:
-    """Return the probabilities of independent cases, of which the first that takes place has these ``chances``."""
+    """Return probabilities of independent cases such that the first to take place is each with these ``chances``."""
     found, left = list[float](), 1.0
     for chance in chances:
         found.append(min(chance / left, 1.0))

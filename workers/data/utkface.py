@@ -6,7 +6,7 @@ Used by Yu et al. (2023).
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final, Literal
@@ -85,9 +85,8 @@ def utkface(
             f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg of races {', '.join(races)}"
         )
     targets = np.array([face.values[task] for face in faces], dtype=np.int64)
-    kept = np.arange(len(faces))
-    if labels == "balanced":
-        kept = _balanced(targets, np.array([group_of[face.race] for face in faces], dtype=np.int64))
+    select = lookup(_SELECTIONS, labels, "UTKFace labels")
+    kept = select(targets, np.array([group_of[face.race] for face in faces], dtype=np.int64))
     if not len(kept):
         raise InvalidInput(f"data source 'utkface': no race has faces {' and '.join(classes)}; set labels: all")
     notes = ("pictures without age, gender and race in their names are left out",) if None in parsed else ()
@@ -114,3 +113,9 @@ def _balanced(targets: Indices, groups: Indices) -> Indices:
         generator = np.random.default_rng((0, int(group)))
         kept += [generator.permutation(part)[:count] for part in members]
     return np.sort(np.concatenate(kept))
+
+
+_SELECTIONS: Final[Mapping[str, Callable[[Indices, Indices], Indices]]] = {
+    "all": lambda targets, _: np.arange(len(targets)),
+    "balanced": _balanced,
+}

@@ -15,6 +15,7 @@ from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import load_source
+from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import make_image_folder, make_utkface
 from tests.workers.private_details import assert_private
@@ -207,6 +208,8 @@ class TestUTKFace:
         params = {"root": str(make_utkface(tmp_path)), "size": 4}
         with pytest.raises(InvalidInput, match="races is empty, but must name at least one of White, Black"):
             load_source(DataSpec("utkface", {**params, "races": []}))
+        with pytest.raises(InvalidInput, match="unknown UTKFace labels 'balance'"):
+            utkface(str(tmp_path), labels="balance", size=4)  # type: ignore[arg-type]
         for face in (tmp_path / "UTKFace").glob("*_4_*.jpg"):
             face.unlink()
         with pytest.raises(InvalidInput, match=r"holds no pictures named age_gender_race_\*\.jpg of races Other"):
