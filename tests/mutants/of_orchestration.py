@@ -73,6 +73,26 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "orchestration/pipeline/stage.py",
+        ("tests/orchestration/test_growth.py::test_a_sweep_that_another_command_began_meanwhile_is_not_overwritten",),
+        B(
+            "        _require_unchanged(files, stored)\n",
+            "",
+            "the composed epsilon lacks trials of a command that began meanwhile",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/comparison/settings.py",
+        ("tests/orchestration/report/test_first_screen.py::test_each_adjacency_has_a_pareto_front_of_its_own",),
+        B(
+            "costed.setdefault(setting.neighbours, [])",
+            "costed.setdefault(frozenset(), [])",
+            "a setting leaves the front for an epsilon of another adjacency",
+            privacy=True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/pipeline/stage.py",
         ("tests/orchestration/test_limits.py",),
         B(
             "request.retry if earlier is None else ()",
