@@ -109,6 +109,8 @@ _REASONS: Mapping[str, str] = {
     r"invalid UTF8 data": _NO_TEXT,
     r"straddling object": "a row is too long (is a quote not closed?)",
     r"conversion error to double": "a column of numbers holds another text",
+    r"^nested more than \d+ levels deep in a line": "a line holds values that are nested too deeply",
+    r"Column\(\) changed from": "a line of JSON is no object",
     rf"changed from {_JSON} to {_JSON} in row": r"a column holds values of two types, \1 and \2; write all of them "
     "alike, such as in quotes",
     r"Failed to convert JSON to int64": "a column of whole numbers holds another; write all with a point, or in quotes",

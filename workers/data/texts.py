@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -114,6 +115,10 @@ _ROWS_AT_ONCE: Final = 1024
 """Number of texts in memory at a time."""
 _BYTES_AT_ONCE: Final = 2**22
 """Number of bytes of CSV or JSON in memory at a time. Arrow refuses a row that is longer."""
+_DEEPEST: Final = 100
+"""Most levels of nested values of JSON; Arrow's parser needs stack for each, and ends the process near 20,000."""
+_STRING: Final = re.compile(rb'"(?:[^"\\\n]|\\.)*+"')
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _TOKENS_AT_ONCE: Final = 2**17
 """Number of tokens encoded at a time; the package tokenizers needs about a hundred bytes for each."""
 _MOST_IDS: Final = 2**22
@@ -442,6 +447,7 @@ def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterat
     stands, and whole numbers to predict may be followed by others.
     """
     refuse_encoding(path, encoding)
+    _require_shallow_lines(path)
     read = arrow_json.ReadOptions(block_size=_BYTES_AT_ONCE)
     with arrow_json.open_json(path, read) as reader:
         found = reader.schema
@@ -453,6 +459,19 @@ def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterat
     options = arrow_json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior=others)
     with arrow_json.open_json(path, read, options) as reader:
         yield from reader
+
+
+def _require_shallow_lines(path: Path) -> None:
+    """Raise ArrowInvalid for values nested so deeply that Arrow's parser would end the process."""
+    depth = 0
+    with path.open("rb") as file:
+        while block := file.read(_BYTES_AT_ONCE) + file.readline(_BYTES_AT_ONCE):
+            brackets = np.frombuffer(_STRING.sub(b"", block).translate(None, _NO_BRACKETS), np.uint8)
+            steps = depth + np.cumsum(np.append(0, np.where(np.isin(brackets, [*b"[{"]), 1, -1)))
+            above = steps - np.minimum(np.minimum.accumulate(steps), 0)  # brackets that close nothing count as none
+            if above.max() > _DEEPEST:
+                raise pa.ArrowInvalid(f"nested more than {_DEEPEST} levels deep in a line")
+            depth = int(above[-1])
 
 
 def _told_type(kind: pa.DataType, is_number: bool) -> pa.DataType:

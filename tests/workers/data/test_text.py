@@ -124,6 +124,9 @@ def test_a_column_of_json_is_read_as_it_stands(
         ("7", '"ann"', "a column holds values of two types, number and string; write all of them alike"),
         ("7", "7.5", "a column of whole numbers holds another;"),
         ("7", '7, "who": 8', "a row names a column twice"),
+        ("7", "7}\n[7]\n{", "a line of JSON is no object"),
+        ("7", '7, "new": ' + "[" * 40_000 + "]" * 40_000, "a line holds values that are nested too deeply"),
+        ("7", '7, "new": ' + '[\n"]",' * 300 + "1" + "]" * 300, "a line holds values that are nested too deeply"),
     ],
 )
 def test_json_that_cannot_be_read_is_told_without_its_values(
