@@ -151,7 +151,7 @@ def _sigterm_handler_kept() -> Iterator[None]:
     of_process, utilities = ctypes.pythonapi.PyOS_getsig, cast("Any", ray_utils)
     of_process.restype = ctypes.c_void_p
     of_python = signal.getsignal(signal.SIGTERM)
-    handler, replace = of_process(int(signal.SIGTERM)), utilities.set_sigterm_handler
+    handler, replace = of_process(int(signal.SIGTERM)), getattr(utilities, "set_sigterm_handler", None)
     logger = logging.getLogger(ray_worker.__name__)
     logger.addFilter(_is_not_about_sigterm)
     utilities.set_sigterm_handler = lambda handler: None
