@@ -178,7 +178,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "costs(trace, delta, sweep)",
             "a run with less noise than planned has a guarantee",
             True,
-            COMPLETING,
+            COMPLETION,
         ),
         B(
             "cost_so_far(plan, _ends(planned), trace.steps, worst)",

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting import attack_risk, privacy_curve
+from dpsweep.accounting import account, attack_risk, privacy_curve
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
@@ -26,13 +26,16 @@ FOLLOWING = {"name": "validation", "factor": 0.5, "period": 1, "threshold": -2.0
 """The noise would halve after any epoch whose accuracy did not improve by more than -2: it never does."""
 
 
-def completed(folder: Path, **changes: object) -> tuple[PlannedTrial, Trace, TrialResult]:
+def completed(folder: Path, factor: float = 1.0, **changes: object) -> tuple[PlannedTrial, Trace, TrialResult]:
+    """Run a trial, and complete it as if its plan had ``factor`` times the noise."""
     settings = {"clipping": {"name": "flat", "bound": 1.0}, "noise": FOLLOWING, "seeds": 0}
     data = {"name": "digits", "keep": {8: 0.1}, "public_fraction": 0.1}
     sweep = parse_sweep(small(**{"data": data, **settings, **changes}))
     (planned,) = plan_sweep(sweep).trials
     files = SweepFiles(str(folder)).trial(planned.spec.key)
     run_trial(planned.spec, files.root, releases=planned.releases)
+    steps = (replace(each, noise_multiplier=factor * each.noise_multiplier) for each in planned.trace.segments)
+    planned = replace(planned, trace=replace(planned.trace, segments=tuple(steps)))
     result = complete_trial(planned, files, sweep, Times(0.0, 1.0))
     return planned, read_trace(files.trace), result
 
@@ -59,6 +62,13 @@ def test_a_run_longer_than_its_plan_is_an_estimate(tmp_path: Path) -> None:
     assert result.worst_case.kind == "estimate"
     assert {risk.kind for risk in result.risks} == {"estimate"}
     assert result.worst_case.epsilon > 0.0
+
+
+def test_a_run_with_less_noise_than_planned_is_an_estimate(tmp_path: Path) -> None:
+    planned, trace, result = completed(tmp_path, 2.0, epochs=1, noise="constant")
+    assert result.worst_case.reasons == ("known_seed", "noise_followed_results")
+    assert {risk.reasons for risk in result.risks} == {result.worst_case.reasons}
+    assert result.worst_case.epsilon == account(trace, planned.spec.delta, result.worst_case.accountant).epsilon
 
 
 PLAN = Trace(100, (Segment(0, 4, PoissonSampling(0.1), 2.0), Segment(4, 4, PoissonSampling(0.1), 1.0)))
