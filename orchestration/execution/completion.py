@@ -89,24 +89,36 @@ class Times:
 
 
 def complete_trial(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, times: Times, scatter: Scatter = account_in_process
+    planned: PlannedTrial,
+    files: TrialFiles,
+    sweep: SweepSpec,
+    times: Times,
+    scatter: Scatter = account_in_process,
+    releasing: Callable[[], None] = lambda: None,
 ) -> TrialResult:
     """Account a trained trial and write its ``result.json`` as the last step, which marks the trial as complete.
 
     Safe to repeat after an interruption at any point: accounting is idempotent, and statistics already released with
     noise are reused, because releasing them again would cost privacy again. `scatter`: accounts the parts of the trial.
+    `releasing`: called right before statistics are drawn, so that an interruption before then counts no release.
     Raises: DataCorruption for damaged or missing files, StorageError if results cannot be written.
     """
     trace = read_trace(files.trace)
     found = _costs(trace, planned, sweep)
     is_asked = accounts_examples(trace, planned, sweep)
-    individuals = individual_statistics(planned, files, sweep, found.worst_case, scatter) if is_asked else None
+    worst = found.worst_case
+    individuals = individual_statistics(planned, files, sweep, worst, scatter, releasing) if is_asked else None
     with _ONE_AT_A_TIME:
         return _completed(planned, files, sweep, times, found, individuals)
 
 
 def individual_statistics(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
+    planned: PlannedTrial,
+    files: TrialFiles,
+    sweep: SweepSpec,
+    worst: PrivacyEstimate,
+    scatter: Scatter,
+    releasing: Callable[[], None],
 ) -> IndividualStatistics | None:
     """Account all examples and store their epsilons; return the statistics that the release mode shows, or None.
 
@@ -114,7 +126,7 @@ def individual_statistics(
     """
     summary = _accounted(planned, files, sweep, worst, scatter)
     with _ONE_AT_A_TIME:
-        return _individuals(planned, files, sweep, worst, summary)
+        return _individuals(planned, files, sweep, worst, summary, releasing)
 
 
 _ONE_AT_A_TIME = threading.Lock()
@@ -284,7 +296,12 @@ def _is_no_dearer(step: Segment, other: Segment) -> bool:
 
 
 def _individuals(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, summary: EpsilonSummary
+    planned: PlannedTrial,
+    files: TrialFiles,
+    sweep: SweepSpec,
+    worst: PrivacyEstimate,
+    summary: EpsilonSummary,
+    releasing: Callable[[], None],
 ) -> IndividualStatistics | None:
     """Store the exact statistics of the epsilons privately; return those that the release mode shows, or None."""
     counted = CountedEpsilons(summary, StoredEpsilons(files.epsilons))
@@ -296,7 +313,7 @@ def _individuals(
         exact = replace(exact, estimates=quality)
     write_exact_statistics(files.private_summary, exact)
     if release is not None:
-        return _released_once(files, counted, names, worst, release, exact)
+        return _released_once(files, counted, names, worst, release, exact, releasing)
     return exact if release_mode(sweep.release.name).statistics == "exact" else None
 
 
@@ -307,11 +324,13 @@ def _released_once(
     worst: PrivacyEstimate,
     release: ReleaseSpec,
     exact: IndividualStatistics,
+    releasing: Callable[[], None],
 ) -> IndividualStatistics:
     """Statistics released with noise drawn from the operating system's entropy; drawn once, stored and reused."""
     stored = read_statistics(files.released, "restore it from a backup: releasing again would cost privacy again")
     if stored is not None:
         return stored
+    releasing()
     drawn = release_counted(counted, len(group_names), release)
     alone = Trace(counted.summary.examples, releases=release.releases(), adjacency=worst.adjacency)
     cost = account(alone, worst.delta).epsilon
@@ -336,7 +355,13 @@ def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: Us
 
 
 def account_stopped(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, stopped: StoppedTrial, scatter: Scatter, close: Close
+    planned: PlannedTrial,
+    files: TrialFiles,
+    sweep: SweepSpec,
+    stopped: StoppedTrial,
+    scatter: Scatter,
+    close: Close,
+    releasing: Callable[[], None],
 ) -> StoppedTrial:
     """Delete the checkpoint, account every example up to the stop, and add the statistics to the stored result.
 
@@ -350,7 +375,7 @@ def account_stopped(
     forget_checkpoint(files.checkpoint)
     if not is_asked:
         return stopped
-    individuals = individual_statistics(planned, files, sweep, stopped.worst_case, scatter)
+    individuals = individual_statistics(planned, files, sweep, stopped.worst_case, scatter, releasing)
     names = planned.dataset.group_names
     stopped = replace(stopped, individuals=individuals, group_names=names, digests=note_digests(files))
     write_result(files.result, stopped)

@@ -6,6 +6,7 @@ and summarises them; the recorder writes to MLflow in its own thread.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -274,8 +275,9 @@ class Coordinator:
             return self._account_stopped(planned, status.result)
         times = self._times(key)
         if exists(files.training):
-            self._log_end(key)
-            return complete_trial(planned, files, self._sweep, times, self._until_interrupted)
+            self._log_cost(key, trace := read_trace(files.trace), ended=True)
+            releasing = functools.partial(self._log_release, key, trace, ended=True)
+            return complete_trial(planned, files, self._sweep, times, self._until_interrupted, releasing)
         progress = status.progress
         if progress is None or progress.step == progress.total_steps:
             raise DataCorruption(f"the trial ended, but {files.training} is not there; is the storage shared?")
@@ -286,10 +288,12 @@ class Coordinator:
     def _account_stopped(self, planned: PlannedTrial, stopped: StoppedTrial) -> StoredResult:
         """Account the examples of a stopped trial; where that fails, its worst case bounds each, as its result says."""
         files, scatter = self._files.trial(planned.key), self._until_interrupted
-        released = self._released_statistics(planned.key, stopped.trace)
-        self._log_cost(planned.key, stopped.trace, statistics=released)
+        self._log_cost(planned.key, stopped.trace)
+        releasing = functools.partial(self._log_release, planned.key, stopped.trace)
         try:
-            return account_stopped(planned, files, self._sweep, stopped, scatter, self._close_until_interrupted)
+            return account_stopped(
+                planned, files, self._sweep, stopped, scatter, self._close_until_interrupted, releasing
+            )
         except StorageError:
             raise
         except DpsweepError as error:
@@ -321,7 +325,8 @@ class Coordinator:
         if isinstance(result, StoppedTrial):
             self._log_cost(key, result.trace)
         elif result is not None and not self._attempts.all[key]:
-            self._log_end(key)
+            log = self._log_release if exists(trial.released) else self._log_cost
+            log(key, read_trace(trial.trace), ended=True)
 
     def _log_cost(self, key: str, trace: Trace, ended: bool = False, statistics: Trace | None = None) -> None:
         """Log the cost of all that a private trial has shown so far; a baseline is not logged, as nothing bounds it."""
@@ -332,21 +337,15 @@ class Coordinator:
                 Attempt(spec.key, 0, spec.delta, bound, spec.known_seed, ended, statistics, planned.reasons)
             )
 
-    def _log_end(self, key: str) -> None:
-        """Log that the trial has trained to its end and releases its statistics, for the first time or once more."""
-        trace = read_trace(self._files.trial(key).trace)
-        self._log_cost(key, trace, ended=True, statistics=self._released_statistics(key, trace))
-
-    def _released_statistics(self, key: str, trace: Trace) -> Trace | None:
-        """Return the trace of the release of statistics alone, if any; a second release of them is logged here."""
-        planned, files = self._planned[key], self._files.trial(key)
-        if not planned.releases:
-            return None
+    def _log_release(self, key: str, trace: Trace, ended: bool = False) -> None:
+        """Log that the trial is about to release its statistics, for the first time or once more."""
+        planned = self._planned[key]
         alone = Trace(trace.dataset_size, releases=planned.releases, adjacency=trace.adjacency)
-        if self._attempts.has_released_statistics(key) and not exists(files.released):
+        if self._attempts.has_released_statistics(key):
             again = Attempt(key, 0, planned.spec.delta, alone, None, True, alone, planned.reasons)
             self._attempts.note_statistics(again)
-        return alone
+        else:
+            self._log_cost(key, trace, ended, statistics=alone)
 
     def _until_interrupted(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         for result in self._scatter(job, parts):

@@ -97,11 +97,10 @@ def _name(number: int) -> str:
 
 
 def _covers(before: Attempt, now: Attempt) -> bool:
-    """Return whether the stored record of an attempt holds all that it has shown by ``now``."""
+    """Return whether the stored record of an attempt holds all that its training has shown by ``now``."""
     if before.ended or before.trace.steps > now.trace.steps:
         return True
-    releases_more = now.statistics is not None and before.statistics is None
-    return before.trace.steps == now.trace.steps and not (now.ended or releases_more)
+    return before.trace.steps == now.trace.steps and not now.ended
 
 
 class AttemptLog:
@@ -134,7 +133,9 @@ class AttemptLog:
             earlier = self._attempts[now.key]
             before = next((attempt for attempt in earlier if attempt.number == now.number), None)
             if before is not None and _covers(before, now):
-                return  # a worker that resumed from its checkpoint repeats steps that are already recorded
+                if now.statistics is None or before.statistics is not None:
+                    return  # a worker that resumed from its checkpoint repeats steps that are already recorded
+                now = replace(before, statistics=now.statistics)
             _write(self._files, now)
             others = [each for each in earlier if each is not before]
             self._attempts[now.key] = tuple(sorted([*others, now], key=lambda each: each.number))

@@ -27,6 +27,7 @@ from dpsweep.orchestration.execution.completion import Close
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
 from dpsweep.orchestration.execution.publication import empty_pages, published, publisher
+from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
@@ -35,7 +36,7 @@ from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import SweepStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
-from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.tracking.plain_comparison import Compared
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 from dpsweep.workers.own_code.imports import NO_CODE
@@ -90,10 +91,10 @@ class KeptTracker:
 class Bench:
     """One sweep's folder, run as often as a test wants."""
 
-    def __init__(self, folder: Path, plan: Plan) -> None:
-        self.files, self.plan, self.tracker = SweepFiles(str(folder)), plan, KeptTracker()
-        self.manifest = new_manifest(SWEEP.plain(), TEXT)
-        self.execution = InProcess(TrialContext(self.files, SWEEP.disclosure, NO_CODE))
+    def __init__(self, folder: Path, plan: Plan, sweep: SweepSpec = SWEEP) -> None:
+        self.files, self.plan, self.sweep, self.tracker = SweepFiles(str(folder)), plan, sweep, KeptTracker()
+        self.manifest = new_manifest(sweep.plain(), TEXT)
+        self.execution = InProcess(TrialContext(self.files, sweep.disclosure, NO_CODE))
         self.ended: list[str] = []
         self.warned: list[str] = []
 
@@ -105,7 +106,7 @@ class Bench:
     ) -> Coordinator:
         status = SweepStatus(initial_status(self.plan), lambda trial: self.ended.append(trial.key))
         return Coordinator(
-            SWEEP,
+            self.sweep,
             self.plan,
             self.manifest,
             self.files,
@@ -245,6 +246,23 @@ def test_a_trial_whose_training_fails_leaves_the_others(bench: Bench) -> None:
 
 class Stop(Exception):
     """By the scheduler."""
+
+
+def test_accounting_that_ends_before_statistics_are_drawn_counts_no_release(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("dpsweep.orchestration.execution.coordinator.PAUSES", (0.01,) * 3)
+    sweep = parse_sweep(small(clipping="flat", noise="constant", seeds=[0], release="private"))
+    (planned,) = (plan := plan_sweep(sweep)).trials
+    bench = Bench(tmp_path, plan, sweep)
+
+    def refusing(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
+        raise StorageError("cannot write s3://bucket/part: slow down")
+
+    assert bench.run(refusing).status(planned.key).state is TrialState.FAILED
+    assert bench.run().status(planned.key).state is TrialState.FINISHED
+    (attempt,) = read_attempts(bench.files, planned.key)
+    assert known(attempt.statistics).releases == planned.releases
 
 
 def stop_first(bench: Bench, plan: Plan, coordinator: Coordinator) -> None:
