@@ -314,6 +314,15 @@ class Findings:
         found = (self.difference(best, other, name) for other in among if other is not best)
         return tuple(each for each in found if each.verdict not in ("better", "worse"))
 
+    def alike(self, best: Setting, name: str) -> tuple[Difference, ...]:
+        """Return the differences of ``best`` to those `rivals` that are not distinguishable from it, the nearest
+        first.
+        """
+        found = [self.difference(best, each, name) for each in self.rivals(best)]
+        known = [(abs(each.interval.value), each) for each in found if each.interval is not None]
+        near = sorted(known, key=lambda pair: pair[0])
+        return tuple(each for _, each in near if each.verdict == "not distinguishable")
+
     @cached_property
     def front(self) -> tuple[Setting, ...]:
         """Private settings that are on the Pareto front beyond noise.

@@ -36,7 +36,6 @@ from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.report.decisions import below, nothing_to_take, reliable
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep
@@ -98,7 +97,7 @@ def decision(found: Findings, delta: float) -> list[str]:
     """
     best = found.best(found.main.name)
     if best is None:
-        return [nothing_to_take(found)]
+        return [_nothing_to_take(found)]
     shown = found.main.format
     interval = found.interval_of_best(best, found.main.name)
     among = found.choice(found.main.name)
@@ -120,6 +119,24 @@ def decision(found: Findings, delta: float) -> list[str]:
     return [*sentences, *unknown_of_one_seed(found.settings)]
 
 
+def _nothing_to_take(found: Findings) -> str:
+    """Return the sentence in place of a decision where no private setting has finished, or learnt anything."""
+    main = found.main
+    if not found.private:
+        reached = [main.format.one(each.mean(main.value)) for each in found.baselines[:1]]
+        without = f"; without privacy, {found.word} is {reached[0]}" if reached else ""
+        return f"No private trial has finished, so there is no trade-off to show{without}."
+    if not found.useless:
+        return f"No private setting has {found.word} to compare."
+    if found.too_few_to_test:
+        return f"Nothing trained here can be judged: {found.too_few_to_test}."
+    shown = found.best(main.name, found.private) or found.private[0]
+    name, why = shown.name, found.useless[shown.name]
+    others = len(found.useless) - 1
+    more = f", and nothing shows that {others} other setting{'s' * (others > 1)} learnt more" if others else ""
+    return f"Nothing trained here with privacy is of use: {name} {why}{more}."
+
+
 def _compared(found: Findings, best: Setting) -> str:
     """Return what privacy costs the setting, as a clause."""
     if found.unknown_cost:
@@ -130,8 +147,10 @@ def _compared(found: Findings, best: Setting) -> str:
     within = _bracketed(difference_between, interval, found.main.format)
     if change is None:
         return "what privacy costs is unknown"
-    chance = ", which may be chance" * (is_shown(change, found.main.format) and _may_be_chance(interval))
-    return f"{below(change, found.main.format, 'no privacy')}{within}{chance}"
+    if not is_shown(change, found.main.format):
+        return f"as shown no different from no privacy{within}"
+    chance = ", which may be chance" * _may_be_chance(interval)
+    return f"{amount(change, found.main.format)} {'below' if change < 0.0 else 'above'} no privacy{within}{chance}"
 
 
 def _bracketed(
@@ -185,13 +204,9 @@ def _alike(found: Findings, best: Setting) -> list[str]:
     """Return sentences on the settings that cannot be told from the best one: the cheapest, if it costs less, and the
     others, nearest first.
     """
-    others = [found.difference(best, each, found.main.name) for each in found.rivals(best)]
-    alike = [each for each in others if each.verdict == "not distinguishable"]
-    if not alike:
-        return []
+    alike = found.alike(best, found.main.name)
     cheaper = more_private(found, best, found.main.name, alike)
-    near = sorted(alike, key=lambda each: abs(each.interval.value) if each.interval else 0.0)
-    names = [each.other for each in near if cheaper is None or each.other != cheaper.name]
+    names = [each.other for each in alike if cheaper is None or each.other != cheaper.name]
     sentences = [said_of(found, cheaper, found.main.name)] if cheaper else []
     if names:
         also = " either" if cheaper else f" in {found.word}"
@@ -437,17 +452,21 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
 
 
 def _seeds_words(found: Findings, best: Setting) -> list[str]:
-    runs = len(best.trials)
-    size = found.detectable(found.main.name)
-    if runs == 1 or size is None:
+    """Return a sentence on the smallest differences that the sweep could have shown; none where nothing is compared."""
+    known = {name: size for name in found.headline if (size := found.detectable(name)) is not None}
+    if len(best.trials) == 1 or not known:
         return []
-    shown = reliable(size, found.main.format)
-    what = (
-        f"differences between methods of {shown} in 4 of 5 sweeps"
-        if shown
-        else "no difference between methods reliably"
-    )
-    return [f"{opening(of_seeds(runs))} find {what}."]
+    sizes, hidden = [], []
+    for name, size in known.items():
+        shown = metric(name).format
+        where = found.word if name == found.main.name else f"the {found.worst_word} of the worst group"
+        if shown in SHARES and size >= 1.0:
+            hidden.append(where)
+        else:
+            sizes.append(f"{amount(size, shown) if shown in SHARES else number(size)} in {where}")
+    told = [f"differences between methods of {listed(sizes)} in 4 of 5 sweeps"] if sizes else []
+    told += [f"no difference between methods in {listed(hidden)} reliably"] if hidden else []
+    return [f"{opening(of_seeds(len(best.trials)))} find {listed(told)}."]
 
 
 def _by_method(found: Findings, style: Style) -> Plot | None:

@@ -10,27 +10,35 @@ from collections.abc import Sequence
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.orchestration.comparison.findings import Findings, warnings
-from dpsweep.orchestration.comparison.formats import at_most, correlation, listed, number, per_unit
+from dpsweep.orchestration.comparison.entries import Metric, by_selection
+from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
+from dpsweep.orchestration.comparison.formats import (
+    SHARES,
+    Format,
+    at_most,
+    correlation,
+    first_few,
+    listed,
+    number,
+    per_unit,
+)
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
+from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import (
     Setting,
     group_epsilon,
     group_epsilon_error,
     group_names,
     group_value,
+    whose,
 )
+from dpsweep.orchestration.comparison.spoken import between, says_nothing, unknown_of_one_seed
 from dpsweep.orchestration.comparison.statistics import Correlation, pearson
 from dpsweep.orchestration.comparison.told_reasons import told
-from dpsweep.orchestration.comparison.values import (
-    epsilon,
-    median_epsilon,
-    worst_over_median,
-)
-from dpsweep.orchestration.report.catalogue import OF_USERS, are_per_user, norms_are_off
-from dpsweep.orchestration.report.decisions import decisions
+from dpsweep.orchestration.comparison.values import epsilon, median_epsilon, worst_over_median
+from dpsweep.orchestration.report.catalogue import are_per_user, norms_are_off
 from dpsweep.orchestration.report.first_screen import decision
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.store.release_modes import release_mode
@@ -132,9 +140,104 @@ def cautions(data: PublishedSweep, found: Findings) -> list[str]:
 
 
 def sentences(data: PublishedSweep, found: Findings) -> list[str]:
-    """Return the findings as sentences: comparisons of settings, composed and individual epsilons."""
-    decided = decisions(found, data.delta) if data.trials else []
-    return [*decided, *together(data.trials), *_individuals(data, found.settings)]
+    """Return the findings that the first screen has no room for: comparisons, composed and individual epsilons."""
+    return [*_comparisons(found), *together(data.trials), *_individuals(data, found.settings)]
+
+
+def _comparisons(found: Findings) -> list[str]:
+    """Return sentences on the settings that the best one beats, on the one that serves the worst group best, and on
+    limits of the verdicts.
+    """
+    main, worst = found.main, found.worst_group
+    best = found.best(main.name)
+    if best is None:
+        return []
+    said = _ordered(found, best, main, f"in {found.word}")
+    constant = None if main.task == "regression" else constant_of(best)
+    if constant is not None:
+        said += [f"Always predicting {best_constant(main)} reaches {main.format.one(constant)}."]
+    fairest = found.best(worst.name, [best, *found.useful]) if found.has_groups and len(found.private) > 1 else None
+    if fairest is not None:
+        if worst.format.one(fairest.mean(worst.value)) == worst.format.one(best.mean(worst.value)):
+            fairest = best  # a difference that is not shown is no rank
+        by = found.worst_word_unless_main
+        where = f"in the{by} of the worst-served group" if by else "for the worst-served group"
+        alike = [each.other for each in found.alike(fairest, worst.name)]
+        said += [_fairest(found, fairest, best), *_ordered(found, fairest, worst, where)]
+        said += [f"{first_few(alike)} cannot be told from {fairest.name} {where}."] if alike else []
+    return [*said, *_looks(found), *_caveats(found, best)]
+
+
+def _ordered(found: Findings, best: Setting, of: Metric, where: str) -> list[str]:
+    """Return sentences on the settings that ``best`` beats in a metric, and on those of unknown order."""
+    differences = [found.difference(best, other, of.name) for other in found.rivals(best)]
+    beaten = [f"{each.other} by {_range(each, of.format)}" for each in differences if each.verdict == "better"]
+    single = [each.other for each in differences if each.verdict == "unknown (one seed)"]
+    apart = [each.other for each in differences if each.verdict == "unknown"]
+    said = [f"{best.name} beats {first_few(beaten)}{' points' * (of.format in SHARES)} {where}."] if beaten else []
+    if single and not unknown_of_one_seed(found.settings):
+        said += [f"Whether {best.name} is better than {first_few(single)} {where} is unknown (one common seed)."]
+    if apart and found.interval(best, found.main.name):
+        said += [
+            f"{best.name} cannot be compared with {first_few(apart)} {where}: no test examples are common to both, or "
+            "a run has no finite score."
+        ]
+    return said
+
+
+def _range(of: Difference, shown: Format) -> str:
+    """Return the ends of the interval of a difference, without sign; percentage points for shares."""
+    low, high = sorted(abs(end) for end in ((of.interval.low, of.interval.high) if of.interval else (0.0, 0.0)))
+    return f"{100 * low:.1f} to {100 * high:.1f}" if shown in SHARES else f"{number(low)} to {number(high)}"
+
+
+def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
+    worst, by = found.worst_group, found.worst_word
+    high = "highest" if worst.better == "higher" else "lowest"
+    if fairest is best:
+        return f"{best.name} also has the {high} {by} of a worst-served group."
+    whom = f"group {' or '.join(sorted(whose(worst, fairest)))} gets {_with_interval(found, fairest, worst)}"
+    other, total = _with_interval(found, best, worst), _with_interval(found, fairest, found.main)
+    return (
+        f"The {high} {by} of a worst-served group is that of {fairest.name}: {whom}, against {other} under "
+        f"{best.name}; its {found.word} is {total} overall."
+    )
+
+
+def _with_interval(found: Findings, setting: Setting, of: Metric) -> str:
+    """Return a metric of a setting that results have chosen, with its interval."""
+    text, interval = of.format.one(setting.mean(of.value)), found.interval_of_chosen(setting, of.name)
+    if interval is None:
+        return text
+    words = by_selection(of, setting.mean(of.value), interval)
+    without = f"{words}; " if words else ""
+    if says_nothing(interval, of.format):
+        return f"{text} ({without}{between(interval, of.format)} anything else)"
+    over = " over test examples alone" if interval.is_of_one_seed else ""
+    return f"{text} ({without}95% interval{over} {between(interval, of.format)})"
+
+
+def _looks(found: Findings) -> list[str]:
+    """Return a sentence on seeds that were added by results; none if that was not asked."""
+    if not found.looks:
+        return []
+    times = "once" if found.looks == 1 else f"{found.looks} times"
+    return [
+        f"Seeds were added until settings are told apart, and verdicts were read {times}: all hold together with "
+        f"{100 * found.level:.2f}%, so that any at any time is wrong in at most 5 of 100 sweeps."
+    ]
+
+
+def _caveats(found: Findings, best: Setting) -> list[str]:
+    interval = found.interval(best, found.main.name)
+    if interval is not None and interval.is_of_one_seed:
+        return ["Each setting has one seed: intervals are of the choice of test examples alone, not of the seed."]
+    if interval is not None or len(found.private) < 2:
+        return []
+    return [
+        "Whether differences exceed chance cannot be told: what the models predict of single test examples is not "
+        "stored beside this sweep."
+    ]
 
 
 def together(trials: Sequence[PublishedTrial]) -> list[str]:
@@ -173,7 +276,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
     private = [setting for setting in settings if not setting.is_baseline]
     ratios = [(found.mean, setting) for setting in private if (found := setting.over_seeds(worst_over_median))]
     if not ratios:
-        return [_withheld(data)] if private else []
+        return _withheld(data) if private else []
     ratio, setting = max(ratios, key=lambda pair: pair[0])
     low = min(ratio for ratio, _ in ratios)
     paid = f"εᵢ = {number(setting.mean(median_epsilon))} of {at_most(setting.mean(epsilon))}"
@@ -191,29 +294,20 @@ _OVERSTATED = 1.1
 """Least ratio of the worst case to the median epsilon_i at which the worst case is said to overstate it."""
 
 
-def _withheld(data: PublishedSweep) -> str:
-    """Return why individual epsilons are not shown; under ``release: none``, also what ``private`` would show and
-    cost.
-    """
-    if are_per_user(data.trials):
-        return f"What single training examples paid was not computed. {OF_USERS}"
-    if norms_are_off(data.trials):
-        return (
-            "What single training examples paid was not computed (norms: off); the worst case holds for each of them."
-        )
-    said = "What single training examples paid is withheld; see below for why."
+def _withheld(data: PublishedSweep) -> list[str]:
+    """Return, under ``release: none``, what ``private`` would show of individual epsilons and cost; else nothing."""
     traces = [attempt.trace for trial in data.trials for attempt in trial.attempts if attempt.trace.is_private]
-    shows_some = release_mode(data.disclosure).statistics is not None
-    if shows_some or not traces or any(trace.selection for trace in traces):
-        return said
+    is_computed = not (are_per_user(data.trials) or norms_are_off(data.trials) or any(t.selection for t in traces))
+    if release_mode(data.disclosure).statistics is not None or not traces or not is_computed:
+        return []
     release = ReleaseSpec()
     alone = Trace(traces[-1].dataset_size, releases=release.releases(), adjacency=traces[-1].adjacency)
     cost = account(alone, data.delta)
-    return (
+    return [
         "What single training examples paid is withheld (release: none); release: private would show a histogram of "
         f"their εᵢ, its median, their mean and that of each group, with noise: alone ε = {at_most(cost.epsilon)} at "
         f"δ = {data.delta:g} per trial, taken from its target, which training then meets with a little more noise."
-    )
+    ]
 
 
 def _correlations(private: Sequence[Setting]) -> list[str]:

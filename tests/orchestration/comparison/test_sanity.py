@@ -65,7 +65,7 @@ def test_what_is_no_better_than_constant_is_never_recommended_and_wears_no_badge
     assert "level 0.3" in name
     said = " ".join(headline(data, found))
     assert f"Not recommended: {name}" in said
-    assert "cannot be told apart" not in said
+    assert "cannot be told from it" not in said
     assert best(found).name != name
     assert name not in [each.other for each in best(found, "worst_group").alike]
     assert name not in {each.name for each in (*found.front, *found.methods)}

@@ -83,7 +83,6 @@ def test_an_epsilon_of_users_says_so_in_the_headline() -> None:
     ]
     data, found, _ = in_sweep(of_users, kept)
     assert re.search(r"at ε = [\d.]+ per user \(", decision(found, data.delta)[0])
-    assert [each for each in headline(data, found) if re.search(r"at ε = [\d.]+ per user, δ", each)]
 
 
 def test_the_picture_of_epsilons_shows_none_too_small() -> None:
@@ -120,7 +119,6 @@ def test_a_setting_as_good_as_its_baseline_is_not_said_to_be_below_it() -> None:
     data, found, _ = in_sweep(trials, {each.key: same for each in trials})
     assert ", as shown no different from no privacy [" in decision(found, data.delta)[0]
     assert "may be chance" not in decision(found, data.delta)[0]
-    assert ", as shown no different from the best non-private setting (" in " ".join(headline(data, found))
     cost = answered(data, found)["At what cost?"]
     assert (cost.big, "may be chance" in " ".join(cost.words)) == ("0.0 points", False)
 
@@ -149,9 +147,9 @@ def test_epsilons_of_several_adjacencies_are_not_compared(other: Adjacency) -> N
         for each in trials
     ]
     data, found, _ = in_sweep(mixed, kept)
-    said, warned = " ".join([*decision(found, data.delta), *headline(data, found)]), " ".join(warnings(found))
+    said, warned = " ".join(decision(found, data.delta)), " ".join(warnings(found))
     is_alike = other == "add_remove"
-    assert ("More private" in said, "costs least" in said, "The best at ε" in said) == (is_alike,) * 3
+    assert ("More private" in said, "The best at ε" in said) == (is_alike,) * 2
     assert ("epsilons are of several adjacencies, add_remove and zero_out, and must not be" in warned) != is_alike
 
 
@@ -332,7 +330,7 @@ QUESTIONS = {
     "What does privacy cost?": (".tile:nth-child(3) .big", r"^−5\.\d points$"),
     "Which differences could these seeds have shown?": (
         ".tile:nth-child(3) li:last-child",
-        r"5 seeds find differences between methods of \d\.\d points",
+        r"5 seeds find differences between methods of \d\.\d points in accuracy and \d+\.\d points in the accuracy",
     ),
 }
 """Where on the first screen each question of docs/results.md is answered, and the answer."""
