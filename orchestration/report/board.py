@@ -1,7 +1,7 @@
 """The page of `dpsweep dashboard`: all sweeps below some folders, their progress, growing curves, and a comparison.
 
-`Board` looks at a sweep's results again only after a trial of it has ended, in its own thread: to read and check the
-results of 300 trials takes several seconds.
+`Board` looks at a sweep's results again only after a trial of it has ended, or its state has changed, in its own
+thread: to read and check the results of 300 trials takes several seconds.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib.resources import files as resources
 from string import Template
 from typing import Any, Final
 
-from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.records.files import exists, read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.claims import checked_record
@@ -42,12 +42,13 @@ _AXES: Final = ("epsilon", "worst_group_accuracy", "accuracy_gap", "median_epsil
 
 @dataclass
 class _Known:
-    """The results of a sweep, as read when ``ended`` of its trials were over. `shown`: as `Board.state` gives it.
+    """The results of a sweep. `read_at`: number of trials that were over, and the state of the sweep, when they were
+    read; None while they have yet to be. `shown`: as `Board.state` gives it.
 
     `growing`: main score by epoch of the trials that run, as far as this process has seen it.
     """
 
-    ended: int = -1
+    read_at: tuple[int, str] | None = None
     task: str = "classification"
     shown: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Mapping[str, Any]] = ()
@@ -85,8 +86,8 @@ class Board:
         self._show(found)
         for each in found:
             known = self._known.get(each.folder)
-            if known is not None and each.trials and known.ended != (ended := _ended(each)):
-                _read(each.folder, known, ended)
+            if known is not None and each.trials and known.read_at != (now := (_ended(each), each.state)):
+                known.read_at = now if _read(each.folder, known) else None
                 self._show(found)
 
     def _show(self, found: Sequence[SweepSummary]) -> None:
@@ -139,14 +140,16 @@ def _ended(found: SweepSummary) -> int:
     return sum(trial.state.has_ended for trial in found.snapshot.trials)
 
 
-def _read(folder: str, known: _Known, ended: int) -> None:
-    """Read the results of a sweep, after checking what they claim; a sweep that cannot be read says why."""
-    known.ended = ended
+def _read(folder: str, known: _Known) -> bool:
+    """Read the results of a sweep, after checking what they claim; a sweep that cannot be read says why.
+
+    Returns: False where its storage did not answer, which may pass.
+    """
     try:
         data: PublishedSweep = checked_record(SweepFiles(folder)).data()
     except DpsweepError as error:
         known.problem = str(error).splitlines()[0]
-        return
+        return not isinstance(error, StorageError)
     finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
     known.task, known.problem, known.curves = data.task, "", _curves(data)
     known.shown = {
@@ -158,6 +161,7 @@ def _read(folder: str, known: _Known, ended: int) -> None:
     for trial in data.trials:
         if trial.history:
             known.growing.pop(trial.key, None)
+    return True
 
 
 def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:

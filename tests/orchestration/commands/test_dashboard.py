@@ -19,14 +19,18 @@ import uvicorn
 from starlette.testclient import TestClient
 from typer.testing import CliRunner
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.orchestration.commands.dashboard import _COOKIE, application, dashboard
+from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.parameters import choices
+from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.report.board import Board
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.store.states import TrialState
-from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, TrialSnapshot, write_snapshot
+from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, TrialSnapshot, read_snapshot, write_snapshot
+from tests.known import known
 from tests.orchestration.processes import COMMAND
 from tests.orchestration.report.emulated import PHONE, tab_of
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
@@ -102,6 +106,30 @@ def test_no_setting_is_the_best_that_has_learnt_nothing(folder: Path) -> None:
     assert read(folder).state()["sweeps"][0]["best"] == f"none of use: {name} predicted one class"
     Path(over.comparison).write_text("[]")
     assert re.match(r"flat.*: accuracy", read(folder).state()["sweeps"][0]["best"])
+
+
+def test_results_are_read_again_with_the_report_and_after_the_storage_failed(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    module = "dpsweep.orchestration.report.board"
+    whole = checked_record
+
+    def refusing(files: SweepFiles) -> SweepRecord:
+        raise StorageError("cannot read s3://bucket: slow down")
+
+    monkeypatch.setattr(f"{module}.checked_record", refusing)
+    board = read(folder)
+    assert board.state()["sweeps"][1]["problem"] == "cannot read s3://bucket: slow down"
+    monkeypatch.setattr(f"{module}.checked_record", whole)
+    board.refresh()
+    running = board.state()["sweeps"][1]
+    assert (running["problem"], running["best"][:4]) == ("", "flat")
+    files = SweepFiles(str(folder / "running"))
+    name = running["best"].partition(":")[0]
+    Path(files.comparison).write_text(json.dumps({"settings": [{"name": name, "useless": "learnt nothing"}]}))
+    write_snapshot(files.status, replace(known(read_snapshot(files.status)), state="finished"), private=False)
+    board.refresh()
+    assert board.state()["sweeps"][1]["best"] == f"none of use: {name} learnt nothing"
 
 
 def test_progress_is_shown_before_results_are_read(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
