@@ -86,11 +86,15 @@ def is_installed(file: Path, within: Path) -> bool:
 
     An environment can be any folder on Python's path: of `pip install --target`, say.
     """
-    standard = file.is_relative_to(Path(sysconfig.get_path("stdlib")).resolve())
     place = file.relative_to(within)
-    if standard or _INSTALLED.search(place.as_posix()) is not None:
+    if file.is_relative_to(_standard_library()) or _INSTALLED.search(place.as_posix()) is not None:
         return True
     return any(name in _installed_in(within.joinpath(*place.parts[:depth])) for depth, name in enumerate(place.parts))
+
+
+@cache
+def _standard_library() -> Path:
+    return Path(sysconfig.get_path("stdlib")).resolve()  # asked for each of thousands of modules
 
 
 @cache
