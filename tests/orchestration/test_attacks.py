@@ -146,11 +146,3 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
         assert known_of_groups(shown)[group.name]["clipping_bias"] == course.biases[-1]
     assert final_metrics(shown)["fairness/noise_error_gap"] > 0.0
     assert 0.0 < known(exact.loss_correlation) < 1.0, "digits fitted badly have longer gradients"
-
-
-@pytest.mark.long
-def test_a_trial_whose_attack_was_deleted_is_shown_without(tmp_path: Path) -> None:
-    files = finished(tmp_path / "sweep", "none")
-    Path(trial_in(files.root, "non-private-seed0").attacks).unlink()
-    render_again(files.root)
-    assert words(files.private_report).count(f"{SHOWN} ±") == 10

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import stat
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,11 +31,10 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.trials.trial import Progress, run_trial
+from tests.known import known
 from tests.orchestration.sample_grids import in_process, small
 from tests.orchestration.told import Told
-
-from mlflow import MlflowClient  # isort: skip  (after dpsweep.orchestration.pipeline, which keeps it quiet)
-from tests.known import known
+from tests.orchestration.tracking.recordings import client_of, runs_of
 
 ONE = {"model": "logistic", "clipping": ["none", "flat"], "noise": "constant", "seeds": 0, "epochs": 1}
 MORE: dict[str, Any] = {"seeds": [0, 1], "privacy": {"target_epsilon": [5, 8], "delta": 1e-5}}
@@ -125,11 +125,8 @@ def test_new_trials_are_not_trained_beside_former_ones_of_other_data(files: Swee
     assert len(told.keys) == 2, "which data the former ones met is not known"
 
 
-def kinds(files: SweepFiles) -> dict[str, int]:
-    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    experiment = known(client.get_experiment_by_name("dpsweep"))
-    found = [run.data.tags["dpsweep.kind"] for run in client.search_runs([experiment.experiment_id])]
-    return {kind: found.count(kind) for kind in found}
+def kinds(files: SweepFiles) -> Counter[str]:
+    return Counter(run.data.tags["dpsweep.kind"] for run in runs_of(client_of(Path(files.root))))
 
 
 def test_what_does_not_define_a_trial_may_always_change(files: SweepFiles) -> None:

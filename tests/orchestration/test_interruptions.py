@@ -7,7 +7,6 @@ import signal
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 from mlflow.entities import Run
 
 from dpsweep.accounting.records.files import exists
@@ -26,6 +25,7 @@ from tests.orchestration.processes import (
 )
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
+from tests.orchestration.tracking.recordings import client_of, runs_of
 
 EPOCHS = 120
 SWEEP = small(
@@ -68,9 +68,8 @@ def assert_complete(files: SweepFiles, undisturbed: SweepFiles) -> None:
 
 def runs(files: SweepFiles) -> dict[str, list[Run]]:
     """Every MLflow run, by the key of its trial."""
-    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
     found: dict[str, list[Run]] = {}
-    for run in client.search_runs([experiment.experiment_id for experiment in client.search_experiments()]):
+    for run in runs_of(client_of(Path(files.root))):
         found.setdefault(run.data.tags.get("dpsweep.trial_key", "sweep"), []).append(run)
     return found
 
@@ -100,7 +99,7 @@ def doubled(files: SweepFiles) -> list[str]:
     """Series that hold two points of one step, and numbers of the trained model, which MLflow keeps for the run and for
     its logged model, that hold two values. The run of the sweep has the counts and the composed cost of the trials that
     had ended as each driver left it."""
-    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
+    client = client_of(Path(files.root))
     found = []
     for key, run in ((key, run) for key, of_trial in runs(files).items() for run in of_trial):
         for name in run.data.metrics:
@@ -162,7 +161,7 @@ def test_an_interrupted_and_then_killed_driver_is_resumed(
     assert doubled(files) == []
     for key in KEYS:
         (run,) = runs(files)[key]
-        points = MlflowClient(f"sqlite:///{files.root}/mlflow.db").get_metric_history(run.info.run_id, "test_accuracy")
+        points = client_of(Path(files.root)).get_metric_history(run.info.run_id, "test_accuracy")
         assert len(points) == EPOCHS
 
 

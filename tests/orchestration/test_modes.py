@@ -13,9 +13,7 @@ import pytest
 from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
-
-from mlflow import MlflowClient  # isort: skip
-from tests.known import known
+from tests.orchestration.tracking.recordings import client_of, one, runs_of
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
 
@@ -65,9 +63,7 @@ def test_a_baseline_says_that_it_protects_nobody(tmp_path: Path) -> None:
     rows = {row["key"]: row for row in json.loads(Path(files.results).read_text())}
     plain, private = (key_in(files.root, name) for name in ("non-private-seed0", "flat-seed0"))
     assert (rows[plain]["kind"], rows[private]["kind"]) == ("none", "estimate")  # of seeded noise
-    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    experiment = known(client.get_experiment_by_name("dpsweep"))
-    (run_of,) = client.search_runs([experiment.experiment_id], f"tags.`dpsweep.trial_key` = '{plain}'")
+    run_of = one(runs_of(client_of(Path(files.root))), trial_key=plain)
     assert run_of.data.tags["epsilon_kind"] == "none"
     assert run_of.data.tags["private"] == "false"
     assert "nothing protects the training data" in run_of.data.tags["mlflow.note.content"]

@@ -16,7 +16,7 @@ from dpsweep.orchestration.execution.backends import backend
 from dpsweep.orchestration.execution.environment import EMBEDDED
 from dpsweep.orchestration.execution.in_process import nothing_left
 from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
-from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -49,13 +49,6 @@ def test_a_finished_sweep_starts_no_cluster(outcome: Outcome, tmp_path: Path) ->
     assert backend(EMBEDDED, plan, outcome.files) is nothing_left
     assert backend(EMBEDDED, plan, SweepFiles(str(tmp_path))) is embedded
     assert backend("10.0.0.1:6379", plan, outcome.files) is on_cluster
-
-
-def test_its_files_and_rows_are_complete(outcome: Outcome) -> None:
-    rows = json.loads(Path(outcome.files.results).read_text())
-    assert [row["status"] for row in rows] == ["finished", "finished"]
-    assert [row["private"] for row in rows] == [False, True]
-    assert render_again(outcome.files.root).record.statuses.keys() == outcome.record.statuses.keys()
 
 
 def contents(folder: Path) -> dict[Path, bytes]:

@@ -40,8 +40,7 @@ from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import in_process, key_in, small
 from tests.orchestration.sample_sweeps import sample_sweep
-
-from mlflow import MlflowClient  # isort: skip
+from tests.orchestration.tracking.recordings import client_of, one, runs_of
 
 TEXT = small(
     clipping={"name": "flat", "bound": 1.0},
@@ -97,14 +96,10 @@ def another(files: SweepFiles, folder: Path) -> str:
 
 def of_mlflow(files: SweepFiles, key: str) -> dict[str, dict[str, str]]:
     """The tags of MLflow's run of the trial, of the sweep, and of the registered model."""
-    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    experiment = client.get_experiment_by_name("dpsweep")
-    assert experiment is not None
-    runs = client.search_runs([experiment.experiment_id])
-    (trial,) = (run for run in runs if run.data.tags.get("dpsweep.trial_key") == key)
-    (sweep,) = (run for run in runs if run.data.tags["dpsweep.kind"] == "sweep")
+    client = client_of(Path(files.root))
+    trial, sweep = one(runs_of(client), trial_key=key), one(runs_of(client), kind="sweep")
     (version,) = client.search_model_versions("name = 'digits'")
-    (model,) = client.search_logged_models([experiment.experiment_id])
+    (model,) = client.search_logged_models([sweep.info.experiment_id])
     return {"trial": trial.data.tags, "sweep": sweep.data.tags, "registered": version.tags, "model": model.tags}
 
 

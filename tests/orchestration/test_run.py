@@ -9,7 +9,6 @@ import stat
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pytest
 
@@ -23,8 +22,11 @@ from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.results import TrialResult, read_exact_statistics, read_result, read_statistics
 from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import key_in, small, trial_in
@@ -40,6 +42,10 @@ def narrow(feature_shape, num_classes, width):
     )
 """
 """The user's own model, in a module beside the sweep file."""
+
+
+class Killed(Exception):
+    """Stands for a death between the last epoch and the results."""
 
 
 class FinishedSweep:
@@ -59,6 +65,7 @@ class FinishedSweep:
                 accounting={"individual": "pld", "group_sizes": [1, 2], "also": ["rdp"]},
             )
         )
+        self.only_has_to_end = self._trained_to_the_last_epoch("flat")
         self.process = dpsweep("run", self.file, "--output", self.files.root, "--json")
         self.outcome: dict[str, Any] = json.loads(self.process.stdout) if self.process.stdout else {}
 
@@ -66,10 +73,25 @@ class FinishedSweep:
     def trials(self) -> dict[str, dict[str, Any]]:
         return {trial["key"]: trial for trial in self.outcome["trials"]}
 
-    def runs(self) -> list[mlflow.entities.Run]:
-        client = mlflow.MlflowClient(self.outcome["tracking_uri"])
-        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-        return list(client.search_runs(experiments, max_results=1000))
+    def _trained_to_the_last_epoch(self, clipping: str) -> str:
+        """The key of a trial that dies between its last epoch and its results."""
+        spec = parse_sweep(self.file.read_text())
+        code = permitted(spec, self.file.parent)
+        (planned,) = [each for each in plan_sweep(spec, code).trials if each.spec.clipping.name == clipping]
+
+        def die(progress: Progress) -> None:
+            if progress.step == progress.total_steps:
+                raise Killed
+
+        with pytest.raises(Killed):
+            run_trial(
+                planned.spec,
+                self.files.trial(planned.key).root,
+                code=code,
+                releases=planned.releases,
+                on_progress=die,
+            )
+        return planned.key
 
 
 @pytest.fixture(scope="module")
@@ -102,6 +124,12 @@ def test_progress_is_announced_and_ray_is_quiet(sweep: FinishedSweep) -> None:
     assert len([line for line in lines if line.startswith("finished")]) == TRIALS
     others = [line for line in lines if not line.startswith(("finished", "recording in MLflow"))]  # the latter if slow
     assert others == [], sweep.process.stderr
+
+
+def test_a_trial_that_only_has_to_end_adds_no_line_to_json(sweep: FinishedSweep) -> None:
+    """Tune prints one about a trial that reports nothing."""
+    assert json.loads(sweep.process.stdout)["sweep"] == "small"
+    assert sweep.trials[sweep.only_has_to_end]["status"] == "finished"
 
 
 def test_each_private_trial_has_trace_shards_epsilons_and_result(sweep: FinishedSweep) -> None:

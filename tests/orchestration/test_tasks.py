@@ -22,11 +22,11 @@ from dpsweep.orchestration.comparison.metrics import METRICS, known, main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.store.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
 from dpsweep.orchestration.store.states import TrialState
-from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri
 from dpsweep.workers.evaluation.outcomes import ScoredOutcomes
 from dpsweep.workers.tasks import TASKS
 from tests.known import known as present
 from tests.orchestration.report.pages import Page
+from tests.orchestration.tracking.recordings import client_of, runs_of
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
 
 COMMON = """
@@ -120,8 +120,7 @@ def test_the_report_speaks_of_the_task(ran: tuple[str, Path]) -> None:
 @pytest.mark.thinned(4)
 def test_mlflow_has_its_metrics(ran: tuple[str, Path]) -> None:
     task, output = ran
-    client = client_of(embedded_tracking_uri(output))
-    runs = client.search_runs([each.experiment_id for each in client.search_experiments()], max_results=100)
+    runs = runs_of(client_of(output))
     trials = [run for run in runs if f"final/{TASKS[task].main}" in run.data.metrics and "seed" in run.data.params]
     assert len(trials) == 4
     for run in trials:

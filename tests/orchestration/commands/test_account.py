@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import mlflow
 import numpy as np
 import pyarrow as pa
 import pytest
@@ -35,6 +34,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.results import read_result
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 from tests.orchestration.execution.test_upkeep import trained as trained
+from tests.orchestration.tracking.recordings import client_of, runs_of
 
 __all__ = ["files"]
 
@@ -159,8 +159,7 @@ def test_a_raw_release_shows_it_in_the_report_and_in_mlflow(tmp_path: Path) -> N
     files = trained_sweep(tmp_path / "out", TEXT + "release: raw\n")
     answers = found(files, "--delta", str(DELTA), "--individual", "pld")
     assert "Accounted again" in Path(files.report).read_text()
-    client = mlflow.MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    runs = runs_of(client_of(Path(files.root)))
     metrics = {run.data.tags.get("dpsweep.trial_key"): run.data.metrics for run in runs}
     for answer in answers:
         values = {name: value for name, value in metrics[answer["key"]].items() if "/account/" in name}

@@ -96,16 +96,6 @@ def test_an_output_that_is_a_file_is_refused_and_stays(address: str, below: str,
     assert (tmp_path / "notes").read_text() == "mine"
 
 
-@pytest.mark.long
-def test_resources_that_this_machine_lacks_are_a_mistake(tmp_path: Path) -> None:
-    """Ray would wait for them without end."""
-    done = dpsweep("run", write(tmp_path, resources={"cpus": 4096}), "--output", tmp_path / "out")
-    assert done.returncode == 2
-    (line,) = done.stderr.splitlines()
-    assert "a trial reserves 4096 CPU, but no single node has that (at most " in line
-    assert "lower what it reserves" in line
-
-
 def test_an_address_without_a_cluster_is_a_mistake(tmp_path: Path) -> None:
     done = dpsweep("run", write(tmp_path), "--output", tmp_path / "out", "--address", "127.0.0.1:1")
     assert done.returncode == 2

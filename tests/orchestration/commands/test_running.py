@@ -11,12 +11,12 @@ import tempfile
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.processes import COMMAND, PATIENCE, Running, environment, start, wait_until
 from tests.orchestration.sample_grids import keys_of, small
+from tests.orchestration.tracking.recordings import client_of, runs_of
 
 LONG = small(clipping="flat", noise="constant", seeds=0, epochs=2000, privacy={"noise_multiplier": 1.0, "delta": 1e-5})
 SHORT = small(clipping="none", noise="constant", seeds=0)
@@ -39,9 +39,7 @@ def wait_for_training(process: Running | subprocess.Popen[bytes], files: SweepFi
 
 
 def statuses(files: SweepFiles) -> set[str]:
-    client = MlflowClient(f"sqlite:///{files.root}/mlflow.db")
-    experiments = [experiment.experiment_id for experiment in client.search_experiments()]
-    return {run.info.status for run in client.search_runs(experiments)}
+    return {run.info.status for run in runs_of(client_of(Path(files.root)))}
 
 
 @pytest.mark.long

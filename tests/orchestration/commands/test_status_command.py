@@ -11,19 +11,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import replace
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.cluster_jobs import tell_what_is_missing
 from dpsweep.orchestration.commands.main import app
-from dpsweep.orchestration.commands.options import show
-from dpsweep.orchestration.commands.status_command import picture, warn_of_another
+from dpsweep.orchestration.commands.status_command import warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.states import TrialState
@@ -146,16 +143,6 @@ def test_keys_of_trials_are_never_broken(
     (row,) = [line for line in printed if line.startswith(key)]
     assert row.split() == [key, "finished", "4", "20/20", "2.50", "accuracy", "91.0%"]
     assert printed[-1].rstrip().endswith("(a.py:3)"), "where output is no terminal, an error is one line"
-
-
-@pytest.mark.parametrize("columns", [20, 300])
-def test_a_narrow_terminal_shows_whole_keys(columns: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    key = "individual-exponential-decay0.1-epsilon8-seed0-0d74d74fd8"
-    terminal = Console(file=StringIO(), force_terminal=True, width=columns)
-    monkeypatch.setattr("dpsweep.orchestration.commands.options.stdout", lambda: terminal)
-    show(picture(replace(snapshot(), trials=(replace(TRIALS[0], key=key),))))
-    assert isinstance(terminal.file, StringIO)
-    assert key in terminal.file.getvalue()
 
 
 def test_a_status_that_is_replaced_while_it_is_read_is_read_again(

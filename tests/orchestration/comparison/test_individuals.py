@@ -22,12 +22,10 @@ from dpsweep.orchestration.comparison.individuals import (
     loss_density,
     released_statistics,
 )
-from dpsweep.orchestration.comparison.metrics import known
 from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.store.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from dpsweep.orchestration.store.results import read_exact_statistics, write_exact_statistics
 from tests.known import known as present
-from tests.orchestration.sample_sweeps import sample_trial
 
 
 def counted(epsilons: Epsilons, bound: float) -> CountedEpsilons:
@@ -110,12 +108,6 @@ def test_it_is_stored_and_claims_no_guarantee_that_nothing_enforced(tmp_path: Pa
     assert read_exact_statistics(uri, "") == exact
     write_exact_statistics(uri, replace(exact, kind="guarantee"))
     assert read_exact_statistics(uri, "") == replace(exact, kind="output_specific")
-
-
-def test_only_exact_statistics_disclose_it() -> None:
-    assert known(sample_trial(disclosure="raw"))["loss_correlation"] == 0.87
-    assert known(sample_trial(disclosure="private"))["loss_correlation"] is None
-    assert known(sample_trial(disclosure="none"))["loss_correlation"] is None
 
 
 @pytest.mark.parametrize(

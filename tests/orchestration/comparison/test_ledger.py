@@ -25,10 +25,9 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.tracking.tracker import composition_entries
-from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
-
-from mlflow import MlflowClient  # isort: skip
 from tests.known import known
+from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
+from tests.orchestration.tracking.recordings import client_of, runs_of
 
 RUN = Trace(1000, (Segment(0, 200, PoissonSampling(0.05), 1.0),))
 EPSILON = account(RUN, 1e-5).epsilon
@@ -198,9 +197,7 @@ def test_averages_and_headline_carry_what_their_trials_cost_together(outcome: Ou
     assert composed_here > 1.3 * rows[0]["epsilon"]
     assert rows[0]["composed"]["seeds"]["kind"] == "guarantee"
     assert rows[0]["composed"]["sweep"]["release_epsilon"] > 1.3 * rows[0]["release_epsilon"]
-    client = MlflowClient(outcome.tracking_uri)
-    experiment = known(client.get_experiment_by_name("dpsweep"))
-    runs = {run.data.tags["dpsweep.kind"]: run for run in client.search_runs([experiment.experiment_id])}
+    runs = {run.data.tags["dpsweep.kind"]: run for run in runs_of(client_of(Path(outcome.files.root)))}
     for kind in ("average", "sweep"):
         metrics, tags = runs[kind].data.metrics, runs[kind].data.tags
         assert metrics["privacy/composed_epsilon"] == pytest.approx(composed_here)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import stat
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -120,11 +119,6 @@ def test_the_raw_mode_discloses_what_is_exact(default: Trained) -> None:
     assert result.courses == tuple(read_counters(raw.files.private_training).courses)
     assert result.courses
     assert result.attacks.loss_threshold
-
-
-def test_exact_statistics_are_for_the_owner(default: Trained) -> None:
-    default.completed()
-    assert stat.S_IMODE(Path(default.files.private_summary).stat().st_mode) == 0o600
 
 
 def test_examples_are_accounted_at_the_delta_of_the_trial(default: Trained) -> None:

@@ -14,7 +14,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from tests.orchestration.processes import dpsweep
+from tests.orchestration.processes import Command, dpsweep
 from tests.orchestration.sample_grids import small
 from tests.workers.rank_runs import ended, started
 
@@ -111,8 +111,8 @@ def test_a_lost_rank_and_a_stopped_trial(tmp_path: Path) -> None:
     assert_first_is_undisturbed(tmp_path, THREE)
 
 
-def test_ranks_need_ray(tmp_path: Path) -> None:
+def test_ranks_need_ray(tmp_path: Path, command: Command) -> None:
     (tmp_path / "sweep.yaml").write_text(small(resources={"ranks": 2}))
-    done = dpsweep("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out", "--address", "in-process")
-    assert done.returncode == 2
-    assert "resources give a trial 2 ranks, but --address in-process trains in one process" in done.stderr
+    done = command("run", tmp_path / "sweep.yaml", "--output", tmp_path / "out", "--address", "in-process")
+    assert done.code == 2
+    assert "resources give a trial 2 ranks, but --address in-process trains in one process" in done.err

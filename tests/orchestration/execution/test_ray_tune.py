@@ -19,8 +19,6 @@ from dpsweep.orchestration.store.results import StoppedTrial, read_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.workers.training.history import Progress
-from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
 
@@ -50,25 +48,6 @@ def test_a_state_of_tune_from_somebody_else_is_not_unpickled(tmp_path: Path) -> 
     with pytest.raises(TypeError):  # so much for what Tune does by itself
         ExperimentAnalysis(tmp_path / "tune", trials=[])
     assert (tmp_path / "ran").exists()
-
-
-class Killed(Exception):
-    """Stands for a death between the last epoch and the results."""
-
-
-def test_a_trial_that_only_has_to_end_adds_no_line_to_json(tmp_path: Path) -> None:
-    file, out = tmp_path / "sweep.yaml", tmp_path / "out"
-    file.write_text(small(clipping="flat", noise="constant", data="digits", seeds=0, epochs=1))
-    (planned,) = plan_sweep(parse_sweep(file.read_text())).trials
-
-    def die(progress: Progress) -> None:
-        raise Killed
-
-    with pytest.raises(Killed):
-        run_trial(planned.spec, SweepFiles(str(out)).trial(planned.key).root, on_progress=die)
-    done = dpsweep("run", file, "--output", out, "--json", "--tracking-uri", "none")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["sweep"] == "small"
 
 
 EPOCHS = 5

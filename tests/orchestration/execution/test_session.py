@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
-from mlflow import MlflowClient
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.execution.session import _LONGEST, _make_in_first, private_session
 from tests.orchestration.processes import PATIENCE, descendants, environment, is_alive, kill, start, wait_until
 from tests.orchestration.sample_grids import small
+from tests.orchestration.tracking.recordings import client_of, runs_of
 
 SCRIPT = """
 import os, signal, sys
@@ -203,8 +203,7 @@ def test_sigterm_leaves_nothing(shared: Path, tmp_path: Path) -> None:
     assert said().splitlines()[-1] == "interrupted; the same command continues where it stopped"
     assert "Traceback" not in said()
     assert not list(shared.iterdir())
-    client = MlflowClient(f"sqlite:///{tmp_path}/out/mlflow.db")
-    runs = client.search_runs([experiment.experiment_id for experiment in client.search_experiments()])
+    runs = runs_of(client_of(tmp_path / "out"))
     assert "RUNNING" not in {run.info.status for run in runs}
     assert {run.data.tags.get("dpsweep.outcome") for run in runs} >= {"interrupted"}
 

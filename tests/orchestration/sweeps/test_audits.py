@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import pytest
 from typer.testing import CliRunner
 
+from dpsweep.orchestration.commands import plan_notes
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.plan_notes import prospect_line
 from dpsweep.workers.spec import AuditSpec
@@ -30,7 +32,11 @@ def test_once_for_both_seeds_and_not_for_the_baseline(tmp_path: Path) -> None:
     assert [key.partition("-")[0] for key in found["trials"]] == ["flat", "flat"]
 
 
-def test_names_the_trials_where_audits_differ(tmp_path: Path) -> None:
+def test_names_the_trials_where_audits_differ(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def simulated(spec: object, audit: AuditSpec, trace: object, claim: float, *size: object) -> AuditProspect:
+        return AuditProspect(audit, claim, claim, (1.0, 2.0, 3.0), 200, None, 1.0, 0.0)
+
+    monkeypatch.setattr(plan_notes, "prospect", simulated)
     file = tmp_path / "sweep.yaml"
     audit = {"canaries": 100, "kind": "gradient", "transcript": "iterates"}
     clipping = ["none", "flat", "dpsgd_f"]

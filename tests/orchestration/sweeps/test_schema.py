@@ -113,10 +113,6 @@ def test_shipped_sweeps_are_valid(file: Path) -> None:
     assert any(point.baseline for point in grid(sweep))
 
 
-def test_scientific_notation_is_a_number() -> None:
-    assert parse_sweep(SMALL).privacy.delta == 1e-5
-
-
 MISTAKES = {
     "unknown key": ({"clippings": "flat"}, r"unknown key 'clippings'; did you mean 'clipping'\?"),
     "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),

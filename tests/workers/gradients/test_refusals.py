@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients.engine import GradientEngine, PerExampleLoss
+from dpsweep.workers.gradients.engine import GradientEngine
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE, NAME
 
@@ -41,41 +41,28 @@ def sorted_by_first_feature(model: Calls, x: Tensor) -> Tensor:
     return out
 
 
-MIXING: dict[str, Callable[[Calls, Tensor], Tensor]] = {
-    "subtracts the mean of the batch": lambda m, x: m.second(m.first(x) - m.first(x).mean(0)),
-    "batch norm as a function": lambda m, x: m.second(functional.batch_norm(m.first(x), None, None, training=True)),
-    "scales by the batch, without a gradient": lambda m, x: m.second(m.first(x / x.abs().max().detach())),
+REORDERING: dict[str, Callable[[Calls, Tensor], Tensor]] = {
     "reverses rows and back": lambda m, x: m.second(m.first(x.flip(0)).flip(0)),
     "sorts rows and back": sorted_by_first_feature,
 }
 
 
-@pytest.mark.thinned(4)
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize("rows", [4, 6])
-@pytest.mark.parametrize("name", MIXING)
-def test_a_model_that_mixes_or_reorders_rows_is_refused(name: str, rows: int) -> None:
+@pytest.mark.parametrize("name", REORDERING)
+def test_a_model_that_reorders_rows_is_refused(name: str, rows: int) -> None:
     """The sum over the batch is right all the same; whose gradient is whose is not."""
-    engine = GradientEngine(Calls(MIXING[name]), per_example_loss, multiplicity=2)
+    engine = GradientEngine(Calls(REORDERING[name]), per_example_loss, multiplicity=2)
     with pytest.raises(InvalidInput, match=r"first\.weight, .* rows of a batch independently"):
         engine.norms(*batch(rows))
 
 
-COUPLED: dict[str, PerExampleLoss] = {
-    "divided by the batch size": lambda output, y: per_example_loss(output, y) / len(y),
-    "contrastive": lambda output, y: per_example_loss(output, y) + (output @ output.T).sum(1),
-    "centred": lambda output, y: per_example_loss(output - output.mean(0), y),
-}
-
-
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize("name", COUPLED)
-def test_a_loss_that_couples_rows_is_refused(name: str) -> None:
-    with pytest.raises(InvalidInput, match="rows of a batch independently"):
-        GradientEngine(nn.Linear(5, 3), COUPLED[name]).norms(*batch())
+def contrastive(output: Tensor, y: Tensor) -> Tensor:
+    return per_example_loss(output, y) + (output @ output.T).sum(1)
 
 
 def test_coupling_is_found_in_the_first_batch_that_can_show_it() -> None:
-    engine = GradientEngine(nn.Linear(5, 3), COUPLED["contrastive"])
+    engine = GradientEngine(nn.Linear(5, 3), contrastive)
     engine.norms(*batch(1))
     with pytest.raises(InvalidInput, match="rows of a batch independently"):
         engine.norms(*batch(2))
