@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.findings import Difference, Findings, mean
 from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, difference, opening, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
-from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes
+from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, called, first_seed, whose
 from dpsweep.orchestration.comparison.spoken import (
     between,
@@ -46,19 +46,21 @@ def more_private(found: Findings, best: Setting, name: str, undecided: Collectio
     return found.best(name, [each for each in cheaper if _cost(each) == least])
 
 
-def unsure_of_few_seeds(found: Findings, best: Setting) -> list[str]:
+def unsure(found: Findings, best: Setting) -> list[str]:
     """Return a sentence if the interval of the best setting holds a constant prediction; else nothing.
 
     `sanity.why_useless` judges two seeds by test examples alone, which says nothing of the next seed, and a setting by
-    itself. The interval here allows for the choice among settings.
+    itself; rare classes that are found suffice for it. The interval here allows for the choice among settings.
     """
     constant, interval = constant_of(best), found.interval_of_best(best, found.main.name)
-    if constant is None or interval is None or interval.is_of_one_seed or interval.low > constant:
+    if constant is None or interval is None or interval.low > constant:
         return []
-    return [
-        f"{opening(of_seeds(interval.runs))} cannot show that another run of {best.name} beats always predicting "
-        f"{best_constant(found.main)}, which reaches {found.main.format.one(constant)}: add seeds."
-    ]
+    beats = f"beats always predicting {best_constant(found.main)}, which reaches {found.main.format.one(constant)}"
+    if finds_rare_classes(best, found.evidence, found.main):
+        return [f"{best.name} {beats}, by balanced accuracy alone: compare settings by that, or by recall."]
+    if interval.is_of_one_seed:
+        return []
+    return [f"{opening(of_seeds(interval.runs))} cannot show that another run of {best.name} {beats}: add seeds."]
 
 
 def said_of(found: Findings, setting: Setting, name: str) -> str:
@@ -206,8 +208,8 @@ def best(
     unordered = tuple(each for each in undecided if each not in alike)
     chosen: tuple[Reason, ...] = ("chosen_by_private_results",) if any(metric(n).exact for n in (name, *least)) else ()
     reasons = union((winner.reasons, chosen))
-    unsure = unsure_of_few_seeds(found, winner) if name == found.main.name else []
-    warned = (*in_words(reasons), *unsure, *(each for each in warnings(found) if each != found.unknown_cost))
+    doubts = unsure(found, winner) if name == found.main.name else []
+    warned = (*in_words(reasons), *doubts, *(each for each in warnings(found) if each != found.unknown_cost))
     # conditions on results choose too: of all settings that cost so little, whatever they reached
     candidates = [setting for setting in found.private if _fulfils(setting, max_epsilon, {})]
     interval = (

@@ -478,8 +478,8 @@ def _diverged(found: Findings) -> list[str]:
     if not lost:
         return []
     return [
-        f"Warning: {first_few(lost)} learnt nothing (diverged, or did no better than always predicting "
-        f"{best_constant(found.main)}), and nothing is compared with it."
+        f"Warning: {first_few(lost)} diverged, or did no better than always predicting "
+        f"{best_constant(found.main)}, and nothing is compared with it."
     ]
 
 

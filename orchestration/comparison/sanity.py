@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -90,6 +91,16 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
     """Return why a setting is never recommended, as a clause that follows its name or those of several; "" if it
     has learnt something.
 
+    Accuracy hides whether rare classes are found: one that finds them has learnt something (`finds_rare_classes`).
+    """
+    if not is_constant(setting) and finds_rare_classes(setting, evidence, main):
+        return ""
+    return _why_not_above_constant(setting, evidence, main)
+
+
+def _why_not_above_constant(setting: Setting, evidence: Evidence, main: Metric) -> str:
+    """Return why the main score of a setting is not above that of a constant prediction, as a clause; "" if it is.
+
     It predicts one class, has diverged, or the 95% interval of its main score reaches down to a constant prediction,
     which it always does if too few were held out to test.
     With one or two seeds that is the interval over test examples alone. Without an interval the mean counts.
@@ -112,6 +123,22 @@ def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
         between = f"{shown(ends[0])} to {shown(ends[1])}"
         return f"cannot be told from {always} (it reaches {shown(found.mean)}, 95% interval {between})"
     return "" if found.mean > constant + 1e-9 else f"did no better than {always}"
+
+
+def finds_rare_classes(setting: Setting, evidence: Evidence, main: Metric) -> bool:
+    """Return whether the 95% interval of balanced accuracy is above that of a constant prediction, 1 / K for K classes
+    of test examples.
+    """
+    interval = evidence.interval(setting, "balanced_accuracy") if main.name == "accuracy" else None
+    chance = setting.mean(_chance)
+    return interval is not None and chance is not None and interval.low > chance
+
+
+def _chance(trial: PublishedTrial) -> float | None:
+    quality = trial.quality
+    if quality is None or quality.counts is None or not math.isfinite(quality.loss):
+        return None
+    return 1.0 / np.count_nonzero(quality.counts.matrix.sum(1))
 
 
 def _ends(setting: Setting, evidence: Evidence, main: Metric) -> tuple[float, float] | None:
@@ -151,10 +178,12 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     reached, constant, shown = best.rank(main.value), constant_of(best), main.format.one
     if few := too_few_to_test(best, evidence, main):
         return UnknownCost(few, f"The cost of privacy is unknown: {few}.")
-    learnt_nothing = "the baseline learnt almost nothing"
+    hardly = "the baseline hardly beats a constant prediction"
+    others = cure_of_rare_classes(constant, main) or "other inputs, such as narrower ranges"
+    step = f"train it longer, with another rate, or {others}"
     if all(has_diverged(setting) for setting in baselines):
         lost = f"diverged, or did no better than always predicting {best_constant(main)}"
-        return UnknownCost.of_baseline(learnt_nothing, f"{first_few([each.name for each in baselines])} {lost}.")
+        return UnknownCost.of_baseline(hardly, f"{first_few([each.name for each in baselines])} {lost}: {step}.")
     if best_reference := _reference(best):
         name, score = best_reference
         ends = _ends(best, evidence, main)
@@ -166,13 +195,11 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
             )
     if constant is None or not 0.0 <= constant < 1.0:
         return UnknownCost()
-    why = why_useless(best, evidence, main)
+    why = _why_not_above_constant(best, evidence, main)
     if why or reached - constant <= _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
-        others = cure_of_rare_classes(constant, main) or "other inputs, such as narrower ranges"
+        always = f"always predicting {best_constant(main)}"
         return UnknownCost.of_baseline(
-            learnt_nothing,
-            f"{best.name} reaches {shown(reached)}, and always predicting {best_constant(main)} {shown(constant)}: "
-            f"train it longer, with another rate, or {others}.",
+            hardly, f"{best.name} reaches {shown(reached)}, and {always} {shown(constant)}: {step}."
         )
     return UnknownCost()
 

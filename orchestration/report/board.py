@@ -176,12 +176,14 @@ def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
 
 
 def _said_useless(files: SweepFiles) -> dict[str, str]:
-    """Return the settings that have learnt nothing by the intervals of the report, and why; () before it is written."""
+    """Return by setting why it has learnt nothing by the intervals of the report, "" if it has; {} before that is
+    written.
+    """
     if not exists(files.comparison):
         return {}
     try:
         settings = parsed_json(read_bytes(files.comparison))["settings"]
-        return {str(each["name"]): str(each["useless"]) for each in settings if each["useless"]}
+        return {str(each["name"]): str(each["useless"]) for each in settings}
     except (DpsweepError, ValueError, TypeError, KeyError):
         return {}
 
@@ -197,7 +199,7 @@ def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
     means = [
         (mean.mean, setting, mean.count)
         for setting in found.private
-        if setting.name not in useless and (mean := setting.over_seeds(main))
+        if not useless.get(setting.name) and (mean := setting.over_seeds(main))
     ]
     if not means:
         first = found.private[0].name if found.private else ""

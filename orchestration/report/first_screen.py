@@ -12,7 +12,7 @@ from typing import Final
 
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE
-from dpsweep.orchestration.comparison.best import more_private, said_of, unsure_of_few_seeds
+from dpsweep.orchestration.comparison.best import more_private, said_of, unsure
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import (
@@ -106,14 +106,14 @@ def decision(found: Findings, delta: float) -> list[str]:
     claim = "" if not best.reasons else ", an estimate and no guarantee"
     several = len({each.level for each in found.useful if math.isfinite(each.level)}) > 1
     are_comparable = len({each.neighbours for each in found.useful}) == 1
-    unsure = unsure_of_few_seeds(found, best)
-    taken = f"Take {best.name}:" if len(found.private) > 1 and not unsure else f"{best.name} reaches"
+    doubts = unsure(found, best)
+    taken = f"Take {best.name}:" if len(found.private) > 1 and not doubts else f"{best.name} reaches"
     sentences = [
         f"{taken} {found.word} {shown.one(best.mean(found.main.value))}"
         f"{within} at ε = {at_most(best.highest_epsilon)}{best.per_unit} (δ = {delta:g}{claim}), "
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
-    sentences += [*unsure, *_alike(found, best)]
+    sentences += [*doubts, *_alike(found, best)]
     if several and are_comparable:
         sentences += [_by_level(found)]
     return [*sentences, *unknown_of_one_seed(found.settings)]
@@ -134,7 +134,8 @@ def _nothing_to_take(found: Findings) -> str:
     name, why = shown.name, found.useless[shown.name]
     others = len(found.useless) - 1
     more = f", and nothing shows that {others} other setting{'s' * (others > 1)} learnt more" if others else ""
-    return f"Nothing trained here with privacy is of use: {name} {why}{more}."
+    nothing = "Nothing" if found.main.name == "accuracy" else f"By {found.word}, nothing"
+    return f"{nothing} trained here with privacy is of use: {name} {why}{more}."
 
 
 def _compared(found: Findings, best: Setting) -> str:
@@ -427,7 +428,7 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         words.append(f"{opening(found.too_few_to_test)}.")
     elif best is None:
         big = "of no use"
-        words.append("Nothing shows that a private setting is better than a constant prediction.")
+        words.append(f"Nothing shows that a private setting is better than a constant prediction, by {word}.")
     elif found.unknown_cost:
         big = "unknown"
         words.append(opening(found.unknown_cost.removeprefix("No use as a reference: ")))

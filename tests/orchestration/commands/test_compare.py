@@ -236,7 +236,10 @@ def test_changes_against_a_baseline_that_learnt_nothing_are_shown_nowhere(tmp_pa
         "clipping": ["none", "flat"],
         "privacy": {"noise_multiplier": 2, "delta": 1e-5, "accountant": "rdp"},
     }
-    folders, told = [tmp_path / "one", tmp_path / "other"], "the baseline learnt almost nothing; the cost of privacy"
+    folders, told = (
+        [tmp_path / "one", tmp_path / "other"],
+        "the baseline hardly beats a constant prediction; the cost of privacy",
+    )
     for folder, rate in zip(folders, (1e-6, 2e-6), strict=True):
         changed = tmp_path / f"{folder.name}.yaml"
         changed.write_text(

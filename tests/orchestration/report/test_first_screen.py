@@ -277,7 +277,7 @@ def test_where_the_cost_is_unknown_no_number_stands_for_it() -> None:
     page = Page(render(data, evidence)).text
     cost = answered(data, found)["At what cost?"]
     assert (cost.big, "points" in " ".join(cost.words)) == ("unknown", False)
-    assert "what privacy costs is unknown, because the baseline learnt almost nothing" in page
+    assert "what privacy costs is unknown, because the baseline hardly beats a constant prediction" in page
     assert not re.search(r"[−+]\d+\.\d points (below|above|against)", page)
     assert "The baseline is of no use as a reference, so changes against it would say nothing." in page
 
