@@ -20,7 +20,7 @@ from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.store.integrity import require_unaltered
 from dpsweep.orchestration.store.later_results import AuditRecord, record_of, stored_audit, write_audit
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.results import TrialResult
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import SchedulerSettings
@@ -63,8 +63,7 @@ def audit_again(
         require_same_code(files.trial(result.key), result.spec, code, "audit it with the code that it was trained with")
     with (
         closed_to_strangers(),
-        exclusive(files.local_folder, files.root),
-        claimed(files.claim),
+        exclusive(files),
         opening(address)(
             Opening(address, _one_by_one(record.sweep, address), files, code, warn, own_connection)
         ) as execution,

@@ -34,7 +34,7 @@ from dpsweep.orchestration.execution.upkeep import trained
 from dpsweep.orchestration.store.integrity import require_unaltered
 from dpsweep.orchestration.store.later_results import write_account
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.published import IndividualStatistics
 from dpsweep.orchestration.store.results import StoredResult
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -120,8 +120,7 @@ def account_again(
         read_groups(request.group_by)
     with (
         closed_to_strangers(),
-        exclusive(folder.local_folder, folder.root),
-        claimed(folder.claim),
+        exclusive(folder),
         opening(address)(
             Opening(address, _accounting_alone(record.sweep), folder, NO_CODE, warn, own_connection)
         ) as execution,

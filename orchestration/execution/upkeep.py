@@ -33,7 +33,7 @@ from dpsweep.orchestration.store import integrity
 from dpsweep.orchestration.store.attempts import AttemptLog
 from dpsweep.orchestration.store.integrity import damages
 from dpsweep.orchestration.store.layout import SweepFiles, absolute, require_no_links
-from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.results import StoredResult, TrialResult
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status_snapshot import read_snapshot
@@ -95,7 +95,7 @@ def prune_norms(files: SweepFiles, older_than: float) -> list[str]:
     Raises: InvalidInput while the sweep runs; DataCorruption for damaged epsilons, and their norms are kept.
     """
     require_no_links(files)
-    with exclusive(files.local_folder, files.root), claimed(files.claim):
+    with exclusive(files):
         results = [each for each in trained(owned_record(files)) if each.ended <= time.time() - older_than]
         return [result.key for result in results if any(list(_deleted(files.trial(result.key))))]
 
@@ -124,7 +124,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
             return _delete_selection(files)
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     require_no_links(files)
-    with exclusive(files.local_folder, files.root), claimed(files.claim):
+    with exclusive(files):
         record = stored_record(files)
         counted = _record_releases(files, record)
         if exists(SweepFiles(files.tuning).manifest):
@@ -150,7 +150,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
 def _delete_selection(files: SweepFiles) -> tuple[str, ...]:
     """Delete a private selection that no sweep has followed: it has shown nothing, so that no release stays."""
     require_no_links(files)
-    with exclusive(SweepFiles(files.selection).local_folder, files.root):
+    with exclusive(SweepFiles(files.selection)):
         pass  # no run holds it; the lock lies in the folder that goes
     delete_folder(files.selection)
     delete_if_empty(files.private)
@@ -176,8 +176,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     forgotten: dict[str, None] = {}
     with contextlib.ExitStack() as held:
         for sweep in sweeps:
-            held.enter_context(exclusive(sweep.local_folder, sweep.root))
-            held.enter_context(claimed(sweep.claim))
+            held.enter_context(exclusive(sweep))
         for sweep in sweeps:
             delete_folder(sweep.audited_copy)  # a killed audit leaves it, with a key of its own
             for key in list_folders(sweep.trials):

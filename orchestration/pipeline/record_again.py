@@ -29,7 +29,7 @@ from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline.stage import Outcome, recording_in
 from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
-from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
@@ -65,8 +65,7 @@ def record_again(
         raise InvalidInput(f"{files.root} holds no sweep, so there is nothing to record; name one that ran there")
     with contextlib.ExitStack() as held:
         for each in {each.root: each for each in (files, *stages)}.values():  # a tuning has a driver of its own
-            held.enter_context(exclusive(each.local_folder, each.root))
-            held.enter_context(claimed(each.claim))
+            held.enter_context(exclusive(each))
         for stage in stages:
             uri = given_store(stage, tracking_uri)
             if problem := _end_elsewhere(stage, uri):

@@ -281,7 +281,7 @@ def _drawn_stage(request: RunRequest) -> str:
     require_space(files, plan)
     make_private_folder(files.private)
     make_private_folder(candidates.root)
-    with closed_to_strangers(), exclusive(candidates.local_folder, candidates.root):
+    with closed_to_strangers(), exclusive(candidates):
         if (of_another := read_manifest(candidates)) is not None:
             return _of_this_version(of_another, request)
         drawn = draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))

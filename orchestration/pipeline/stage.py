@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.formats import masked
@@ -32,7 +32,7 @@ from dpsweep.orchestration.execution.upkeep import named_trials, start_anew
 from dpsweep.orchestration.store.layout import SweepFiles, output_files
 from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, NOTHING_SPENT, Limits, Spent, Turn
 from dpsweep.orchestration.store.manifest import Manifest, read_manifest, write_manifest
-from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.status import Recording, SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
@@ -147,9 +147,16 @@ NO_DISPLAY = NoDisplay()
 
 def run_stage(request: RunRequest, display: Display) -> Outcome:
     """Run one sweep file to its report; `run_sweep` says what a sweep with ``tune`` runs. Raises: as `run_sweep`."""
-    sweep, files = request.sweep, request.files
+    files = request.files
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
     _require_services(request, tracking_uri)
+    with closed_to_strangers(), exclusive(files):  # first: no other command changes the folder while this one plans
+        return _run_exclusively(request, tracking_uri, display)
+
+
+def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -> Outcome:
+    """Plan and run the sweep in its folder, in which no other driver runs."""
+    sweep, files = request.sweep, request.files
     stored = read_manifest(files)
     plan, manifest = _planned(request, stored)
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
@@ -158,13 +165,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
     status = _initial_status(request, plan, earlier.spent if earlier else NOTHING_SPENT, display)
     asked = Opening(request.address, sweep, files, request.code, display.warn, request.connect, request.turn)
     begins = opening(request.address) if request.retry else backend(request.address, plan, files)
-    with (
-        closed_to_strangers(),
-        exclusive(files.local_folder, files.root),
-        claimed(files.claim),
-        begins(asked) as execution,
-    ):
-        _require_unchanged(files, stored)
+    with begins(asked) as execution:
         if release_mode(sweep.disclosure).is_sensitive:
             _close_folder(request, tracking_uri)
         delete_left_copies(request.code, files)
@@ -201,18 +202,6 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
             display.warn(f"stopped early: {status.stopped_by}")
     told = (shown.decision, shown.unknown_cost)
     return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, *told)
-
-
-def _require_unchanged(files: SweepFiles, stored: Manifest | None) -> None:
-    """Raise `InvalidInput` unless ``stored``, which was read before the folder was locked, is its manifest still.
-
-    The trials of another manifest would be forgotten, and with them what they have released.
-    """
-    if read_manifest(files) != stored:
-        raise InvalidInput(
-            f"another dpsweep has changed the sweep in {files.root} while this one planned it; repeat the command, "
-            "which continues what is there now"
-        )
 
 
 def _require_services(request: RunRequest, tracking_uri: str) -> None:

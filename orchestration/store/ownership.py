@@ -18,13 +18,12 @@ import threading
 import time
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.local_files import delete_with_only, locked, make_folders
-from dpsweep.orchestration.store.layout import LOCK
+from dpsweep.orchestration.store.layout import LOCK, SweepFiles
 
 PERIOD = 20.0
 """Seconds between two renewals of a claim; a claim expires after three periods without renewal."""
@@ -41,19 +40,21 @@ class Claim:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, output: str) -> Iterator[None]:
-    """Lock ``folder`` for the duration of a ``with`` block; creates the folder if it is missing.
+def exclusive(files: SweepFiles) -> Iterator[None]:
+    """Keep other drivers off a sweep for the duration of a ``with`` block, by the lock of its local folder and, in an
+    object store, by its claim.
 
-    output: folder or URI of the sweep, for messages. The lock ends with the process. Raises: InvalidInput if another
-    process holds it or the folder is not writable; UnsafeFile for a lock that is no regular file.
+    Creates the folder if it is missing. The lock ends with the process. Raises: InvalidInput if another process holds
+    it or the folder is not writable; UnsafeFile for a lock that is no regular file; as `claimed`.
     """
+    folder = files.local_folder
     with contextlib.ExitStack() as held:
         try:
             make_folders(str(folder), 0o755)
             held.enter_context(locked(str(folder / LOCK)))
         except BlockingIOError as error:
             raise InvalidInput(
-                f"another dpsweep writes to {output}; wait for it, or choose another --output"
+                f"another dpsweep writes to {files.root}; wait for it, or choose another --output"
             ) from error
         except OSError as error:
             raise InvalidInput(
@@ -61,7 +62,8 @@ def exclusive(folder: Path, output: str) -> Iterator[None]:
                 "choose another folder with --output"
             ) from error
         try:
-            yield
+            with claimed(files.claim):
+                yield
         finally:
             delete_with_only(str(folder), LOCK)  # nothing else is there if the run could not start
 

@@ -73,10 +73,10 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "orchestration/pipeline/stage.py",
-        ("tests/orchestration/test_growth.py::test_a_sweep_that_another_command_began_meanwhile_is_not_overwritten",),
+        ("tests/orchestration/test_growth.py::test_no_other_command_begins_a_sweep_while_one_plans",),
         B(
-            "        _require_unchanged(files, stored)\n",
-            "",
+            "with closed_to_strangers(), exclusive(files):",
+            "with closed_to_strangers():",
             "the composed epsilon lacks trials of a command that began meanwhile",
             privacy=True,
         ),

@@ -129,7 +129,7 @@ def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
 
 def test_a_running_sweep_is_refused(files: SweepFiles) -> None:
     before = contents(Path(files.root))
-    with exclusive(Path(files.root), files.root), pytest.raises(InvalidInput, match="another dpsweep writes to"):
+    with exclusive(files), pytest.raises(InvalidInput, match="another dpsweep writes to"):
         raise delete(files.root, "--yes").exception or AssertionError
     assert contents(Path(files.root)) == before | {".lock"}
 

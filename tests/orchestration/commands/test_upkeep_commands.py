@@ -145,7 +145,7 @@ def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: Sweep
 
 def test_a_tuning_that_runs_is_not_recorded_beside_its_driver(files: SweepFiles) -> None:
     shutil.copytree(files.root, files.tuning)
-    with exclusive(Path(files.tuning), files.tuning):
+    with exclusive(SweepFiles(files.tuning)):
         refused = dpsweep("record", files.root)
     assert f"another dpsweep writes to {files.tuning}" in str(refused.exception)
     assert not Path(files.database).exists()
@@ -318,7 +318,7 @@ def test_a_driver_that_records_is_left_alone(files: SweepFiles) -> None:
     snapshot = known(read_snapshot(files.status))
     write_snapshot(files.status, replace(snapshot, heartbeat=time.time()), private=False)
     assert "small: recording in MLflow, 1 of 3, 4 a second" in dpsweep("status", files.root).stdout
-    with exclusive(files.local_folder, files.root):
+    with exclusive(files):
         refused = dpsweep("record", files.root).exception
     assert isinstance(refused, InvalidInput)
     assert files.root in str(refused)

@@ -141,12 +141,12 @@ def test_that_it_cannot_be_written_is_told_at_once_and_once(tmp_path: Path) -> N
 def test_a_driver_of_this_host_that_is_gone_is_known_at_once(tmp_path: Path) -> None:
     """By its lock, which ends with it; a driver elsewhere may hold one that is not seen here."""
     uri = f"{tmp_path}/status.json"
-    with exclusive(tmp_path, ""), status_file(uri, two_trials(), []).kept_current():
+    with exclusive(SweepFiles(str(tmp_path))), status_file(uri, two_trials(), []).kept_current():
         running = of(uri)
         assert (running.state, running.is_over) == ("running", False)
     write_snapshot(uri, running, False)
     assert (of(uri).state, of(uri).is_over, of(uri).may_run_in_mlflow()) == (LOST, True, False)
-    with exclusive(tmp_path, ""):
+    with exclusive(SweepFiles(str(tmp_path))):
         assert of(uri).state == "running"
     write_snapshot(uri, replace(running, host="elsewhere"), False)
     assert of(uri).state == "running"

@@ -109,18 +109,20 @@ def test_a_damaged_claim_is_no_claim_to_guess_about(uri: str, tmp_path: Path) ->
         pass
 
 
-def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path) -> None:
-    folder = tmp_path / "runs" / "sweep"
-    refused = pytest.raises(InvalidInput, match="another dpsweep writes to s3://bucket/sweep; wait for it")
-    with exclusive(folder, "s3://bucket/sweep"), refused, exclusive(folder, "s3://bucket/sweep"):
+def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    files = SweepFiles(f"file://{tmp_path}/stored/sweep")
+    refused = pytest.raises(InvalidInput, match=f"another dpsweep writes to {files.root}; wait for it")
+    with exclusive(files), refused, exclusive(files):
         pass
-    with exclusive(folder, "s3://bucket/sweep"):
-        (folder / "sweep.json").touch()
-    assert folder.is_dir()
+    with exclusive(files):
+        assert (tmp_path / "stored" / "sweep" / "driver.json").is_file(), "and claimed"
+        (files.local_folder / "dpsweep.log").touch()
+    assert files.local_folder.is_dir()
 
 
 def test_a_run_that_could_not_start_leaves_nothing(tmp_path: Path) -> None:
-    with exclusive(tmp_path / "sweep", ""):
+    with exclusive(SweepFiles(str(tmp_path / "sweep"))):
         assert (tmp_path / "sweep").is_dir()
     assert not (tmp_path / "sweep").exists()
 
@@ -128,7 +130,7 @@ def test_a_run_that_could_not_start_leaves_nothing(tmp_path: Path) -> None:
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     refused = pytest.raises(UnsafeFile, match=r"file is a file, which dpsweep does not write")
-    with refused, exclusive(tmp_path / "file", ""):
+    with refused, exclusive(SweepFiles(str(tmp_path / "file"))):
         pass
 
 
