@@ -40,7 +40,8 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     sweep = parse_sweep(manifest.text, files.manifest)
     points = grid(sweep, past_of(manifest))
     asked = tuple(point for point in points if point.is_asked)
-    found, kept = _read(files, asked, manifest), _kept(files, points, manifest)
+    former = (point for point in points if not point.is_asked)
+    found, kept = _read(files, asked, manifest), stored_trials(files, former, manifest)
     return SweepRecord(
         manifest,
         sweep,
@@ -67,17 +68,9 @@ class StoredTrials:
     audits: Mapping[str, tuple[PublishedAudit, ...]]
 
 
-def kept_trials(files: SweepFiles, sweep: SweepSpec, manifest: Manifest) -> StoredTrials:
-    """Return the stored trials that only earlier versions of the sweep file asked for.
-
-    Raises: DataCorruption for a damaged result.
-    """
-    return _kept(files, grid(sweep, past_of(manifest)), manifest)
-
-
-def _kept(files: SweepFiles, points: Iterable[GridPoint], manifest: Manifest) -> StoredTrials:
-    former = (point for point in points if not point.is_asked)
-    return _read(files, tuple(point for point in former if _is_there(files, point.key)), manifest)
+def stored_trials(files: SweepFiles, points: Iterable[GridPoint], manifest: Manifest) -> StoredTrials:
+    """Return those of the trials that are stored. Raises: DataCorruption for a damaged result."""
+    return _read(files, tuple(point for point in points if _is_there(files, point.key)), manifest)
 
 
 def _is_there(files: SweepFiles, key: str) -> bool:

@@ -137,7 +137,7 @@ def _accounted(
     planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
 ) -> EpsilonSummary:
     """Store the epsilons of all examples; return the summary that their statistics are computed from."""
-    release = sweep.released
+    release = planned.point.release
     counting = Counting(worst.epsilon) if release is None else Counting(worst.epsilon, released_bins=release.bins)
     delta, method = planned.spec.delta, sweep.accounting.individual
     return store_epsilons(AccountingJob(files.root, delta, method, counting=counting, folder=files.epsilons), scatter)
@@ -305,7 +305,7 @@ def _individuals(
 ) -> IndividualStatistics | None:
     """Store the exact statistics of the epsilons privately; return those that the release mode shows, or None."""
     counted = CountedEpsilons(summary, StoredEpsilons(files.epsilons))
-    names, release = planned.dataset.group_names, sweep.released
+    names, release = planned.dataset.group_names, planned.point.release
     trace = read_trace(files.trace)
     exact = exact_statistics(counted, names, worst, individual_reasons(trace))
     if planned.spec.norms.exact_examples > 0:

@@ -14,16 +14,16 @@ from types import TracebackType
 from typing import Self
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
-from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, Scatter
+from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.files import delete_folder, exists, modified
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
-from dpsweep.orchestration.comparison.stored import candidate_attempts, kept_trials
+from dpsweep.orchestration.comparison.stored import candidate_attempts, stored_trials
+from dpsweep.orchestration.execution.backend import Backend
 from dpsweep.orchestration.execution.completion import (
-    Close,
     Times,
     account_stopped,
     complete_stopped,
@@ -60,10 +60,9 @@ class Coordinator:
     """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
-    sweep can be resumed. `scatter`: accounts the parts of a trial. `close`: stores the last norms of a stopped one.
-    `trials_at_once`: number of trials accounted at the same time. `anew`: keys of trials that are trained from nothing
-    although they have run before. `warn`: called with one sentence that the user should read. `give_up`: ends the wait
-    for parts; see `Backend.give_up`. `publish`: writes the reports.
+    sweep can be resumed. `execution`: accounts the trials. `anew`: keys of trials that are trained from nothing
+    although they have run before. `warn`: called with one sentence that the user should read. `publish`: writes the
+    reports.
     """
 
     def __init__(
@@ -74,19 +73,16 @@ class Coordinator:
         files: SweepFiles,
         tracker: Tracker,
         status: SweepStatus,
-        scatter: Scatter,
-        close: Close,
-        trials_at_once: int = 1,
+        execution: Backend,
         anew: Sequence[str] = (),
         warn: Callable[[str], None] = lambda message: None,
-        give_up: Callable[[], None] = lambda: None,
         publish: Publish = published,
     ) -> None:
-        self._give_up, self._publish = give_up, publish
         self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
-        self._status, self._scatter, self._close, self._anew, self._warn = status, scatter, close, anew, warn
-        self._kept = kept_trials(files, sweep, manifest)
+        self._status, self._execution, self._anew = status, execution, anew
+        self._warn, self._publish = warn, publish
+        self._kept = stored_trials(files, plan.former, manifest)
         points = (*(planned.point for planned in plan.trials), *self._kept.points)
         self._points = {point.key: point for point in points}
         self._attempts = AttemptLog(files, self._planned)
@@ -95,7 +91,7 @@ class Coordinator:
         self._audits: dict[str, tuple[PublishedAudit, ...]] = {}
         begun = status.recording or NOTHING_RECORDED
         self._recorder = TrackingRecorder(tracker, self._shown, begun, self._note_recording)
-        self._accountant = ThreadPoolExecutor(trials_at_once, thread_name_prefix="dpsweep-accounting")
+        self._accountant = ThreadPoolExecutor(execution.trials_at_once, thread_name_prefix="dpsweep-accounting")
         self._interrupted = threading.Event()
         self._completions: list[Future[None]] = []
 
@@ -128,7 +124,7 @@ class Coordinator:
     ) -> None:
         if kind is not None:
             self._interrupted.set()
-            self._give_up()  # parts may wait for resources that trials hold, and nothing else would end the wait
+            self._execution.give_up()  # parts may wait for resources that trials hold; nothing else ends the wait
             # first, as a part that is accounted in this process may take long
             have_ended = all(trial.state.has_ended for trial in self._status.trials)
             self._recorder.abandon([trial.key for trial in self._status.trials] if have_ended else ())
@@ -348,14 +344,14 @@ class Coordinator:
             self._log_cost(key, trace, ended, statistics=alone)
 
     def _until_interrupted(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        for result in self._scatter(job, parts):
+        for result in self._execution.scatter(job, parts):
             if self._interrupted.is_set():
                 raise _Interrupted
             self._status.accounted_part()
             yield result
 
     def _close_until_interrupted(self, planned: PlannedTrial, step: int) -> Iterator[None]:
-        for _ in self._close(planned, step):
+        for _ in self._execution.close(planned, step):
             if self._interrupted.is_set():
                 raise _Interrupted
             yield

@@ -15,7 +15,6 @@ from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.comparison.stored import kept_trials
 from dpsweep.orchestration.execution.backend import Backend, Connect, Opening
 from dpsweep.orchestration.execution.backends import backend, opening, plan_at
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
@@ -172,7 +171,7 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
         tracker = open_tracker(tracking_uri, files)
         status.recording = recording_in(tracking_uri, tracker, files, manifest.sweep_id)
         write_manifest(files, manifest)
-        anew = _started_anew(request, plan, manifest, request.retry if earlier is None else (), display)
+        anew = _started_anew(request, plan, request.retry if earlier is None else (), display)
         _take_over(request, plan, manifest, display)
         _require_selected(sweep, plan, files)
         with (
@@ -184,12 +183,9 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
                 files,
                 tracker,
                 status,
-                execution.scatter,
-                execution.close,
-                execution.trials_at_once,
+                execution,
                 anew,
                 display.warn,
-                execution.give_up,
                 publisher(request.address),
             ) as coordinator,
             display.watching(status),
@@ -267,9 +263,7 @@ def _close_folder(request: RunRequest, tracking_uri: str) -> None:
         make_private_file(tracking_uri.removeprefix("sqlite:///"))  # SQLite's journals take its mode
 
 
-def _started_anew(
-    request: RunRequest, plan: Plan, manifest: Manifest, retry: Sequence[str], display: Display
-) -> tuple[str, ...]:
+def _started_anew(request: RunRequest, plan: Plan, retry: Sequence[str], display: Display) -> tuple[str, ...]:
     """Delete the files of trials that start again: trials of ``retry``, and trials of other code that have shown
     nothing.
 
@@ -277,8 +271,7 @@ def _started_anew(
     """
     files, anew = request.files, named_trials(request.files, retry) if retry else ()
     if request.code.modules or any(names_weights(planned.spec) for planned in plan.trials):
-        kept = kept_trials(files, request.sweep, manifest).points
-        points = (*(planned.point for planned in plan.trials), *kept)
+        points = (*(planned.point for planned in plan.trials), *plan.former)
         others = begun_with_other_code(files, points, request.code, anew)
         refuse(others, files, ANEW)
         for other in others:

@@ -17,6 +17,7 @@ from typing import Any, Final
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.mechanism.units import of_records
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label
 from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
@@ -157,6 +158,8 @@ class GridPoint:
     target_epsilon: float | None = None
     baseline: str | None = None
     """Key of the trial's non-private baseline, if the sweep has one."""
+    release: ReleaseSpec | None = None
+    """The release of statistics after training, if the trial makes one."""
     content: str = field(default="", repr=False)
     """Canonical content of the trial, equal for the same trial in every sweep: `identity.content`."""
     is_asked: bool = True
@@ -175,6 +178,11 @@ class GridPoint:
     def is_private(self) -> bool:
         """Return whether the trial clips and adds noise; False for a baseline."""
         return self.spec.is_private
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """Return what `release` releases, as parts of a trace."""
+        return self.release.releases() if self.release else ()
 
 
 def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:
@@ -412,6 +420,7 @@ def _point(
         _tried(choice, candidate),
         target_epsilon=target,
         baseline=baseline,
+        release=release,
         content=canonical,
         setting=setting,
         candidate=candidate,

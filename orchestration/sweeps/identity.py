@@ -13,11 +13,12 @@ of data must not be shown.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import MISSING, Field, fields, is_dataclass
+from dataclasses import MISSING, fields, is_dataclass
 from pathlib import PurePath
 from typing import Any, Final
 
@@ -97,9 +98,8 @@ def short_name(name: str) -> str:
 def _plain(value: Any) -> Any:
     """JSON values: a dataclass becomes its fields that differ from their first defaults; 1.0 becomes 1."""
     if is_dataclass(value) and not isinstance(value, type):
-        usual = {field.name: _usual(type(value), field) for field in fields(value)}
-        given = {name: getattr(value, name) for name in usual}
-        return {name: _plain(each) for name, each in given.items() if each != usual[name]}
+        usual = _usual(type(value))
+        return {name: _plain(each) for name in usual if (each := getattr(value, name)) != usual[name]}
     if isinstance(value, Mapping):
         return {str(key): _plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
@@ -107,10 +107,11 @@ def _plain(value: Any) -> Any:
     return _number(value)
 
 
-def _usual(owner: type[Any], field: Field[Any]) -> Any:
-    """Return the first default of a field of the dataclass ``owner``, or `MISSING`, which equals no value."""
-    default = field.default_factory() if field.default_factory is not MISSING else field.default
-    return _FIRST_DEFAULTS.get((owner, field.name), default)
+@functools.cache
+def _usual(kind: type[Any]) -> Mapping[str, Any]:
+    """Return the first default of each field of a dataclass; `MISSING`, which equals no value, for one without."""
+    found = {each.name: each.default if (make := each.default_factory) is MISSING else make() for each in fields(kind)}
+    return found | {name: first for (owner, name), first in _FIRST_DEFAULTS.items() if owner is kind}
 
 
 def _number(value: Any) -> Any:

@@ -89,8 +89,7 @@ def plan_sweep(
         tuning = plan_sweep(while_tuning(sweep), code, past, solver)
         of_candidates = (_candidates_warning(sweep, tuning.trials),) if tuning.trials else ()
         return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, *of_candidates))
-    planner, release = _Planner(sweep, code, past.calibrations), sweep.released
-    after_training = release.releases() if release else ()
+    planner, points = _Planner(sweep, code, past.calibrations), grid(sweep, past)
 
     def attempted(point: GridPoint, step: Callable[[], V]) -> V | Refusal:
         try:
@@ -98,11 +97,7 @@ def plan_sweep(
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
             return Refusal(point.key, shown(error, sweep.disclosure), private_text(error))
 
-    checked = [
-        attempted(point, partial(planner.checked, point, after_training if point.is_private else ()))
-        for point in grid(sweep, past)
-        if point.is_asked
-    ]
+    checked = [attempted(point, partial(planner.checked, point)) for point in points if point.is_asked]
     planner.calibrate([each for each in checked if isinstance(each, _Checked)], solver)
     outcomes = [
         each if isinstance(each, Refusal) else attempted(each.point, partial(planner.planned, each)) for each in checked
@@ -116,20 +111,23 @@ def plan_sweep(
         *_trial_warnings(planned, code),
     )
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))
-    return Plan(tuple(planned), refused, warnings + planner.notes(), planner.multipliers)
+    former = tuple(point for point in points if not point.is_asked)
+    return Plan(tuple(planned), refused, warnings + planner.notes(), planner.multipliers, former)
 
 
 @dataclass(frozen=True)
 class _Checked:
-    """A trial whose components can run, before calibration. digest: of its data. releases: those after training."""
+    """A trial whose components can run, before calibration. digest: of its data. calibration: the one that it needs,
+    if any, and a digest of its inputs.
+    """
 
     point: GridPoint
-    releases: tuple[Release, ...]
     dataset: DatasetDescription
     digest: str
     method: ClippingMethod
     mechanism: TrialMechanism
     parameters: int | None
+    calibration: tuple[str, Calibration] | None
 
 
 @dataclass(frozen=True)
@@ -154,11 +152,8 @@ class _Planner:
     costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
     """Results of `worst_cases` by trace and delta."""
 
-    def checked(self, point: GridPoint, after_training: tuple[Release, ...]) -> _Checked:
-        """Check the components of a trial, which makes the given releases after training.
-
-        Raises the error for which the trial is refused.
-        """
+    def checked(self, point: GridPoint) -> _Checked:
+        """Check the components of a trial. Raises the error for which it is refused."""
         trial = point.spec
         if self.code is None and is_import_path(trial.data.name):
             raise InvalidInput(
@@ -179,23 +174,27 @@ class _Planner:
         size = planned_population(trial, dataset)
         with _told_together() as told:
             with told():
-                parameters = self._check_combination(trial, shard) if is_tried else None
+                parameters = self._check_combination(trial, shard, rows) if is_tried else None
             with told():
                 method = _clipping(trial, dataset, self.code or NO_CODE)
-                mechanism = mechanism_of(trial, method, size, after_training)
+                mechanism = mechanism_of(trial, method, size, point.releases)
             _check_updates(trial, told)
         if shard is not None:
             require_divisible(trial, shard)
-        before = (*planned_releases(trial.preprocessing), *after_training)
+        before = (*planned_releases(trial.preprocessing), *point.releases)
         require_per_user(trial, [release.name for release in before])
         require_room(trial.attacks.exposure, rows, dataset.train_size)
         if trial.audit is not None and not trial.audit.leaves_out_rows and parameters is not None:
             require_directions(trial.audit.canaries, parameters)
-        return _Checked(point, after_training, dataset, digest, method, mechanism, parameters)
+        calibration = None
+        if point.target_epsilon is not None:
+            run = (trial.epochs, point.target_epsilon, trial.delta, self.sweep.privacy.accountant)
+            calibration = fingerprint(mechanism, mechanism.filter, *run), Calibration(mechanism, *run)
+        return _Checked(point, dataset, digest, method, mechanism, parameters, calibration)
 
     def calibrate(self, trials: Sequence[_Checked], solver: Solver) -> None:
         """Find the noise multiplier of every distinct target of these trials; reuses the ones of an earlier plan."""
-        asked = dict(filter(None, map(self._asked, trials)))
+        asked = dict(each.calibration for each in trials if each.calibration is not None)
         for key, each in asked.items():
             stored = self.calibrations.get(key)
             if stored is not None and each.is_solved_by(stored):
@@ -208,15 +207,15 @@ class _Planner:
         """Return the plan of a trial after `calibrate`. Raises the error for which it is refused."""
         point, trial, dataset = checked.point, checked.point.spec, checked.dataset
         method, mechanism = checked.method, checked.mechanism
-        asked = self._asked(checked)
-        if point.target_epsilon is not None and asked is not None:
-            sigma = _once(self.multipliers, asked[0], asked[1].solve)
-            trial = with_noise(trial, method.example_budget, sigma, point.target_epsilon)
+        if checked.calibration is not None:
+            key, search = checked.calibration
+            sigma = _once(self.multipliers, key, search.solve)
+            trial = with_noise(trial, method.example_budget, sigma, search.target_epsilon)
             method = make_clipping(trial.clipping, self.code or NO_CODE)
-            mechanism = mechanism_of(trial, method, mechanism.dataset_size, checked.releases)
+            mechanism = mechanism_of(trial, method, mechanism.dataset_size, point.releases)
         trial = with_chosen_norms(trial, mechanism, method)
         check_spec(trial, mechanism, method, dataset.public_size)
-        _require_own_entries(trial, mechanism, checked.releases)
+        _require_own_entries(trial, mechanism, point.releases)
         epochs = affordable_epochs(trial, mechanism, ())
         if epochs == 0:
             raise Unreachable("the budget does not pay for one epoch; raise it, or the noise multiplier")
@@ -230,7 +229,6 @@ class _Planner:
             trace=trace,
             worst_case=claimed[0],
             others=tuple(claimed[1:]),
-            releases=checked.releases,
             shard_bytes=_shard_bytes(trial.norms, epochs, trace.steps, dataset.train_size),
             dataset=dataset,
             data_digest=checked.digest,
@@ -241,13 +239,15 @@ class _Planner:
     def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset, str]:
         def load() -> tuple[DatasetDescription, Dataset, str]:
             dataset = load_dataset(data, self.code or NO_CODE)
-            asked = self.sweep.values_of("max_records_per_user")
-            return describe(dataset, asked), excerpt(dataset), dataset.digest()
+            caps = self.sweep.privacy.max_records_per_user or ()
+            return describe(dataset, caps), excerpt(dataset), dataset.digest()
 
         return _once(self.datasets, data, load)
 
-    def _check_combination(self, trial: TrialSpec, shard: Shard | None) -> int:
-        """Try data, preprocessing, model, loss and augmentation together. Return the number of trainable parameters."""
+    def _check_combination(self, trial: TrialSpec, shard: Shard | None, rows: Dataset) -> int:
+        """Try preprocessing, model, loss and augmentation together on rows of the data. Return the number of trainable
+        parameters.
+        """
         combination = StepSpec(
             trial.model,
             trial.loss,
@@ -259,7 +259,6 @@ class _Planner:
         )
 
         def attempt() -> DpsweepError | TriedModel:
-            _, rows, _ = self._loaded(trial.data)
             try:
                 return check_feasible(combination, rows, self.code or NO_CODE)
             except DpsweepError as error:
@@ -276,14 +275,6 @@ class _Planner:
         notes = tuple(dict.fromkeys(note for facts in found for note in facts))
         on_gpu = any(each.gpus for each in self.sweep.resources)
         return (*notes, _NOT_RECORDED) if on_gpu and self.sweep.execution.micro_batch_size is None else notes
-
-    def _asked(self, checked: _Checked) -> tuple[str, Calibration] | None:
-        """Return the calibration that a trial needs, with a digest of its inputs; None for a trial without a target."""
-        mechanism, trial, target = checked.mechanism, checked.point.spec, checked.point.target_epsilon
-        if target is None:
-            return None
-        run = (trial.epochs, target, trial.delta, self.sweep.privacy.accountant)
-        return fingerprint(mechanism, mechanism.filter, *run), Calibration(mechanism, *run)
 
 
 _NOT_RECORDED: Final = (

@@ -34,16 +34,14 @@ class PlannedTrial:
 
     `trace`: steps and releases of the longest run that the trainer may make; the trainer may stop earlier.
     `worst_case`: epsilon of the trace by the sweep's accountant. `others`: its epsilon by the other accountants.
-    `releases`: releases after training, which the trace includes. `shard_bytes`: size of the norm shards before
-    compression. `reasons`: why every epsilon of the trial is an estimate (`sweep_reasons`).
-    `data_digest`: digest of the data as they are now; private, because it is a noiseless hash.
+    `shard_bytes`: size of the norm shards before compression. `reasons`: why every epsilon of the trial is an estimate
+    (`reasons_of`). `data_digest`: digest of the data as they are now; private, because it is a noiseless hash.
     """
 
     point: GridPoint
     trace: Trace
     worst_case: PrivacyEstimate
     others: tuple[PrivacyEstimate, ...]
-    releases: tuple[Release, ...]
     shard_bytes: int
     dataset: DatasetDescription
     data_digest: str = field(repr=False)
@@ -60,6 +58,11 @@ class PlannedTrial:
     def spec(self) -> TrialSpec:
         """Return what the trainer runs, with its calibrated noise multiplier."""
         return self.point.spec
+
+    @property
+    def releases(self) -> tuple[Release, ...]:
+        """Releases after training, which the trace includes."""
+        return self.point.releases
 
     @property
     def squared_errors(self) -> tuple[float, float] | None:
@@ -84,13 +87,15 @@ class Plan:
     """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
 
     `calibrations`: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later
-    plan of the sweep does not search again.
+    plan of the sweep does not search again. `former`: the trials that only earlier versions of the sweep file asked
+    for.
     """
 
     trials: tuple[PlannedTrial, ...]
     refusals: tuple[Refusal, ...]
     warnings: tuple[str, ...]
     calibrations: Mapping[str, float] = field(default_factory=dict)
+    former: tuple[GridPoint, ...] = ()
 
     def __repr__(self) -> str:
         return f"<Plan of {len(self.trials)} trials, {len(self.refusals)} refused, {len(self.warnings)} warnings>"

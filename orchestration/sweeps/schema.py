@@ -265,11 +265,6 @@ class SweepSpec(SweepSection):
         """The groups of axes that ``zip`` varies together, each as keys of the sweep file."""
         return self.zip or ()
 
-    def values_of(self, key: str) -> tuple[Any, ...]:
-        """Return the values of an axis of `ZIPPED`; empty for one of privacy that the file does not give."""
-        found = getattr(self.privacy if key in _OF_PRIVACY else self, key)
-        return found or ()
-
     @model_validator(mode="after")
     def _levels_are_given(self) -> Self:
         given = [key for key in ("target_epsilon", "noise_multiplier") if getattr(self.privacy, key)]
@@ -328,7 +323,8 @@ class SweepSpec(SweepSection):
             if named.count(key) > 1:
                 raise InvalidInput(f"zip: {key!r} is named twice; an axis varies with one group of others")
         for group in self.pairs:
-            lengths = {key: len(self.values_of(key)) for key in group}
+            values = {key: getattr(self.privacy if key in _OF_PRIVACY else self, key) for key in group}
+            lengths = {key: len(found or ()) for key, found in values.items()}
             if len(group) < 2:
                 raise InvalidInput("zip: a group of axes that vary together needs at least two")
             if len(set(lengths.values())) > 1:

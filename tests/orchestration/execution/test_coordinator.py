@@ -23,7 +23,6 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.execution.backend import TrialContext
-from dpsweep.orchestration.execution.completion import Close
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
 from dpsweep.orchestration.execution.publication import empty_pages, published, publisher
@@ -98,13 +97,12 @@ class Bench:
         self.ended: list[str] = []
         self.warned: list[str] = []
 
-    def coordinator(
-        self,
-        scatter: Scatter = account_in_process,
-        close: Close | None = None,
-        give_up: Callable[[], None] = lambda: None,
-    ) -> Coordinator:
+    def coordinator(self, **changed: Callable[..., Any]) -> Coordinator:
+        """A coordinator of the next run. changed: methods of its backend, by name."""
         status = SweepStatus(initial_status(self.plan), lambda trial: self.ended.append(trial.key))
+        execution = InProcess(TrialContext(self.files, SWEEP.disclosure, NO_CODE))
+        for name, method in changed.items():
+            setattr(execution, name, method)
         return Coordinator(
             self.sweep,
             self.plan,
@@ -112,14 +110,12 @@ class Bench:
             self.files,
             self.tracker,
             status,
-            scatter,
-            close or self.execution.close,
+            execution,
             warn=self.warned.append,
-            give_up=give_up,
         )
 
     def run(self, scatter: Scatter = account_in_process) -> SweepRecord:
-        with self.coordinator(scatter) as coordinator:
+        with self.coordinator(scatter=scatter) as coordinator:
             self.execution.train(coordinator.pending(), coordinator, "name")
             return coordinator.finish()[0]
 
@@ -322,7 +318,7 @@ def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_ne
     def lost(job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
         raise AccountingFailed("part 0 was lost")
 
-    with bench.coordinator(lost) as coordinator:
+    with bench.coordinator(scatter=lost) as coordinator:
         stop_first(bench, plan, coordinator)
         record, _ = coordinator.finish()
     assert record.status(FIRST).state is TrialState.STOPPED
@@ -380,7 +376,7 @@ def test_an_interrupt_does_not_wait_for_parts_that_wait_for_resources(bench: Ben
         yield from ()
 
     def interrupted() -> None:
-        with bench.coordinator(waits, give_up=given_up.set) as coordinator:
+        with bench.coordinator(scatter=waits, give_up=given_up.set) as coordinator:
             bench.execution.train(coordinator.pending(), coordinator, "name")
             assert begun.wait(60.0)
             raise KeyboardInterrupt
