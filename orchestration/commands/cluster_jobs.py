@@ -321,8 +321,7 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
     from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
     from dpsweep.orchestration.execution.upkeep import named_trials
     from dpsweep.orchestration.store.layout import SweepFiles
-    from dpsweep.orchestration.store.manifest import read_manifest
-    from dpsweep.orchestration.sweeps.growth import opened
+    from dpsweep.orchestration.sweeps.manifest import opened, read_manifest
 
     files = SweepFiles(output)
     try:

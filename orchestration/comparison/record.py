@@ -22,7 +22,6 @@ from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuni
 from dpsweep.orchestration.comparison.values import has_learnt
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.manifest import Manifest
 from dpsweep.orchestration.store.published import (
     PublishedAccount,
     PublishedAudit,
@@ -35,8 +34,9 @@ from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, Tria
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
+from dpsweep.orchestration.sweeps.manifest import Manifest
+from dpsweep.orchestration.sweeps.planned import reasons_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.training.counters import read_counters

@@ -109,7 +109,7 @@ class Backend(Protocol):
     def close(self, planned: PlannedTrial, step: int) -> Iterable[None]:
         """Store norms and trace of a trial that was stopped after ``step`` steps, yielding until that is done.
 
-        Raises: as `dpsweep.workers.trials.stopping.close_trial`.
+        Raises: as `dpsweep.workers.trials.trial.close_trial`.
         """
 
     def audit(self, copy: AuditedCopy, on_epoch: OnEpoch) -> AuditResult:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, Final, final
 
-from dpsweep.accounting.calibration.planned_runs import PROCESSES, Solver
+from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, solved
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.backend import Open
@@ -50,8 +53,6 @@ def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, log: Pat
     """
     if address in (IN_PROCESS, EMBEDDED):
         return _plan(sweep, code, past, PROCESSES)
-    from dpsweep.orchestration.execution.calibrations import OnCluster  # late: it imports ray
-
     return run_apart("planned the sweep", _plan, sweep, code, past, OnCluster(address, log))
 
 
@@ -59,3 +60,52 @@ def _plan(sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:
     from dpsweep.orchestration.sweeps.plan import plan_sweep  # late: it imports torch
 
     return plan_sweep(sweep, code, past, solver)
+
+
+_JOIN_TIMEOUT: Final = 10.0
+"""Seconds to wait for a node with a CPU to join the cluster."""
+_RETRIES: Final = 8
+"""Most repetitions of a calibration whose node was lost."""
+
+
+@final
+@dataclass(frozen=True)
+class OnCluster:
+    """A `Solver` that connects to the cluster at ``address`` when called and runs one Ray task per calibration.
+
+    log: file for Ray's log, which would otherwise go to the terminal.
+    """
+
+    address: str
+    log: Path
+
+    @property
+    def at_once(self) -> int:
+        """More than one machine has cores; the size of the cluster is unknown before connecting."""
+        return 64
+
+    def __call__(self, asked: Sequence[Calibration]) -> list[float | None]:
+        """Solve on the cluster; calibrations whose nodes are lost too often are solved in this process.
+
+        Raises: InvalidInput if no cluster answers, or none of its nodes has a CPU.
+        """
+        import ray  # late, as in `opening`
+
+        from dpsweep.orchestration.execution.cluster import check_resources, connected
+
+        with connected(self.address, self.log):
+            check_resources({"a calibration": {"CPU": 1.0}}, _JOIN_TIMEOUT)
+            task = ray.remote(solved).options(num_cpus=1, scheduling_strategy="SPREAD", max_retries=_RETRIES)
+            pending = [task.remote(each) for each in asked]
+            return [_result(each, reference) for each, reference in zip(asked, pending, strict=True)]
+
+
+def _result(asked: Calibration, reference: Any) -> float | None:
+    import ray
+    from ray.exceptions import RayError
+
+    try:
+        found: float | None = ray.get(reference)
+    except RayError:
+        return solved(asked)
+    return found

@@ -8,6 +8,7 @@ stored: no step is left to train.
 
 from __future__ import annotations
 
+import functools
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -15,12 +16,14 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.attacks import AttackRisk, attack_risk, privacy_curve
 from dpsweep.accounting.calibration.so_far import cost_of_steps, cost_so_far
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.jobs.examples import AccountingJob, Scatter, account_in_process, store_epsilons
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
 from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import Reason, weakened
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.epsilon_files import Epsilons, StoredEpsilons
 from dpsweep.accounting.records.files import exists
@@ -30,7 +33,6 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.individuals import density, exact_statistics, released_statistics
 from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.execution.backend import TrialContext
-from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
 from dpsweep.orchestration.store.integrity import note_digests
 from dpsweep.orchestration.store.published import EstimateQuality, IndividualStatistics, PublishedEpoch
 from dpsweep.orchestration.store.release_modes import release_mode
@@ -42,7 +44,7 @@ from dpsweep.orchestration.store.results import (
     write_result,
     write_statistics,
 )
-from dpsweep.orchestration.sweeps.planned import PlannedTrial, accounts_examples
+from dpsweep.orchestration.sweeps.planned import PlannedTrial, accounts_examples, worst_cases
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import AttackResults, read_attacks
 from dpsweep.workers.machine.checkpoint import forget_checkpoint
@@ -247,6 +249,66 @@ def _ends(planned: PlannedTrial) -> tuple[int, ...]:
     return tuple(range(per_epoch, planned.trace.steps + 1, per_epoch))
 
 
+@dataclass(frozen=True)
+class Costs:
+    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
+
+    `risks`: bounds on every attack, for one record and for each group size; none for a run without noise or a
+    selection.
+    """
+
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    groups: tuple[PrivacyEstimate, ...]
+    risks: tuple[AttackRisk, ...] = ()
+
+    def weakened(self, reasons: Iterable[Reason]) -> Costs:
+        """Return the same numbers, claimed as estimates for these reasons; unchanged without any."""
+        return Costs(
+            weakened(self.worst_case, reasons),
+            tuple(weakened(each, reasons) for each in self.others),
+            tuple(weakened(each, reasons) for each in self.groups),
+            tuple(weakened(each, reasons) for each in self.risks),
+        )
+
+
+def costs_as_planned(planned: PlannedTrial, sweep: SweepSpec) -> Costs:
+    """Return costs of a run that went as planned."""
+    return _with_groups(planned.trace, planned.spec.delta, sweep, (planned.worst_case, *planned.others))
+
+
+def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
+    """Return costs of any run. Raises: UnsupportedMechanism if an accountant of the sweep does not cover it."""
+    return _with_groups(trace, delta, sweep, worst_cases(trace, delta, sweep))
+
+
+def _with_groups(trace: Trace, delta: float, sweep: SweepSpec, single: tuple[PrivacyEstimate, ...]) -> Costs:
+    """Add costs of groups and bounds on attacks to the estimates for a single record.
+
+    Groups of more than one record are accounted by privacy loss distributions; no other accountant covers them under
+    sampling. A selection has no privacy curve, and so no bounds on attacks.
+    """
+    sizes = sweep.accounting.group_sizes
+    bounded = sorted({1, *sizes}) if trace.is_private and trace.selection is None else ()
+    return Costs(
+        worst_case=single[0],
+        others=single[1:],
+        groups=tuple(_of_group(trace, delta, size) if size > 1 else single[0] for size in sizes),
+        risks=tuple(_risk(trace, size) for size in bounded),
+    )
+
+
+# Trials that differ only in the seed have the same trace.
+@functools.lru_cache(maxsize=256)
+def _of_group(trace: Trace, delta: float, size: int) -> PrivacyEstimate:
+    return account(trace, delta, "pld", size)
+
+
+@functools.lru_cache(maxsize=256)
+def _risk(trace: Trace, size: int) -> AttackRisk:
+    return attack_risk(privacy_curve(trace, size))
+
+
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
     """Worst-case costs of a run, from the plan if the run went as planned, otherwise computed again.
 
@@ -348,7 +410,7 @@ The iteration ends when they are stored, and yields now and then until then, so 
 
 def close_here(planned: PlannedTrial, step: int, context: TrialContext, code: UserCode, ranks: int = 1) -> None:
     """Call `Close` in this process. code: as this process imports it. Raises: as `close_trial`."""
-    from dpsweep.workers.trials.stopping import close_trial  # late: it imports torch, and drivers import this module
+    from dpsweep.workers.trials.trial import close_trial  # late: it imports torch, and drivers import this module
 
     root = context.files.trial(planned.key).root
     close_trial(planned.spec, root, step, code=code, releases=planned.releases, ranks=ranks)

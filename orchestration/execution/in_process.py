@@ -25,8 +25,8 @@ from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.machine.devices import missing_gpu
+from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.less_memory import LackOfMemory
-from dpsweep.workers.trials.trial import Progress
 
 
 class _Halted(Exception):

@@ -33,8 +33,9 @@ from dpsweep.orchestration.execution.storage_checks import patiently
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
+from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.ranks import RankLost, connected
-from dpsweep.workers.trials.trial import Progress, follow_trial, run_trial
+from dpsweep.workers.trials.trial import follow_trial, run_trial
 
 _REASON_TIMEOUT: Final = 10.0
 """Seconds to wait for the errors of the other ranks, to find the one that failed first."""

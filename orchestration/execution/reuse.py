@@ -20,9 +20,9 @@ from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.store.attempts import adopt_attempts
 from dpsweep.orchestration.store.integrity import damages, met_other_data
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
-from dpsweep.orchestration.store.manifest import Manifest
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.results import TrialResult
+from dpsweep.orchestration.sweeps.manifest import Manifest
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode

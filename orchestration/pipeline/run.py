@@ -34,10 +34,9 @@ from dpsweep.orchestration.execution.storage_checks import require_space
 from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, run_stage
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe
 from dpsweep.orchestration.store.limits import NO_LIMITS
-from dpsweep.orchestration.store.manifest import Manifest, new_manifest, read_manifest, write_manifest
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, settings_of
-from dpsweep.orchestration.sweeps.growth import begun, grown
+from dpsweep.orchestration.sweeps.manifest import Manifest, begun, grown, new_manifest, read_manifest, write_manifest
 from dpsweep.orchestration.sweeps.planned import accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.sweeps.search import next_candidates

@@ -30,12 +30,11 @@ from dpsweep.orchestration.execution.storage_checks import require_answer, requi
 from dpsweep.orchestration.execution.upkeep import named_trials, start_anew
 from dpsweep.orchestration.store.layout import SweepFiles, output_files
 from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, NOTHING_SPENT, Limits, Spent, Turn
-from dpsweep.orchestration.store.manifest import Manifest, read_manifest, write_manifest
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.status import Recording, SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
-from dpsweep.orchestration.sweeps.growth import opened, past_of
+from dpsweep.orchestration.sweeps.manifest import Manifest, opened, past_of, read_manifest, write_manifest
 from dpsweep.orchestration.sweeps.planned import Plan, accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server

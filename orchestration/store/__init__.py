@@ -10,7 +10,6 @@ __all__ = [
     "later_results",
     "layout",
     "limits",
-    "manifest",
     "ownership",
     "published",
     "release_modes",

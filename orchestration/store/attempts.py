@@ -48,7 +48,7 @@ class Attempt:
     that the attempt has shown. `seed`: seed of its noise; None if the noise is secret. `ended`: whether it ran to its
     planned end, so that its length reveals nothing. `statistics`: trace of the release of statistics alone, if it was
     made. `reasons`: why the cost is an estimate, whatever the course of the attempt was
-    (`dpsweep.orchestration.sweeps.sweep_reasons`).
+    (`dpsweep.orchestration.sweeps.planned`).
     """
 
     key: str

@@ -70,7 +70,7 @@ class TrialResult:
     courses: tuple[GroupCourse, ...] = ()
     """Course of training for the examples of each group; shown only where attacks are shown."""
     reasons: tuple[Reason, ...] = ()
-    """Why every epsilon of the trial is an estimate, whatever its course (`sweeps.sweep_reasons`)."""
+    """Why every epsilon of the trial is an estimate, whatever its course (`sweeps.planned.reasons_of`)."""
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
     device: DeviceUse | None = None

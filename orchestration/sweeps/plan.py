@@ -30,12 +30,11 @@ from dpsweep.orchestration.store.failures import shown
 from dpsweep.orchestration.store.release_modes import RELEASED
 from dpsweep.orchestration.sweeps.components import without_defaults
 from dpsweep.orchestration.sweeps.grid import KEYS, NO_PAST, GridPoint, Past, grid, repeated
-from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, accounts_examples, worst_cases
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, accounts_examples, reasons_of, worst_cases
 from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.search import require_optuna
 from dpsweep.orchestration.sweeps.sections import never_met, require_defined
-from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.tune import require_selectable
 from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning
 from dpsweep.workers.clipping import ClippingMethod, PublicFacts, make_clipping, rehearse

@@ -1,4 +1,6 @@
-"""The plan of a sweep: the trials that can run, those that cannot, and warnings. Loads no torch.
+"""The plan of a sweep: the trials that can run, those that cannot, warnings, and what a sweep decides for a trial.
+
+Loads no torch.
 
 `dpsweep.orchestration.sweeps.plan` makes it, which needs torch. A driver on a running cluster has it made in another
 process (`dpsweep.orchestration.execution.backends`), and so never loads torch itself.
@@ -7,7 +9,7 @@ process (`dpsweep.orchestration.execution.backends`), and so never loads torch i
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpsweep.accounting.accountants.account import account
@@ -15,7 +17,7 @@ from dpsweep.accounting.calibration.parameter_search import rounded_up
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.orchestration.store.failures import record_refusals
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -23,6 +25,7 @@ from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.training.history import reasons_of_trial
 
 _MOST_NAMED = 5
 """Largest number of trials that a reason of refusal names."""
@@ -148,3 +151,17 @@ def accounts_examples(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> 
     """
     is_single = trace.is_private and trace.selection is None  # no individual epsilon is known for a selection
     return is_single and not planned.spec.norms.are_off and not (sweep.adapted and sweep.adapted.is_tuning)
+
+
+def reasons_of(sweep: SweepSpec, spec: TrialSpec, of_data: Iterable[Reason]) -> tuple[Reason, ...]:
+    """Return why every epsilon of the trial ``spec`` of ``sweep`` is an estimate; none for a trial without noise.
+
+    `of_data`: what was read off the rows, from the description of the data or from the trial's result.
+    """
+    of_sweep: dict[Reason, bool] = {
+        "not_confirmed": sweep.drafted,
+        "unaccounted_tuning": sweep.tune is not None and sweep.tune.privacy == "unaccounted",
+        "unaccounted_scheduler": sweep.selects_unaccounted,
+    }
+    chosen = (reason for reason, holds in of_sweep.items() if holds and spec.is_private)
+    return union((reasons_of_trial(spec, of_data), chosen))

@@ -221,7 +221,11 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "a checkpoint is ahead of the norms",
             True,
         ),
-        B("with closed_afterwards(trainer.recorders):", "if True:", "two writers"),
+        B(
+            "with closed_afterwards(trainer.recorders):\n        if group",
+            "if True:\n        if group",
+            "two writers",
+        ),
     ),
     *bugs_in(
         "accounting/records/arrow_parts.py",

@@ -188,7 +188,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/execution/costs.py",
+        "orchestration/execution/completion.py",
         ("tests/orchestration/execution/test_costs.py",),
         B(
             "_of_group(trace, delta, size) if size > 1 else single[0]",

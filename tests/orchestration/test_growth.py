@@ -24,13 +24,14 @@ from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep, stage
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.manifest import read_manifest
 from dpsweep.orchestration.sweeps.grid import Past
+from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.spec import ExecutionSpec
-from dpsweep.workers.trials.trial import Progress, run_trial
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.orchestration.sample_grids import in_process, small
 from tests.orchestration.told import Told

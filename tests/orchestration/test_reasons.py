@@ -35,8 +35,8 @@ from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTri
 from dpsweep.orchestration.store.results import read_result, write_result
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import reasons_of
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.sweeps.sweep_reasons import reasons_of
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import in_process, key_in, small
 from tests.orchestration.sample_sweeps import sample_sweep

@@ -27,7 +27,7 @@ from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, ru
 from dpsweep.orchestration.report.board import Board
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import Limits
-from dpsweep.orchestration.store.manifest import read_manifest
+from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of

@@ -9,7 +9,6 @@ __all__ = [
     "feasibility",
     "probe",
     "ranks",
-    "stopping",
     "trained_model",
     "trial",
 ]

@@ -8,7 +8,7 @@ process does alone. For each batch:
    rank 0 gathers the norms of the whole batch and sends the weights.
 3. Each rank sums its weighted gradients. Rank 0 adds these sums once, in the order of ranks.
 4. After its update, rank 0 sends the model. Where ranks divide all parameters, each keeps its sum instead, and they
-   update together (`dpsweep.workers.trials.divided_update`).
+   update together (`dpsweep.workers.trials.divided_model`).
 
 The sum therefore equals that of one process up to rounding and has the same sensitivity. The noise is added once, at
 rank 0. Independent noise is drawn there, and its key never leaves it. Correlated noise of large models is drawn by all
@@ -43,7 +43,7 @@ from dpsweep.workers.noise.step_noise import NoiseShare
 from dpsweep.workers.spec import TrialSpec, divides_trained
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, Weigh
-from dpsweep.workers.trials.divided_update import DividedOptimizer
+from dpsweep.workers.trials.divided_model import DividedOptimizer
 from dpsweep.workers.trials.ranks import RankGroup
 
 

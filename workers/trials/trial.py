@@ -1,4 +1,7 @@
-"""Runs one trial in this process, from its spec to the stored model, norm shards and trace, without Ray or MLflow."""
+"""Runs one trial in this process, from its spec to the stored model, norm shards and trace, without Ray or MLflow.
+
+Of a trial that a scheduler stopped, `close_trial` stores what its accounting needs.
+"""
 
 from __future__ import annotations
 
@@ -66,16 +69,13 @@ from dpsweep.workers.trials.data_parallel import (
     first_random_states,
     restore_random_state,
 )
-from dpsweep.workers.trials.divided_model import divide
-from dpsweep.workers.trials.divided_update import DividedOptimizer
+from dpsweep.workers.trials.divided_model import DividedOptimizer, divide
 from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import exposure, with_secrets
 from dpsweep.workers.trials.feasibility import excerpt
 from dpsweep.workers.trials.membership import attack, likelihood_ratio_attack
 from dpsweep.workers.trials.ranks import RankGroup
 from dpsweep.workers.trials.trained_model import describe_inputs
-
-__all__ = ["Begun", "Progress", "TrainingResult", "begin", "follow_trial", "run_trial"]
 
 OnProgress = Callable[[Progress], None]
 
@@ -166,6 +166,47 @@ def _stored_share(
         return save_checkpoint(part_of(files.checkpoint, step, rank), owner, {"rows": share.rows})
 
     return StoredShare(share, store)
+
+
+def close_trial(
+    spec: TrialSpec,
+    root: str,
+    step: int,
+    *,
+    code: UserCode = NO_CODE,
+    releases: tuple[Release, ...] = (),
+    ranks: int = 1,
+) -> None:
+    """Store norms and trace of the trial in ``root`` that was stopped after ``step`` steps, as if it had ended there.
+
+    The trial goes on from its checkpoint, which is usually at that step, and shows nothing more. The trace, which says
+    that results ended the run, is written last. Safe to repeat.
+    code, releases: as for `run_trial`. ranks: how many processes shared its gradients.
+
+    Raises: InvalidInput if several ranks would have to repeat steps, DataCorruption without the checkpoint, and as
+    `run_trial`.
+    """
+    files = TrialFiles(root)
+    if not exists(files.checkpoint):
+        raise DataCorruption(f"{files.checkpoint} is missing; restore it from a backup, or {START_ANEW}")
+    spec = as_begun(files, spec.checked(), code)
+    with reproducible(spec.execution, spec.seed), explained(spec.execution):
+        trainer = begin(spec, files, code, releases, ranks).trainer
+        if trainer.step_count != step and ranks > 1:
+            raise InvalidInput(
+                f"the checkpoint is at step {trainer.step_count}, but the trial was stopped at step {step}, and one "
+                "process rounds sums otherwise than its ranks; set execution.checkpoint_every_epochs to 1"
+            )
+        with closed_afterwards(trainer.recorders):
+            while trainer.step_count < step:
+                trainer.step()
+                if trainer.at_epoch_end:
+                    trainer.end_epoch()
+            trainer.store_norms()
+            for recorder in trainer.recorders:
+                recorder.complete()
+        write_counters(files.private_training, trainer.counters)
+        write_trace(files.trace, replace(trainer.trace(), ended_by_results=True))
 
 
 def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:

@@ -12,7 +12,7 @@ from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.execution.submission import LARGEST, Asked, packaged, read_job
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import Limits
-from dpsweep.orchestration.store.manifest import new_manifest, write_manifest
+from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.access import opened, own_access, sealed
 from dpsweep.workers.own_code.imports import NO_CODE

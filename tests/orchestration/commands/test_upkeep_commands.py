@@ -21,7 +21,6 @@ from typer.testing import CliRunner, Result
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.manifest import read_manifest
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import Recording
@@ -32,6 +31,7 @@ from dpsweep.orchestration.store.status_snapshot import (
     read_snapshot,
     write_snapshot,
 )
+from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker

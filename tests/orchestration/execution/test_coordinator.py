@@ -28,18 +28,19 @@ from dpsweep.orchestration.execution.in_process import InProcess
 from dpsweep.orchestration.execution.publication import empty_pages, published, publisher
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
 from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, read_result
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import SweepStatus
+from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.tracking.plain_comparison import Compared
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 from dpsweep.workers.own_code.imports import NO_CODE
-from dpsweep.workers.trials.trial import Progress, run_trial
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.orchestration.sample_grids import keys_of, small
 

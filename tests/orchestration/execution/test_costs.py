@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpsweep.accounting import account, attack_risk, privacy_curve
-from dpsweep.orchestration.execution.costs import Costs, costs, costs_as_planned
+from dpsweep.orchestration.execution.completion import Costs, costs, costs_as_planned
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep

@@ -44,7 +44,8 @@ from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.workers.own_code.imports import NO_CODE
-from dpsweep.workers.trials.trial import Progress, TrainingResult, run_trial
+from dpsweep.workers.training.history import Progress, TrainingResult
+from dpsweep.workers.trials.trial import run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.reference import run_undisturbed
 from tests.orchestration.sample_grids import small

@@ -21,8 +21,8 @@ from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.store.integrity import met_other_data, write_public_reports
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.store.results import TrialResult, read_result
+from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep

@@ -15,10 +15,10 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.store import remembered
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.manifest import read_manifest
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.store.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
+from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.tracking.given_stores import given_store, is_given, note_given
 from tests.orchestration.sample_results import stored_sample
 

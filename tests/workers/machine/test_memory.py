@@ -15,7 +15,8 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine import devices
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device, missing_gpu
 from dpsweep.workers.machine.memory import DeviceUse, read_device_use
-from dpsweep.workers.trials.trial import Progress, run_trial
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.workers.devices import NAME
 from tests.workers.trial_specs import small_trial

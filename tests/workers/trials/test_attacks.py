@@ -33,8 +33,9 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import build_loss
+from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.membership import attack, attack_losses, best_threshold
-from dpsweep.workers.trials.trial import Progress, run_trial
+from dpsweep.workers.trials.trial import run_trial
 from tests.known import known as present
 from tests.workers.devices import DEVICE
 from tests.workers.resumption import stored_bytes

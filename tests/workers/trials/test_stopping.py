@@ -13,8 +13,8 @@ from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.spec import ExecutionSpec, NormSpec, TrialSpec
-from dpsweep.workers.trials.stopping import close_trial
-from dpsweep.workers.trials.trial import Progress, run_trial
+from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials.trial import close_trial, run_trial
 from tests.accounting.stored_trial import account_trial, job_of
 from tests.workers.devices import NAME
 from tests.workers.trial_specs import TUMOURS, clipping_by, small_trial
