@@ -104,9 +104,8 @@ def read_bytes(uri: str) -> bytes:
     with _named_errors("read", uri) as local:
         if local is not None:
             return local_files.read(local, largest(uri))
-        filesystem, path = open_filesystem(uri)
-        with filesystem.open_input_file(path) as stream:
-            _require_size(uri, stream.size())
+        with _opened_object(uri) as (stream, size):
+            _require_size(uri, size)
             return bytes(stream.read())
 
 
@@ -119,10 +118,22 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
     with _named_errors("read", uri) as local:
         if local is not None:
             return local_files.read_range(local, start, size)
-        filesystem, path = open_filesystem(uri)
-        with filesystem.open_input_file(path) as stream:
-            whole = stream.size()
+        with _opened_object(uri) as (stream, whole):
             return bytes(stream.read_at(size, start)) if start + size <= whole else b"", whole
+
+
+@contextlib.contextmanager
+def _opened_object(uri: str) -> Iterator[tuple[pa.NativeFile, int]]:
+    """Open an object, and yield it with its size in bytes. Raises: OSError, as `open_filesystem`.
+
+    For pyarrow, an answer that was cut off within its headers is that of an empty object.
+    """
+    filesystem, path = open_filesystem(uri)
+    with filesystem.open_input_file(path) as stream:
+        size = stream.size()
+        if size == 0 and filesystem.get_file_info(path).size:
+            raise ConnectionError("the answer of the store was cut off")
+        yield stream, size
 
 
 def digest_of(uri: str) -> str:

@@ -6,15 +6,18 @@ import threading
 import traceback
 import uuid
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
+from pyarrow import fs
 
 from dpsweep.accounting.errors import DataCorruption, StorageError
-from dpsweep.accounting.records.files import AHEAD, READERS, list_files, read_bytes, read_in_turn
+from dpsweep.accounting.records import files
+from dpsweep.accounting.records.files import AHEAD, READERS, digest_of, list_files, read_bytes, read_in_turn
 from dpsweep.accounting.records.shards import NormShards, read_contributions
 from tests.accounting.stored_trial import snapshot, write_norms
 from tests.orchestration.servers import has_s3, put_object, s3
@@ -110,6 +113,23 @@ def test_a_store_that_refuses_is_named(store: Store, local: Path, monkeypatch: p
     with pytest.raises(StorageError, match=rf"cannot read .*step={STEPS[-1]:08d}") as refusal:
         read_contributions(part)
     assert passed_through(refusal.value) <= OURS
+
+
+def test_an_answer_that_was_cut_off_is_no_empty_object(monkeypatch: pytest.MonkeyPatch) -> None:
+    class CutOff:
+        """As pyarrow's, where the headers with the size are lost once."""
+
+        def open_input_file(self, path: str) -> pa.NativeFile:
+            return pa.BufferReader(b"")
+
+        def get_file_info(self, path: str) -> fs.FileInfo:
+            return fs.FileInfo(path, fs.FileType.File, size=2)
+
+    monkeypatch.setattr(files, "open_filesystem", lambda uri: (CutOff(), "a.json"))
+    readers: tuple[Callable[[str], object], ...] = (read_bytes, digest_of, lambda uri: files.read_range(uri, 0, 2))
+    for read in readers:
+        with pytest.raises(StorageError, match=r"a\.json: the answer of the store was cut off"):
+            read("s3://bucket/a.json")
 
 
 def test_little_is_read_before_its_turn() -> None:
