@@ -231,8 +231,8 @@ class Coordinator:
                 self._change(trial.key, state=TrialState.PENDING)
         record = self._record()
         with empty_pages(self._files) as pages:
-            shown = self._publish(self._files, record, pages)
-            data = record.data()
+            shown = patiently(self._files.root, lambda: self._publish(self._files, record, pages))
+            data = patiently(self._files.root, record.data)
             ended = [trial.key for trial in data.trials if trial.state.has_ended]
             self._tracker.compare_by(shown.compared)
             self._recorder.finish(ended, steps(record, data, shown, pages))

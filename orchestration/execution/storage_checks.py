@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Generic, Self
+from typing import Generic, Self, TypeVar
 
 from dpsweep.accounting.errors import InvalidInput, StorageError, UnfitNode
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
@@ -118,6 +118,7 @@ def _is_installed(module: str) -> bool:
         return False
 
 
+Answer = TypeVar("Answer")
 PAUSES = (2.0, 6.0, 15.0, 25.0, 30.0)
 """Seconds to wait before each retry after a storage error; in total longer than most outages of object stores."""
 
@@ -132,21 +133,18 @@ def train_patiently(planned: PlannedTrial, root: str, code: UserCode, report: Ca
     patiently(root, lambda: run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report))
 
 
-def patiently(root: str, work: Callable[[], object]) -> None:
-    """Call ``work``, which writes to ``root``, and again after each of `PAUSES` while an object store fails.
+def patiently(root: str, work: Callable[[], Answer]) -> Answer:
+    """Return ``work()``, which uses ``root``; it is called again after each of `PAUSES` while an object store fails.
 
     A local disk is not retried: an error means that it is full. Raises: StorageError if the storage still fails after
     the last retry, and any other error of ``work``.
     """
-    for pause in (*(PAUSES if "://" in root else ()), None):
+    for pause in PAUSES if "://" in root else ():
         try:
-            work()
+            return work()
         except StorageError:
-            if pause is None:
-                raise
             time.sleep(pause)
-        else:
-            return
+    return work()
 
 
 SHARED = "choose an --output that every node shares, such as s3:// or NFS"

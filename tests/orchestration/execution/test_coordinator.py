@@ -25,7 +25,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
-from dpsweep.orchestration.execution.publication import empty_pages, published, publisher
+from dpsweep.orchestration.execution.publication import Publish, Published, empty_pages, published, publisher
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
@@ -98,7 +98,7 @@ class Bench:
         self.ended: list[str] = []
         self.warned: list[str] = []
 
-    def coordinator(self, **changed: Callable[..., Any]) -> Coordinator:
+    def coordinator(self, publish: Publish = published, **changed: Callable[..., Any]) -> Coordinator:
         """A coordinator of the next run. changed: methods of its backend, by name."""
         status = SweepStatus(initial_status(self.plan), lambda trial: self.ended.append(trial.key))
         execution = InProcess(TrialContext(self.files, SWEEP.disclosure, NO_CODE))
@@ -113,6 +113,7 @@ class Bench:
             status,
             execution,
             warn=self.warned.append,
+            publish=publish,
         )
 
     def run(self, scatter: Scatter = account_in_process) -> SweepRecord:
@@ -243,6 +244,22 @@ def test_a_trial_whose_training_fails_leaves_the_others(bench: Bench) -> None:
 
 class Stop(Exception):
     """By the scheduler."""
+
+
+def test_reports_wait_for_an_object_store(bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("dpsweep.orchestration.execution.storage_checks.PAUSES", (0.0,) * 2)
+    bench.files, asked = SweepFiles(f"file://{tmp_path}/sweep"), list[Path]()
+
+    def refusing(files: SweepFiles, record: SweepRecord, pages: Path) -> Published:
+        asked.append(pages)
+        if len(asked) < 3:
+            raise StorageError("cannot write s3://bucket/report.html: slow down")
+        return published(files, record, pages)
+
+    with bench.coordinator(publish=refusing) as coordinator:
+        coordinator.finish()
+    assert (len(asked), exists(bench.files.report)) == (3, True)
 
 
 def test_accounting_that_ends_before_statistics_are_drawn_counts_no_release(
