@@ -357,7 +357,10 @@ _OF_THE_OWNER = (
     f"what lies below {PRIVATE}/ is open to the user who ran the sweep alone, who may pass on its report.html, "
     "comparison.json and results.json"
 )
-_ADVICE = dict.fromkeys(("read", "list"), "check the path, who may read it, and the network of a store")
+_ADVICE = {
+    **dict.fromkeys(("read", "list"), "check the path, who may read it, and the network of a store"),
+    "delete": "what was deleted before stays so. Fix access, then repeat the command",
+}
 """What to do about an error, by the action that was refused, if it is not `_FREE_SPACE`."""
 
 
