@@ -16,6 +16,7 @@ from rich.text import Text
 
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, kept_bytes
 from dpsweep.accounting.mechanism.reasons import in_words, union
+from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.options import show, stdout
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
@@ -183,8 +184,9 @@ def print_outcome(outcome: Outcome) -> None:
         if row["error"]:
             text = for_terminal(f"{row['key']} {row['status']}: {row['error']}")
             print_line(console, Text(text, TrialState(row["status"]).style))
-    if failed := sum(row["status"] == TrialState.FAILED.word for row in rows(outcome.record)):
-        print_line(console, Text(_after_failures(failed, outcome.files.root)))
+    if failed := [row["key"] for row in rows(outcome.record) if row["status"] == TrialState.FAILED.word]:
+        with_keys = sum(exists(outcome.files.trial(key).checkpoint) for key in failed)
+        print_line(console, Text(_after_failures(len(failed), with_keys, outcome.files.root)))
     trials = outcome.record.data().trials
     for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
         print_line(console, Text(for_terminal(sentence)))
@@ -205,17 +207,22 @@ def print_outcome(outcome: Outcome) -> None:
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 
-def _after_failures(failed: int, root: str) -> str:
-    """Return what to do about failed trials.
+def _after_failures(failed: int, with_keys: int, root: str) -> str:
+    """Return what to do about failed trials. with_keys: how many of them were not trained to their end.
 
-    >>> _after_failures(1, "runs/a")
-    '1 failed: run the same command again to go on, or give up with dpsweep forget runs/a; until then the trial keeps \
+    >>> _after_failures(3, 1, "runs/a")
+    '3 failed: run the same command again to go on, or give up with dpsweep forget runs/a; until then 1 of them keeps \
 the key of its noise, with which whoever reads the folder could take the noise off'
+    >>> _after_failures(3, 0, "runs/a")
+    '3 failed: run the same command again to go on'
     """
-    they = "the trial keeps the key of its" if failed == 1 else "they keep the keys of their"
+    go_on = f"{failed} failed: run the same command again to go on"
+    if not with_keys:
+        return go_on
+    they = "1 of them keeps the key of its" if with_keys == 1 else f"{with_keys} of them keep the keys of their"
     return (
-        f"{failed} failed: run the same command again to go on, or give up with dpsweep forget {shlex.quote(root)}; "
-        f"until then {they} noise, with which whoever reads the folder could take the noise off"
+        f"{go_on}, or give up with dpsweep forget {shlex.quote(root)}; until then {they} noise, with which whoever "
+        "reads the folder could take the noise off"
     )
 
 
