@@ -23,6 +23,10 @@ from pathlib import Path
 from tests.mutants.mutant import Mutant
 from tests.mutants.running import Outcome, copy_checkout, run_tests, try_mutant
 from tests.mutants.table import MUTANTS
+from tests.warm import FORKS, PRELOADED
+
+OF_TESTS = ("dp_accounting.pld", "hypothesis", "mpmath", "torchvision")
+"""Packages that many tests import."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,6 +41,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return 0
     began = time.monotonic()
     os.environ["OMP_NUM_THREADS"] = "1"  # each job has one thread
+    FORKS.set_forkserver_preload([*PRELOADED, *OF_TESTS])
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_checkout(Path(folder) / str(index)) for index in range(max(1, options.jobs))]
         order = _shortest_first(copies[0], chosen)
