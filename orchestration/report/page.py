@@ -291,10 +291,17 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
 
 def _release_words(settings: Sequence[Setting]) -> str:
     """Return whether the shown statistics of εᵢ are exact or released with DP, and whether the εᵢ are guarantees."""
-    found = [trial.individuals for setting in settings for trial in setting.trials if trial.individuals]
+    shown = [(setting.method[0], trial.individuals) for setting in settings for trial in setting.trials]
+    found = [individuals for _, individuals in shown if individuals]
     if not found:
         return ""
-    kinds = " and ".join(sorted({KINDS[individuals.kind] for individuals in found}))
+    of_kinds: dict[str, set[str]] = {}
+    for clipping, individuals in shown:
+        if individuals:
+            of_kinds.setdefault(KINDS[individuals.kind], set()).add(clipping)
+    kinds = " and ".join(
+        f"{kind} ({', '.join(sorted(each))})" if len(of_kinds) > 1 else kind for kind, each in sorted(of_kinds.items())
+    )
     costs = sorted({individuals.release_epsilon for individuals in found if individuals.release_epsilon is not None})
     cost = f" at ε = {', '.join(at_most(cost) for cost in costs)}, inside each trial's total" if costs else ""
     modes = [release_mode(name) for name in sorted({individuals.disclosure for individuals in found})]

@@ -130,6 +130,15 @@ def test_exact_statistics_are_announced() -> None:
     assert "released with differential privacy at ε = 0.100" in released
 
 
+def test_epsilons_of_several_kinds_are_told_apart_by_method() -> None:
+    def enforced(trial: PublishedTrial) -> PublishedTrial:
+        own = trial.individuals if trial.labels["clipping"] == "flat" else None
+        return replace(trial, individuals=replace(own, kind="guarantee")) if own else trial
+
+    data = replace(sample_sweep(), trials=tuple(map(enforced, sample_sweep().trials)))
+    assert "themselves are estimates (dpsgd_f, individual) and guarantees (flat)." in render(data, NO_EVIDENCE)
+
+
 def test_user_text_is_never_markup() -> None:
     hostile = "<img src=x onerror=alert(1)>&</script><script>alert(2)</script>%{x}"
     trial = sample_trial(flavour=hostile)
