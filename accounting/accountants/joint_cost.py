@@ -77,7 +77,7 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
     largest = max(size for _, size in sized)
     if largest > 1 and math.isinf(found.upper):
         raise UnsupportedMechanism(f"no accountant covers groups of {largest} at a delta below {MIN_DELTA:g}")
-    is_known = all(is_attained(trace) and not takes_turns(trace) for trace, _ in sized)  # other examples come first
+    is_known = all(is_attained(*run) and not takes_turns(run[0]) for run in sized)  # other examples come first
     lower = found.lower if delta >= MIN_DELTA and is_known else None
     best = PrivacyEstimate(found.upper, delta, adjacency, found.method, lower_epsilon=lower)
     return weakened(of_group(best, group_size, unit), reasons)
@@ -111,7 +111,7 @@ def epsilon_of_examples_together(
         raise InvalidInput(f"runs have contributions of {sorted(sizes)} members; give the same members for every run")
     size = sizes.pop()
     found = epsilon_of_many_rounds(GroupRounds.together((each, 1) for each in rounds), delta)
-    is_known = all(is_attained(trace) for trace, _, _ in moved) or math.isinf(found.lower)
+    is_known = (size == 1 and all(is_attained(trace) for trace, _, _ in moved)) or math.isinf(found.lower)
     estimate = PrivacyEstimate(
         found.upper,
         delta,

@@ -53,7 +53,7 @@ class Accountant:
         unit = EXAMPLE.of(group_size)
         best = self._best(trace, delta, group_size) if trace.is_private else Bounds(math.inf, math.inf)
         name, kind = best.method or self.name, _kind(best.upper)
-        lower = best.lower if is_attained(trace) or not trace.is_private else None
+        lower = best.lower if is_attained(trace, group_size) or not trace.is_private else None
         claim = PrivacyEstimate(best.upper, delta, trace.adjacency, name, kind, unit, group_size, lower)
         return weakened(claim, () if self.is_proven else ("accountant_not_proven",)), best.lower or 0.0
 

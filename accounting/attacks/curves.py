@@ -169,7 +169,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
     Raises: UnsupportedMechanism for a private selection.
     """
     rows, size = by_rows(trace, group_size)
-    profile = _profile(rounds_or_chain(rows, size), rows, deltas)
+    profile = _profile(rounds_or_chain(rows, size), rows, deltas, is_attained(rows, size))
     unit = trace.unit.of(group_size)
     return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, False, trace.reasons)
 
@@ -184,20 +184,20 @@ def curve_of_examples(
     """
     rounds = rounds_of_examples(trace, steps, contributions)
     members = len(require_numbers("contributions", contributions, 2))
-    profile = _profile(rounds, trace, deltas)
+    profile = _profile(rounds, trace, deltas, members == 1 and is_attained(trace))
     unit = "given example" if members == 1 else f"{members} given examples"
     kind, reasons = trace.individual_kind, trace.individual_reasons
     return PrivacyCurve(profile, trace.adjacency, unit, members, kind, True, reasons)
 
 
-def _profile(rounds: GroupRounds | Chain, trace: Trace, deltas: Sequence[float]) -> CertifiedProfile:
+def _profile(rounds: GroupRounds | Chain, trace: Trace, deltas: Sequence[float], is_attained: bool) -> CertifiedProfile:
     wanted = [require_finite("delta of a curve", delta, at_least=MIN_DELTA, below=1.0) for delta in deltas]
     match rounds:
         case GroupRounds():
             found = profile_of_rounds(rounds, wanted)
         case Chain():
             found = profile_of_chain(rounds, wanted)
-    return found if is_attained(trace) or not trace.is_private else replace(found, lower=None)
+    return found if is_attained or not trace.is_private else replace(found, lower=None)
 
 
 @dataclass(frozen=True)

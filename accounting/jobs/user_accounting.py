@@ -50,23 +50,22 @@ def epsilons_of_users(
     """Return the epsilons of some users, from all of their records.
 
     users: whose each record is [records]. rows: what it contributed [records, snapshots], at ``steps`` of the run. The
-    result has the ids of users in place of examples, ascending, and no losses.
+    result has the ids of users in place of examples, ascending, and neither losses nor lower bounds, as none is known
+    for several records together.
     """
     order = np.argsort(users, kind="stable")
     ids, starts, counts = np.unique(users[order], return_index=True, return_counts=True)
     alone = counts == 1
-    upper, lower = np.empty(len(ids)), np.empty(len(ids))
-    single = individual_epsilons(steps, rows[order[starts[alone]]], trace, delta, "pld")
-    upper[alone], lower[alone] = single.upper, np.nan if single.lower is None else single.lower
+    upper = np.empty(len(ids))
+    upper[alone] = individual_epsilons(steps, rows[order[starts[alone]]], trace, delta, "pld").upper
     for place in np.flatnonzero(~alone).tolist():
         own = rows[order[starts[place] : starts[place] + counts[place]]]
-        together = epsilon_of_examples(trace, steps, own, delta)
-        upper[place], lower[place] = together.upper, np.nan if together.lower is None else together.lower
+        upper[place] = epsilon_of_examples(trace, steps, own, delta).upper
     return Epsilons(
         example_ids=ids,
         groups=np.zeros(len(ids), np.int32),
         upper=upper,
-        lower=None if np.isnan(lower).any() else lower,
+        lower=None,
         losses=np.full(len(ids), np.nan, np.float32),
         delta=delta,
         method="pld",

@@ -156,17 +156,19 @@ def _possible(*cases: tuple[float, Sampling]) -> tuple[tuple[float, Sampling], .
     return tuple(case for case in cases if case[0] > 0.0)
 
 
-def is_attained(trace: Trace) -> bool:
-    """Return whether some run that the trace describes is the pairs of its rounds, so that what bounds these from below
-    holds.
+def is_attained(trace: Trace, group_size: int = 1) -> bool:
+    """Return whether some run that the trace describes is the pairs of its rounds for ``group_size`` examples, so that
+    what bounds these from below holds.
 
     False where batches may be cut, or where the order of an epoch's batches is random (the pair is that of the worst
-    order). False also where a filter limits contributions, or where noise or end followed results.
+    order). False also where fixed batches are too large for the group to displace as many others (Theorem 2), where a
+    filter limits contributions, or where noise or end followed results.
     """
-    samplings = (segment.sampling for segment in as_accounted(trace).segments)
+    samplings = [segment.sampling for segment in as_accounted(trace).segments]
     fixed = not (trace.noise_follows_results or trace.ended_by_results or trace.filter)
     attains = turns_attain_pairs(trace) and _blocks_attain_pairs(trace)
-    return fixed and attains and all(sampling.draws_its_pair for sampling in samplings)
+    displaced = all(s.batch_size <= s.dataset_size - group_size for s in samplings if isinstance(s, FixedBatchSampling))
+    return fixed and attains and displaced and all(sampling.draws_its_pair for sampling in samplings)
 
 
 def _blocks_attain_pairs(trace: Trace) -> bool:

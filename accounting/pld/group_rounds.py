@@ -248,12 +248,12 @@ def _shuffled_square(pieces: Iterable[_Piece], group_size: int) -> float:
     An epoch counts once, also if the noise changes within it or the run ends in it.
     """
     whole, partial = 0.0, dict[tuple[int, int], npt.NDArray[np.float64]]()
-    run_start, run_stop, length = 0, -1, 0
+    run_start, run_stop, before = 0, -1, None
     for piece in pieces:
         (case,) = piece.cases
-        if piece.start != run_stop or case.sampling.steps_per_epoch != length:
-            run_start, length = piece.start, case.sampling.steps_per_epoch
-        run_stop = piece.stop
+        if piece.start != run_stop or case.sampling != before:
+            run_start, before = piece.start, case.sampling
+        run_stop, length = piece.stop, case.sampling.steps_per_epoch
         amplitudes = np.broadcast_to(case.amplitudes, group_size)
         first, last = (piece.start - run_start) // length, (piece.stop - 1 - run_start) // length
         whole += max(0, last - first - 1) * float(amplitudes.sum()) ** 2

@@ -83,7 +83,7 @@ def epsilon_pld(trace: Trace, delta: float, group_size: int = 1, tolerance: floa
             found = epsilon_of_chain(chain, delta, tolerance)
         case rounds:
             found = epsilon_of_rounds(rounds, delta, tolerance)
-    return CertifiedEpsilon(found.upper, proven_lower(found.lower, trace), delta, found.method, trace.kind)
+    return CertifiedEpsilon(found.upper, proven_lower(found.lower, trace, group_size), delta, found.method, trace.kind)
 
 
 def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: float = TOLERANCE) -> CertifiedDelta:
@@ -97,12 +97,12 @@ def delta_pld(trace: Trace, epsilon: float, group_size: int = 1, tolerance: floa
             found = delta_of_chain(chain, epsilon, tolerance)
         case rounds:
             found = delta_of_rounds(rounds, epsilon, tolerance)
-    return CertifiedDelta(found.upper, proven_lower(found.lower, trace), epsilon, trace.kind)
+    return CertifiedDelta(found.upper, proven_lower(found.lower, trace, group_size), epsilon, trace.kind)
 
 
-def proven_lower(of_pairs: float, trace: Trace) -> float | None:
+def proven_lower(of_pairs: float, trace: Trace, group_size: int = 1) -> float | None:
     """Return the lower bound on the pairs' cost, if it is one on the cost of the run; without noise it always is."""
-    return of_pairs if is_attained(trace) or not trace.is_private else None
+    return of_pairs if is_attained(trace, group_size) or not trace.is_private else None
 
 
 def group_epsilons(
@@ -126,11 +126,12 @@ def epsilon_of_examples(
 
     Claim: (upper, delta)-DP of the group under the trace's adjacency. It is a guarantee if the contributions bound the
     members' true ones at every step and the noise did not follow results (`Trace.individual_kind`), else an estimate.
-    The lower one bounds the epsilon of the mixtures with rounded-up contributions. Proofs: docs/group-proof.md.
+    Several members have no lower one: their sums are rounded up. Proofs: docs/group-proof.md.
     """
     delta = require_pld_delta(delta)
     found = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
-    lower = proven_lower(found.lower, trace)
+    alone = len(require_numbers("contributions", contributions, 2)) == 1 or math.isinf(found.lower)
+    lower = proven_lower(found.lower, trace) if alone else None
     return CertifiedEpsilon(found.upper, lower, delta, found.method, trace.individual_kind)
 
 

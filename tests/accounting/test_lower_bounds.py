@@ -35,6 +35,7 @@ from dpsweep.accounting import (
     Sampling,
     Segment,
     ShuffledSampling,
+    SideQuery,
     Trace,
     TruncatedPoissonSampling,
     UnsupportedMechanism,
@@ -63,6 +64,7 @@ Array = np.ndarray
 RUNS: dict[str, tuple[Sampling, int]] = {
     "poisson": (PoissonSampling(0.4), 2),
     "fixed": (FixedBatchSampling(EXAMPLES, 2), 2),
+    "fixed, of all": (FixedBatchSampling(EXAMPLES, EXAMPLES), 2),
     "full": (PoissonSampling(1.0), 2),
     "shuffled": (ShuffledSampling(2), 2),
     "shuffled in one batch": (ShuffledSampling(1), 2),
@@ -80,7 +82,7 @@ RUNS: dict[str, tuple[Sampling, int]] = {
 """Samplings and steps of 4 examples."""
 BANDS = BandedNoise(2, 2)
 USERS = User(2)
-KNOWN = {*RUNS} - {"shuffled", "truncated", "allocated, unfinished", "in order", "in order, banded"}
+KNOWN = {*RUNS} - {"shuffled", "truncated", "allocated, unfinished", "in order", "in order, banded", "fixed, of all"}
 """Runs whose worst case is the pairs of their rounds, so that lower bounds are given."""
 
 
@@ -135,7 +137,7 @@ def _sums(rows: Sequence[float], steps: Sequence[int]) -> tuple[float, float]:
 
 def _one_batch(sampling: Sampling, rows: tuple[float, ...]) -> Iterator[tuple[float, float]]:
     if isinstance(sampling, FixedBatchSampling):
-        drawn = list(itertools.combinations(rows, sampling.batch_size))
+        drawn = list(itertools.combinations(rows, min(sampling.batch_size, len(rows))))
         yield from ((1.0 / len(drawn), math.fsum(batch)) for batch in drawn)
         return
     most = sampling.max_batch_size if isinstance(sampling, TruncatedPoissonSampling) else len(rows)
@@ -344,14 +346,30 @@ def test_no_lower_bound_is_above_what_brute_force_finds(function: str, name: str
 
 
 @pytest.mark.parametrize(
-    "name", ["poisson", "fixed", "full", "truncated", "truncated where all join", "a maximum of all"]
+    "name",
+    ["poisson", "fixed", "fixed, of all", "full", "truncated", "truncated where all join", "a maximum of all"],
 )
 def test_lower_bounds_for_pairs_of_records(name: str) -> None:
     lower = group_epsilons(trace_of(name), DELTA, (2,))[0].lower
     assert (lower is not None) == (name in KNOWN)
-    if "fixed" in name or "all join" in name:  # with two of four records gone, no full batch is left
-        return
     assert lower is None or lower <= truth_of(name, 2).epsilon(DELTA) * (1 + _CELLS)
+
+
+def test_without_a_full_batch_of_others_there_is_none() -> None:
+    """Three of four records displace one record of a batch of two, where the pair has each displace one."""
+    trace = trace_of("fixed")
+    assert account(trace, DELTA, group_size=2).lower_epsilon is not None
+    assert account(trace, DELTA, group_size=3).lower_epsilon is None
+    assert account_together([trace] * 2, DELTA, 3).lower_epsilon is None
+    assert privacy_curve(trace, 3).profile.lower is None
+
+
+def test_several_given_records_have_none_as_their_sums_are_rounded_up() -> None:
+    """Beside a side query it is no bound at all: shifts of different contributions do not point in one direction."""
+    trace, members = Trace(9, (Segment(0, 1, PoissonSampling(1.0), 1.0, (SideQuery("counts", 1.0),)),)), [[1.0], [0.0]]
+    assert epsilon_of_examples(trace, [0], members, DELTA).lower is None
+    assert epsilon_of_examples_together([(trace, [0], members)], DELTA).lower_epsilon is None
+    assert curve_of_examples(trace, [0], members).profile.lower is None
 
 
 @pytest.mark.parametrize("name", RUNS)

@@ -16,7 +16,7 @@ PLD: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/pld/composition.py",
         COMPOSITION,
-        B("or worse.opposite_delta(worse.upper) <= delta:", "or True:", "epsilon of one direction only", True),
+        B("or worse.opposite_delta(worse.upper) <= asked.delta:", "or True:", "epsilon of one direction only", True),
         B("if opposite <= upper:", "if True:", "delta of one direction only", True),
         B(
             "return max(worse.upper, other.upper), max",
@@ -155,6 +155,7 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
             (*COMPOSITION, *GROUPS),
         ),
+        B("or case.sampling != before", "or False", "one epoch of shuffled and of ordered steps", True, COMPOSITION),
         B(
             "whole += max(0, last - first - 1)",
             "whole += max(0, last - first - 2)",

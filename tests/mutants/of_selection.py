@@ -89,6 +89,12 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B("stats.binom.sf(most - group_size, size", "stats.binom.sf(most, size", "a group needs no room", True),
+        B(
+            "s.batch_size <= s.dataset_size - group_size",
+            "True",
+            "a group displaces others that a full batch does not have",
+            tests=("tests/accounting/test_lower_bounds.py",),
+        ),
     ),
     *bugs_in(
         "accounting/mechanism/samplings.py",

@@ -48,7 +48,6 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import StoredUsers, write_users
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
-from tests.known import known
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
 USERS = np.random.default_rng(3).integers(0, 20, 50)
@@ -115,17 +114,15 @@ def test_every_user_has_the_epsilon_of_all_own_records(
     assert summary.examples == len(np.unique(users))
     contributions = np.stack([snapshot(step, 50).contributions for step in STEPS], axis=1).astype(np.float32)
     trace, counts = read_trace(TrialFiles(job.root).trace), set[int]()
-    for user, upper, lower in zip(found.example_ids, found.upper, known(found.lower), strict=True):
+    assert found.lower is None
+    for user, upper in zip(found.example_ids, found.upper, strict=True):
         own = contributions[user == users]
         counts.add(min(len(own), 2))
         if len(own) == 1:
-            alone = individual_epsilons(STEPS, own, trace, DELTA, "pld")
-            expected = float(alone.upper[0]), float(known(alone.lower)[0])
+            expected = float(individual_epsilons(STEPS, own, trace, DELTA, "pld").upper[0])
         else:
-            together = epsilon_of_examples(trace, STEPS, own, DELTA)
-            expected = together.upper, known(together.lower)
-        assert (upper, lower) == pytest.approx(expected, rel=1e-6)
-        assert upper >= expected[0] * (1 - 1e-6)
+            expected = epsilon_of_examples(trace, STEPS, own, DELTA).upper
+        assert upper == pytest.approx(expected, rel=1e-6)
     assert counts == {1, 2}
     assert StoredUsers(TrialFiles(job.root).users).most_records == 10
 

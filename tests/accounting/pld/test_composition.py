@@ -17,6 +17,7 @@ from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import (
     FixedBatchSampling,
+    FixedOrderSampling,
     PoissonSampling,
     RandomAllocationSampling,
     Sampling,
@@ -97,6 +98,13 @@ def test_numerical_composition_meets_the_closed_form() -> None:
     assert_bracket(claimed)
     assert known(claimed.lower) <= exact.upper
     assert claimed.upper >= known(exact.lower) * (1 - 1e-9)
+
+
+def test_another_sampling_of_as_many_steps_begins_another_epoch() -> None:
+    """An example may be in one of the first five steps, and again in the only epoch in order."""
+    trace = trace_of([(ShuffledSampling(10), 1.0, 5), (FixedOrderSampling(10), 1.0, 5)], adjacency="zero_out")
+    twice = trace_of([(ShuffledSampling(1), 1.0, 2)], adjacency="zero_out")
+    assert epsilon_pld(trace, 1e-5).upper == pytest.approx(epsilon_pld(twice, 1e-5).upper, rel=1e-9)
 
 
 def test_shuffled_epochs_cost_one_gaussian_each() -> None:
