@@ -25,11 +25,9 @@ from dpsweep.orchestration.comparison.formats import (
 from dpsweep.orchestration.comparison.ledger import composed_epsilon
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.score_metrics import SCORE_METRICS
-from dpsweep.orchestration.comparison.tested import change, of_counts, overall, unequal_change
+from dpsweep.orchestration.comparison.tested import change, change_by_group, of_counts, over_groups, overall
 from dpsweep.orchestration.comparison.values import (
     accounted_again,
-    accuracy,
-    accuracy_change,
     advantage,
     audit_bounds,
     delta,
@@ -37,25 +35,18 @@ from dpsweep.orchestration.comparison.values import (
     epsilon_by_group_size,
     epsilon_gap,
     epsilon_quantiles,
-    exposure,
-    gap_in_training,
+    gap_between_groups,
     gaps,
-    initial_noise_multiplier,
-    loss,
+    in_training,
     loss_correlation,
-    max_squared_error,
-    mean_epsilon,
-    mean_squared_error,
     median_epsilon,
     parts,
     peak_memory,
     recall_by_class,
-    release_epsilon,
     risk_by_group_size,
+    squared_error,
     tpr_at_fpr_1pct,
-    unequal_cost,
     utilization,
-    wall_seconds,
 )
 from dpsweep.orchestration.store.published import PublishedTrial, has_groups, task_of
 from dpsweep.orchestration.store.states import TrialState
@@ -111,7 +102,7 @@ METRICS = (
         "initial_noise_multiplier",
         None,
         "Initial σ",
-        initial_noise_multiplier,
+        lambda trial: trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None,
         PRECISE,
         places=frozenset({MetricTable.TRIALS}),
     ),
@@ -119,7 +110,7 @@ METRICS = (
         "mean_squared_error",
         "privacy/noise_mean_squared_error",
         "Mean sq. error",
-        mean_squared_error,
+        lambda trial: squared_error(trial, 0),
         PRECISE,
         "Squared error per weight of the sum of all gradients up to a step, in squared clipping bounds, averaged over "
         "the steps. Compare noise that is correlated over the steps by it, not by σ. Unknown where σ changes.",
@@ -130,12 +121,24 @@ METRICS = (
         "max_squared_error",
         "privacy/noise_max_squared_error",
         "Max sq. error",
-        max_squared_error,
+        lambda trial: squared_error(trial, 1),
         PRECISE,
         better="lower",
     ),
-    Metric("release_epsilon", "privacy/release_epsilon", "ε of the release", release_epsilon, EPSILON),
-    Metric("mean_example_epsilon", "privacy/mean_epsilon_i", "Mean εᵢ", mean_epsilon, NUMBER),
+    Metric(
+        "release_epsilon",
+        "privacy/release_epsilon",
+        "ε of the release",
+        lambda trial: trial.individuals.release_epsilon if trial.individuals else None,
+        EPSILON,
+    ),
+    Metric(
+        "mean_example_epsilon",
+        "privacy/mean_epsilon_i",
+        "Mean εᵢ",
+        lambda trial: trial.individuals.mean if trial.individuals else None,
+        NUMBER,
+    ),
     Metric(
         "median_example_epsilon",
         "privacy/median_epsilon_i",
@@ -162,7 +165,7 @@ METRICS = (
         "exposure",
         "privacy/exposure",
         "Exposure of secrets in bits",
-        exposure,
+        lambda trial: trial.exposure.mean if trial.exposure else None,
         NUMBER,
         "The mean over random secrets of log2 R − log2 of the rank of a secret's loss among R that the model was not "
         "trained on: how many bits it gives away of one. Guessing gives 1.4.",
@@ -172,7 +175,7 @@ METRICS = (
         "accuracy",
         "final/accuracy",
         "Test accuracy",
-        accuracy,
+        lambda trial: trial.quality.accuracy if trial.quality else None,
         PERCENT,
         "Accuracy, loss and groups are computed on held-out test data, which the guarantee does not cover: the models "
         "do not depend on it, this page does.",
@@ -186,7 +189,7 @@ METRICS = (
         "loss",
         "final/loss",
         "Loss",
-        loss,
+        lambda trial: trial.quality.loss if trial.quality else None,
         NUMBER,
         places=frozenset({MetricTable.TRIALS}),
         of_model=True,
@@ -196,7 +199,7 @@ METRICS = (
         "accuracy_change",
         "fairness/accuracy_change",
         "Change, points",
-        accuracy_change,
+        lambda trial: trial.quality.accuracy_change if trial.quality else None,
         POINTS,
         "Private minus non-private accuracy, same data, model and seed, in percentage points. No guarantee covers the "
         "non-private baseline, and therefore none covers this change.",
@@ -212,14 +215,14 @@ METRICS = (
         "unequal_cost",
         "fairness/unequal_cost",
         "Unequal cost, points",
-        unequal_cost,
+        gap_between_groups(lambda group: group.accuracy_change),
         GAP,
         "The largest minus the smallest change of a group's accuracy against the baseline. Privacy is fair, in the "
         "sense of equal cost, when all groups change alike.",
         frozenset({MetricTable.SETTINGS}),
         of_model=True,
         better="lower",
-        measure=unequal_change,
+        measure=over_groups(change_by_group, rates.gap),
         task="classification",
         extreme=Extreme("gap", ("accuracy_change",)),
     ),
@@ -237,7 +240,7 @@ METRICS = (
         "clipping_bias_gap",
         "fairness/clipping_bias_gap",
         "Gap of clipping bias",
-        gap_in_training("biases"),
+        gap_between_groups(in_training("biases")),
         NUMBER,
         "Clipping bias is the mean norm of what clipping takes off the gradients of a group’s training examples, in "
         "the last epoch; the gap is the largest minus the smallest of a group (Xu et al. 2021, Section 4.2). Groups "
@@ -250,7 +253,7 @@ METRICS = (
         "noise_error_gap",
         "fairness/noise_error_gap",
         "Gap of noise",
-        gap_in_training("noises"),
+        gap_between_groups(in_training("noises")),
         NUMBER,
         "Noise of a group is σ S √d over the number of its examples expected in a batch, with sensitivity S and d "
         "parameters: the root mean square norm of the noise in the mean gradient of the group, in the last epoch. "
@@ -264,7 +267,7 @@ METRICS = (
         "seconds",
         "final/wall_seconds",
         "Time",
-        wall_seconds,
+        lambda trial: trial.wall_seconds,
         SECONDS,
         "Seconds from the start of training to its end; of a trial that was interrupted, those of its last attempt.",
         places=frozenset({MetricTable.TRIALS, MetricTable.TERMINAL}),

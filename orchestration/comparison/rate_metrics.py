@@ -19,34 +19,21 @@ from dpsweep.orchestration.comparison.score_metrics import (
     on_training_examples_of_group,
 )
 from dpsweep.orchestration.comparison.tested import (
-    Measure,
-    Tested,
+    Score,
     between_groups,
     by_group,
     calibration_error,
     change_by_group,
-    gap_of,
     log_loss,
+    of_counts,
     of_two,
+    over_groups,
     over_users,
     overall,
 )
-from dpsweep.orchestration.comparison.tested import of_counts as rate_of
-from dpsweep.orchestration.comparison.values import (
-    counted,
-    fairness,
-    in_training,
-    majority_rate,
-    of_counts,
-    of_two_classes,
-    score,
-    two_classes,
-    user_accuracy,
-    user_accuracy_gap,
-)
+from dpsweep.orchestration.comparison.values import MAJORITY, Value, counted, gap_between_groups, in_training
 from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.workers.evaluation import rates
-from dpsweep.workers.evaluation.rates import Array
 from dpsweep.workers.tasks import MAIN_SCORES
 
 _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
@@ -119,19 +106,69 @@ _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
 )
 """Gaps between groups: name in `dpsweep.workers.evaluation.rates`, the extreme that it is, heading, format, direction,
 meaning."""
-_OF_TWO_CLASSES: tuple[tuple[str, str, Better], ...] = (
-    ("true_positive_rate", "TPR", "higher"),
-    ("false_positive_rate", "FPR", "lower"),
-    ("precision", "Precision", "higher"),
-    ("selection_rate", "Selected", ""),
+_Rate = tuple[str, str, Score, Format, Better, str]
+_RATES: tuple[_Rate, ...] = (
+    (
+        "balanced_accuracy",
+        "Balanced accuracy",
+        of_counts(rates.balanced_accuracy),
+        PERCENT,
+        "higher",
+        "The mean over classes of the share of their test examples that is predicted right; a constant prediction of K "
+        "classes has 1/K.",
+    ),
+    ("true_positive_rate", "TPR", of_two("true_positive_rate"), PERCENT, "higher", ""),
+    ("false_positive_rate", "FPR", of_two("false_positive_rate"), PERCENT, "lower", ""),
+    ("precision", "Precision", of_two("precision"), PERCENT, "higher", ""),
+    ("selection_rate", "Selected", of_two("selection_rate"), PERCENT, "", ""),
 )
+"""Rates of all test examples, and of each group: name, heading, the rate itself, format, direction, meaning."""
+_OF_PROBABILITIES: tuple[_Rate, ...] = (
+    ("log_loss", "Log loss", log_loss, NUMBER, "lower", ""),
+    (
+        "calibration_error",
+        "Calibration error",
+        calibration_error,
+        PERCENT,
+        "lower",
+        "The difference between the probability of the predicted class and how often it is right, in 15 equal bins of "
+        "that probability, averaged over test examples (Guo et al. 2017).",
+    ),
+)
+
+
+def _rate(name: str, heading: str, score: Score, shown: Format, better: Better, meaning: str) -> Metric:
+    return Metric(
+        name,
+        f"final/{name}",
+        heading,
+        lambda trial: counted(trial.quality.counts, score) if trial.quality else None,
+        shown,
+        meaning,
+        frozenset({MetricTable.FAIRNESS}),
+        of_model=True,
+        better=better,
+        measure=overall(score),
+        task="classification",
+    )
+
+
+def _group_rate(name: str, heading: str, score: Score, shown: Format, better: Better, meaning: str) -> GroupMetric:
+    value, measure = (lambda group: counted(group.counts, score)), by_group(score)
+    return GroupMetric(name, heading, value, shown, better, measure, "classification")
+
+
+def _fairness(name: str) -> Value:
+    return lambda trial: trial.quality.fairness.get(name) if trial.quality else None
+
+
 RATE_METRICS = (
     *(
         Metric(
             name,
             f"fairness/{name}",
             heading,
-            fairness(name),
+            _fairness(name),
             shown,
             meaning,
             frozenset({MetricTable.FAIRNESS}),
@@ -147,98 +184,41 @@ RATE_METRICS = (
         "user_accuracy",
         "final/user_accuracy",
         "Accuracy over users",
-        user_accuracy,
+        lambda trial: trial.quality.user_accuracy if trial.quality else None,
         PERCENT,
         "The mean over users of the share of their test examples that is predicted right, so that everybody counts "
         "once; in a group, by their examples there.",
         frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="higher",
-        measure=over_users(overall(rate_of(rates.accuracy))),
+        measure=over_users(overall(of_counts(rates.accuracy))),
         task="classification",
     ),
     Metric(
         "user_accuracy_gap",
         "fairness/user_accuracy_gap",
         "Gap over users",
-        user_accuracy_gap,
+        gap_between_groups(lambda group: group.user_accuracy),
         GAP,
         "The best minus the worst accuracy over users of a group, in points.",
         frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="lower",
-        measure=over_users(gap_of(rate_of(rates.accuracy))),
+        measure=over_users(over_groups(by_group(of_counts(rates.accuracy)), rates.gap)),
         task="classification",
         extreme=Extreme("gap", ("user_accuracy",)),
     ),
-    Metric(
-        "balanced_accuracy",
-        "final/balanced_accuracy",
-        "Balanced accuracy",
-        of_counts(rates.balanced_accuracy),
-        PERCENT,
-        "The mean over classes of the share of their test examples that is predicted right; a constant prediction of K "
-        "classes has 1/K.",
-        frozenset({MetricTable.FAIRNESS}),
-        of_model=True,
-        better="higher",
-        measure=overall(rate_of(rates.balanced_accuracy)),
-        task="classification",
-    ),
-    *(
-        Metric(
-            name,
-            f"final/{name}",
-            heading,
-            of_two_classes(name),
-            PERCENT,
-            places=frozenset({MetricTable.FAIRNESS}),
-            of_model=True,
-            better=better,
-            measure=overall(of_two(name)),
-            task="classification",
-        )
-        for name, heading, better in _OF_TWO_CLASSES
-    ),
-    Metric(
+    *(_rate(*each) for each in _RATES),
+    _rate(
         "majority_class_rate",
-        "final/majority_class_rate",
         "Majority class",
-        of_counts(majority_rate),
+        MAJORITY,
         PERCENT,
+        "",
         "The share of the most frequent class: the accuracy of a model that always predicts it.",
-        frozenset({MetricTable.FAIRNESS}),
-        of_model=True,
-        measure=overall(rate_of(majority_rate)),
-        task="classification",
     ),
     on_training_examples("accuracy", "Training accuracy", PERCENT, "classification"),
-    Metric(
-        "log_loss",
-        "final/log_loss",
-        "Log loss",
-        score("log_loss"),
-        NUMBER,
-        places=frozenset({MetricTable.FAIRNESS}),
-        of_model=True,
-        better="lower",
-        measure=overall(log_loss),
-        task="classification",
-    ),
-    Metric(
-        "calibration_error",
-        "final/calibration_error",
-        "Calibration error",
-        score("calibration_error"),
-        PERCENT,
-        "The difference between the probability of the predicted class and how often it is right, in 15 equal bins of "
-        "that probability, averaged over test examples (Guo et al. 2017).",
-        frozenset({MetricTable.FAIRNESS}),
-        of_model=True,
-        better="lower",
-        measure=overall(calibration_error),
-        task="classification",
-    ),
+    *(_rate(*each) for each in _OF_PROBABILITIES),
 )
 GROUP_METRICS = (
     GroupMetric("test_examples", "Examples", lambda group: group.test_examples, COUNT),
@@ -248,7 +228,7 @@ GROUP_METRICS = (
         lambda group: group.accuracy,
         PERCENT,
         "higher",
-        by_group(rate_of(rates.accuracy)),
+        by_group(of_counts(rates.accuracy)),
         "classification",
     ),
     GroupMetric(
@@ -257,7 +237,7 @@ GROUP_METRICS = (
         lambda group: group.user_accuracy,
         PERCENT,
         "higher",
-        over_users(by_group(rate_of(rates.accuracy))),
+        over_users(by_group(of_counts(rates.accuracy))),
         "classification",
     ),
     GroupMetric(
@@ -269,47 +249,10 @@ GROUP_METRICS = (
         change_by_group,
         "classification",
     ),
-    GroupMetric(
-        "balanced_accuracy",
-        "Balanced accuracy",
-        lambda group: counted(group.counts, rates.balanced_accuracy),
-        PERCENT,
-        "higher",
-        by_group(rate_of(rates.balanced_accuracy)),
-        "classification",
-    ),
-    *(
-        GroupMetric(
-            name,
-            heading,
-            lambda group, name=name: two_classes(name)(group.counts),  # type: ignore[misc]  # a lambda's default has no type
-            PERCENT,
-            better,
-            by_group(of_two(name)),
-            "classification",
-        )
-        for name, heading, better in _OF_TWO_CLASSES
-    ),
+    *(_group_rate(*each) for each in _RATES),
     *SCORE_GROUP_METRICS,
     GroupMetric("loss", "Loss", lambda group: group.loss, NUMBER, "lower"),
-    GroupMetric(
-        "log_loss",
-        "Log loss",
-        lambda group: group.counts.log_loss if group.counts else None,
-        NUMBER,
-        "lower",
-        by_group(log_loss),
-        "classification",
-    ),
-    GroupMetric(
-        "calibration_error",
-        "Calibration error",
-        lambda group: group.counts.calibration_error if group.counts else None,
-        PERCENT,
-        "lower",
-        by_group(calibration_error),
-        "classification",
-    ),
+    *(_group_rate(*each) for each in _OF_PROBABILITIES),
     on_training_examples_of_group("accuracy", "Training accuracy", PERCENT, "classification"),
     GroupMetric("training_loss", "Training loss", in_training("losses"), NUMBER),
     GroupMetric("gradient_norm", "Gradient norm", in_training("norms"), NUMBER),
@@ -321,14 +264,14 @@ GROUP_METRICS = (
 
 def _worst(of: GroupMetric) -> Metric:
     """Return the metric of a trial that is the worst value of a group metric over its groups."""
+    is_least = of.better == "higher"
 
     def found(trial: PublishedTrial) -> tuple[float, str] | None:
         groups = trial.quality.groups if trial.quality else ()
         known = [
             (value, group.name) for group in groups if (value := of.value(group)) is not None and math.isfinite(value)
         ]
-        worst = min if of.better == "higher" else max
-        return worst(known, key=lambda pair: pair[0], default=None)
+        return (min if is_least else max)(known, key=lambda pair: pair[0], default=None)
 
     def value(trial: PublishedTrial) -> float | None:
         return one[0] if (one := found(trial)) else None
@@ -349,20 +292,10 @@ def _worst(of: GroupMetric) -> Metric:
         of_model=True,
         whose=whose,
         better=of.better,
-        measure=_worst_measure(of),
+        measure=of.measure and over_groups(of.measure, rates.lowest if is_least else rates.highest, least=1),
         task=of.task,
-        extreme=Extreme("lowest" if of.better == "higher" else "highest", (of.name,)),
+        extreme=Extreme("lowest" if is_least else "highest", (of.name,)),
     )
-
-
-def _worst_measure(of: GroupMetric) -> Measure:
-    worst = rates.lowest if of.better == "higher" else rates.highest
-
-    def measure(tested: Tested) -> Array | None:
-        values = of.measure(tested) if of.measure else None
-        return None if values is None or values.shape[-1] == 0 else worst(values)
-
-    return measure
 
 
 def spoken(of: GroupMetric) -> str:

@@ -11,9 +11,17 @@ from typing import Final
 from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import CHANGE, FIT, GAP, NUMBER, PERCENT, POINTS, Format
-from dpsweep.orchestration.comparison.tested import by_group, change_by_group_of, change_of, gap_of, of_sums, overall
-from dpsweep.orchestration.comparison.values import on_training, score_called, score_gap
+from dpsweep.orchestration.comparison.tested import (
+    by_group,
+    change_by_group_of,
+    change_of,
+    of_sums,
+    over_groups,
+    overall,
+)
+from dpsweep.orchestration.comparison.values import Value, gap_between_groups, on_training
 from dpsweep.orchestration.store.published import PublishedGroup
+from dpsweep.workers.evaluation import rates
 from dpsweep.workers.tasks import TASKS, Score, Task, Unit
 
 _FORMATS: Final[Mapping[Unit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}
@@ -26,7 +34,7 @@ def _metrics(task: Task) -> Iterator[Metric]:
             score.name,
             f"final/{score.name}",
             score.heading,
-            score_called(score.name),
+            _score(score.name),
             _FORMATS[score.unit],
             score.meaning + (_TESTED if is_main else ""),
             frozenset(MetricTable) if is_main else frozenset({MetricTable.SETTINGS, MetricTable.FAIRNESS}),
@@ -74,7 +82,7 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         f"{score.name}_change",
         f"fairness/{score.name}_change",
         f"Change{points}",
-        score_called(f"{score.name}_change"),
+        _score(f"{score.name}_change"),
         POINTS if is_share else CHANGE,
         f"Private minus non-private {score.heading}, same data, model and seed. No guarantee covers the non-private "
         "baseline, and therefore none covers this change.",
@@ -88,13 +96,13 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         f"{score.name}_gap",
         f"fairness/{score.name}_gap",
         f"{score.heading} gap{points}",
-        score_gap(score.name),
+        gap_between_groups(_of_group(score.name)),
         GAP if is_share else NUMBER,
         "The best minus the worst of a group.",
         frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="lower",
-        measure=gap_of(of),
+        measure=over_groups(by_group(of), rates.gap),
         task=task.name,
         extreme=Extreme("gap", (score.name,)),
     )
@@ -120,6 +128,10 @@ def _of_groups(task: Task) -> Iterator[GroupMetric]:
             heading = f"Change{', points' if is_share else ''}"
             shown = POINTS if is_share else CHANGE
             yield GroupMetric(name, heading, _of_group(name), shown, score.better, change_by_group_of(of), task.name)
+
+
+def _score(name: str) -> Value:
+    return lambda trial: trial.quality.scores.get(name) if trial.quality else None
 
 
 def _of_group(name: str) -> Callable[[PublishedGroup], float | None]:

@@ -120,14 +120,17 @@ def change_by_group_of(score: Score) -> Measure:
     return lambda tested: _minus(score(tested.groups), score(tested.baseline.groups)) if tested.baseline else None
 
 
-def gap_of(score: Score) -> Measure:
-    """Measure the largest minus the smallest score of a group; None for fewer than two groups."""
+def over_groups(measure: Measure, reduce: Callable[[Array], Array], least: int = 2) -> Measure:
+    """Measure an extreme of a number over groups, or a gap between them; None for fewer than ``least`` groups.
 
-    def measure(tested: Tested) -> Array | None:
-        values = score(tested.groups)
-        return None if values is None or values.shape[-1] < 2 else rates.gap(values)
+    measure: of each group. reduce: from its values [..., G] to [...].
+    """
 
-    return measure
+    def reduced(tested: Tested) -> Array | None:
+        values = measure(tested)
+        return None if values is None or values.shape[-1] < least else reduce(values)
+
+    return reduced
 
 
 def _minus(one: Array | None, other: Array | None) -> Array | None:
@@ -138,9 +141,3 @@ change = change_of(of_counts(rates.accuracy))
 """Accuracy minus the baseline's accuracy."""
 change_by_group = change_by_group_of(of_counts(rates.accuracy))
 """Accuracy of each group minus the baseline's accuracy for the group."""
-
-
-def unequal_change(tested: Tested) -> Array | None:
-    """Return the largest minus smallest change of a group's accuracy against the baseline."""
-    found = change_by_group(tested)
-    return None if found is None or found.shape[-1] < 2 else rates.gap(found)

@@ -10,10 +10,11 @@ from typing import Final
 import numpy as np
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
+from dpsweep.orchestration.comparison.tested import Score, Tally, of_counts
 from dpsweep.orchestration.store.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation import rates
-from dpsweep.workers.evaluation.rates import ConfusionCounts, Rate
+from dpsweep.workers.evaluation.rates import ConfusionCounts
 from dpsweep.workers.evaluation.scores import Evaluation
 
 Value = Callable[[PublishedTrial], float | None]
@@ -31,45 +32,22 @@ def delta(trial: PublishedTrial) -> float | None:
     return trial.privacy.delta if trial.privacy and trial.privacy.is_private else None
 
 
-def accuracy(trial: PublishedTrial) -> float | None:
-    """Return the accuracy on test data, in [0, 1]."""
-    return trial.quality.accuracy if trial.quality else None
-
-
-def user_accuracy(trial: PublishedTrial) -> float | None:
-    """Return the mean over users of the share of their test examples that is predicted right; None if the data name no
-    users.
+def gap_between_groups(value: Callable[[PublishedGroup], float | None]) -> Value:
+    """Return a function from a trial to the largest minus the smallest value of a group of the test data; None for
+    fewer than two.
     """
-    return trial.quality.user_accuracy if trial.quality else None
 
+    def gap(trial: PublishedTrial) -> float | None:
+        groups = trial.quality.groups if trial.quality else ()
+        known = [found for group in groups if (found := value(group)) is not None]
+        return max(known) - min(known) if len(known) > 1 else None
 
-def user_accuracy_gap(trial: PublishedTrial) -> float | None:
-    """Return the largest minus smallest `user_accuracy` over the groups of the test data."""
-    return _gap(trial, lambda group: group.user_accuracy)
-
-
-def _gap(trial: PublishedTrial, value: Callable[[PublishedGroup], float | None]) -> float | None:
-    """Return the largest minus the smallest value of a group of the test data; None for fewer than two."""
-    groups = trial.quality.groups if trial.quality else ()
-    known = [found for group in groups if (found := value(group)) is not None]
-    return max(known) - min(known) if len(known) > 1 else None
+    return gap
 
 
 def main(trial: PublishedTrial) -> float | None:
     """Return the main score of the trial's task on test data: accuracy for classification, else one of its scores."""
     return trial.quality.main if trial.quality else None
-
-
-def score_called(name: str) -> Value:
-    """Return a function from a trial to its score ``name`` on test data; ``name`` may be the change against the
-    baseline.
-    """
-    return lambda trial: trial.quality.scores.get(name) if trial.quality else None
-
-
-def score_gap(name: str) -> Value:
-    """Return a function from a trial to the largest minus the smallest score over the groups of its test data."""
-    return lambda trial: _gap(trial, lambda group: group.scores.get(name))
 
 
 def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
@@ -78,14 +56,9 @@ def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
     return {f"final/{number}_of_{name}": value for name, each in found.items() for number, value in each.items()}
 
 
-def loss(trial: PublishedTrial) -> float | None:
-    """Return the mean loss on test data."""
-    return trial.quality.loss if trial.quality else None
-
-
 def constant_score(found: Evaluation | PublishedQuality) -> float | None:
     """Return the main score of the best constant prediction on the same examples; None if it is not known."""
-    majority = counted(found.counts, majority_rate)
+    majority = counted(found.counts, MAJORITY)
     return found.constant if majority is None else majority
 
 
@@ -95,23 +68,6 @@ def has_learnt(found: Evaluation | PublishedQuality) -> bool:
     """
     constant = constant_score(found)
     return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
-
-
-def accuracy_change(trial: PublishedTrial) -> float | None:
-    """Return the accuracy minus the accuracy of the non-private baseline, in [-1, 1]."""
-    return trial.quality.accuracy_change if trial.quality else None
-
-
-def unequal_cost(trial: PublishedTrial) -> float | None:
-    """Return the largest minus smallest accuracy change over groups: 0 if all groups lose the same accuracy
-    (paper D).
-    """
-    return _gap(trial, lambda group: group.accuracy_change)
-
-
-def mean_epsilon(trial: PublishedTrial) -> float | None:
-    """Return the mean epsilon_i over the training examples, as published."""
-    return trial.individuals.mean if trial.individuals else None
 
 
 def median_epsilon(trial: PublishedTrial) -> float | None:
@@ -144,11 +100,6 @@ def worst_over_median(trial: PublishedTrial) -> float | None:
     return worst / median if worst is not None and median is not None and median > 0.0 else None
 
 
-def exposure(trial: PublishedTrial) -> float | None:
-    """Return the mean exposure in bits of secrets that the model was trained on; None without any."""
-    return trial.exposure.mean if trial.exposure else None
-
-
 def loss_correlation(trial: PublishedTrial) -> float | None:
     """Return Pearson's r of epsilon_i and the log loss of the example when norms were last taken (paper A,
     Figure 5).
@@ -156,26 +107,12 @@ def loss_correlation(trial: PublishedTrial) -> float | None:
     return trial.individuals.loss_correlation if trial.individuals else None
 
 
-def release_epsilon(trial: PublishedTrial) -> float | None:
-    """Return the epsilon of releasing the statistics of epsilon_i alone; already part of `epsilon`."""
-    return trial.individuals.release_epsilon if trial.individuals else None
-
-
-def initial_noise_multiplier(trial: PublishedTrial) -> float | None:
-    """Return the noise multiplier of the first epoch; None for a baseline."""
-    return trial.history[0].noise_multiplier if trial.history and not trial.is_baseline else None
-
-
-def mean_squared_error(trial: PublishedTrial) -> float | None:
-    """Return the mean over the steps of the squared error of the sum of all gradients up to each."""
+def squared_error(trial: PublishedTrial, place: int) -> float | None:
+    """Return the mean over the steps of the squared error of the sum of all gradients up to each (place 0), or the
+    largest error (1).
+    """
     errors = trial.privacy.squared_errors if trial.privacy else None
-    return errors[0] if errors else None
-
-
-def max_squared_error(trial: PublishedTrial) -> float | None:
-    """Return the largest such error of a step."""
-    errors = trial.privacy.squared_errors if trial.privacy else None
-    return errors[1] if errors else None
+    return errors[place] if errors else None
 
 
 def peak_memory(trial: PublishedTrial) -> float | None:
@@ -188,29 +125,16 @@ def utilization(trial: PublishedTrial) -> float | None:
     return trial.device.utilization if trial.device and trial.state in _TRAINED else None
 
 
-def wall_seconds(trial: PublishedTrial) -> float | None:
-    """Return the duration of training in seconds."""
-    return trial.wall_seconds
-
-
-def advantage(trial: PublishedTrial) -> float | None:
-    """Return the upper bound on the membership advantage of any attack on one record; None for a baseline, which has
-    no bound.
+def advantage(trial: PublishedTrial, size: int = 1) -> float | None:
+    """Return the upper bound on the membership advantage of any attack on ``size`` records together; None for a
+    baseline, which has no bound.
     """
-    return _advantage(trial, 1)
-
-
-def _advantage(trial: PublishedTrial, size: int) -> float | None:
     risk = trial.privacy.risks.get(size) if trial.privacy else None
     return risk.advantage.upper if risk else None
 
 
-def tpr_at_fpr_1pct(trial: PublishedTrial) -> float | None:
-    """Return the upper bound on the true positive rate of any attack on one record at a false positive rate of 1%."""
-    return _tpr_at_fpr_1pct(trial, 1)
-
-
-def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
+def tpr_at_fpr_1pct(trial: PublishedTrial, size: int = 1) -> float | None:
+    """Return the upper bound on the true positive rate of any such attack at a false positive rate of 1%."""
     risk = trial.privacy.risks.get(size) if trial.privacy else None
     return risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper if risk else None
 
@@ -218,8 +142,8 @@ def _tpr_at_fpr_1pct(trial: PublishedTrial, size: int) -> float | None:
 def risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
     """Return the upper bounds on attacks on k > 1 records together, by their names in MLflow."""
     sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
-    return {f"privacy/advantage_group_of_{size}": _advantage(trial, size) for size in sizes} | {
-        f"privacy/tpr_at_fpr_1pct_group_of_{size}": _tpr_at_fpr_1pct(trial, size) for size in sizes
+    return {f"privacy/advantage_group_of_{size}": advantage(trial, size) for size in sizes} | {
+        f"privacy/tpr_at_fpr_1pct_group_of_{size}": tpr_at_fpr_1pct(trial, size) for size in sizes
     }
 
 
@@ -245,60 +169,33 @@ def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
     return found
 
 
-def fairness(name: str) -> Value:
-    """Return a function from a trial to the gap between groups that is called ``name`` in
-    `dpsweep.workers.evaluation.rates`."""
-    return lambda trial: _between_groups(trial).get(name)
-
-
 def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
     """Return all known gaps between groups, by their names in MLflow."""
-    return {f"fairness/{name}": value for name, value in _between_groups(trial).items()}
-
-
-def _between_groups(trial: PublishedTrial) -> Mapping[str, float]:
-    return trial.quality.fairness if trial.quality else {}
-
-
-def of_counts(rate: Rate) -> Value:
-    """Return a function from a trial to a rate over all its test examples."""
-    return lambda trial: counted(trial.quality.counts, rate) if trial.quality else None
-
-
-def of_two_classes(name: str) -> Value:
-    """Return a function from a trial to the rate ``name`` of `dpsweep.workers.evaluation.rates.OF_TWO_CLASSES` over
-    all its test examples.
-    """
-    return lambda trial: two_classes(name)(trial.quality.counts) if trial.quality else None
-
-
-def two_classes(name: str) -> Callable[[ConfusionCounts | None], float | None]:
-    """Return a function from counts to the rate ``name``; None if there are not exactly two classes."""
-    rate = rates.OF_TWO_CLASSES[name]
-    return lambda found: counted(found, rate) if found and len(found.confusion) == 2 else None
+    found = trial.quality.fairness if trial.quality else {}
+    return {f"fairness/{name}": value for name, value in found.items()}
 
 
 @lru_cache(maxsize=2**14)
-def counted(found: ConfusionCounts | None, rate: Rate) -> float | None:
-    """Return a rate of counts; None if it is not defined. Cached, because every table and figure asks for the same
-    rates.
+def counted(found: ConfusionCounts | None, score: Score) -> float | None:
+    """Return a score of counts; None if it is not defined. Cached, because every table and figure asks for the same
+    ones.
     """
-    value = float(rate(found.matrix)) if found else math.nan
-    return None if math.isnan(value) else value
+    if found is None:
+        return None
+    value = score(Tally(found.matrix, np.asarray(found.log_loss), np.asarray(found.calibration_error)))
+    return None if value is None or math.isnan(value) else float(value)
 
 
-def score(name: str) -> Value:
-    """Return a function from a trial to its ``log_loss`` or ``calibration_error`` over all test examples."""
-    return lambda trial: getattr(trial.quality.counts, name) if trial.quality and trial.quality.counts else None
-
-
-def majority_rate(counts: rates.Array) -> rates.Array:
+def _majority_rate(counts: rates.Array) -> rates.Array:
     """Return the share of the most frequent label, which is the accuracy of always predicting it.
 
     counts: [..., K, K] by label and predicted class. Returns: [...].
     """
     of_labels = counts.sum(-1)
     return np.asarray(of_labels.max(-1) / of_labels.sum(-1))
+
+
+MAJORITY: Final = of_counts(_majority_rate)
 
 
 def epsilon_gap(trial: PublishedTrial) -> float | None:
@@ -320,11 +217,6 @@ def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
         return found[-1] if found else None
 
     return last
-
-
-def gap_in_training(name: str) -> Value:
-    """Return a function from a trial to the largest minus the smallest `in_training` over its groups."""
-    return lambda trial: _gap(trial, in_training(name))
 
 
 def recall_by_class(trial: PublishedTrial) -> Mapping[str, float | None]:

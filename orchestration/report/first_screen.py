@@ -466,8 +466,9 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
         else:
             sizes.append(f"{amount(size, shown) if shown in SHARES else number(size)} in {where}")
     told = [f"differences between methods of {listed(sizes)} in 4 of 5 sweeps"] if sizes else []
-    told += [f"no difference between methods in {listed(hidden)} reliably"] if hidden else []
-    return [f"{opening(of_seeds(len(best.trials)))} find {listed(told)}."]
+    if hidden:
+        told.append(f"none in {listed(hidden)} reliably" if sizes else "no difference between methods reliably")
+    return [f"{opening(of_seeds(len(best.trials)))} find {', and '.join(told)}."]
 
 
 def _by_method(found: Findings, style: Style) -> Plot | None:

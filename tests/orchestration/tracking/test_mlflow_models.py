@@ -12,8 +12,8 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.best import best
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.values import accuracy
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.logged_models import register_best
@@ -135,7 +135,7 @@ def test_the_sweeps_own_run_has_the_headline_and_its_address_opens_the_compariso
     tracker, found, files = compared(folder)
     tracker.log_comparison(comparison(found), ["flat and <b>others</b> cannot be told apart."])
     run, best = one(runs_of(client_of(folder)), kind="sweep"), known(found.best("accuracy"))
-    mean = known(best.over_seeds(accuracy))
+    mean = known(best.over_seeds(metric("accuracy").value))
     assert run.data.metrics["final/accuracy"] == pytest.approx(mean.mean)
     assert run.data.tags["best_setting"] == best.name
     note = run.data.tags["mlflow.note.content"]
