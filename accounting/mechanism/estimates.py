@@ -9,7 +9,7 @@ from dpsweep.accounting.mechanism.reasons import Claim, Kind, Reason
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE, Unit
 
-__all__ = ["Claim", "Kind", "PrivacyEstimate", "weakest", "without_guarantee"]
+__all__ = ["Claim", "Kind", "PrivacyEstimate", "weakest", "why_too_large", "without_guarantee"]
 
 
 def weakest(*claims: Claim) -> Claim:
@@ -21,6 +21,16 @@ def weakest(*claims: Claim) -> Claim:
 def without_guarantee(claim: Claim) -> Claim:
     """Return ``claim``, but at most output-specific: a number measured in a run guarantees nothing before it."""
     return weakest(claim, "output_specific")
+
+
+def why_too_large(delta: float, size: int) -> str:
+    """Return a warning of a delta of 1/n or more, for n = ``size`` training examples; "" for a smaller one."""
+    if not size or delta < 1.0 / size:
+        return ""
+    return (
+        f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
+        "a mechanism that publishes one random example meets it"
+    )
 
 
 @dataclass(frozen=True)

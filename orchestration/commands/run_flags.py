@@ -17,7 +17,7 @@ from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
 from dpsweep.accounting.accountants.selection import account_selection
 from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
 from dpsweep.accounting.mechanism.correlated import steps_apart
-from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
 from dpsweep.accounting.mechanism.noise_strategies import (
     INDEPENDENT,
     STRATEGIES,
@@ -47,6 +47,7 @@ from dpsweep.accounting.mechanism.samplings import (
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS, NoiseSchedule, planned_trace, split_schedule
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Release, SideQuery, Trace
 from dpsweep.accounting.registry import lookup, one_of
+from dpsweep.orchestration.commands.options import warn
 
 AccountantName = Annotated[str, typer.Option(help=f"{one_of(ACCOUNTANTS)}.")]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON instead of a table.")]
@@ -288,12 +289,8 @@ def warn_of_delta(delta: float, dataset_size: int | None) -> None:
     Raises: InvalidInput for a delta that is no probability below 1.
     """
     require_finite("delta", delta, at_least=0.0, below=1.0)
-    if dataset_size is not None and delta >= 1.0 / dataset_size:
-        typer.echo(
-            f"warning: delta is {delta:g}, but should be well below 1/n = {1.0 / dataset_size:.3g}: "
-            "a mechanism that publishes one random record meets it",
-            err=True,
-        )
+    if large := why_too_large(delta, dataset_size or 0):
+        warn(large)
 
 
 _RELEASES: Mapping[str, Callable[[str, float], Release]] = {"gaussian": GaussianRelease, "pure": PureRelease}

@@ -21,7 +21,7 @@ from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.calibration.parameter_search import rounded_up
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
-from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
@@ -513,16 +513,12 @@ def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
 
 
 def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    worst = {
-        trial.dataset.train_size: trial.spec.delta
+    told = {
+        trial.dataset.train_size: large
         for trial in trials
-        if trial.spec.is_private and trial.spec.delta >= 1.0 / trial.dataset.train_size
+        if trial.spec.is_private and (large := why_too_large(trial.spec.delta, trial.dataset.train_size))
     }
-    return tuple(
-        f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = {1.0 / size:.2g}: "
-        "a mechanism that publishes one random example meets it"
-        for size, delta in worst.items()
-    )
+    return tuple(told.values())
 
 
 def _candidates_warning(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:

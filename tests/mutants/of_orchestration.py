@@ -198,14 +198,9 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/sweeps/plan.py",
+        "accounting/mechanism/estimates.py",
         PLAN,
-        B(
-            "if trial.spec.is_private and trial.spec.delta >= 1.0 /",
-            "if trial.spec.is_private and trial.spec.delta >= 1.5 /",
-            "a delta above 1/n is not warned of",
-            True,
-        ),
+        B("delta < 1.0 / size", "delta < 1.5 / size", "a delta above 1/n is not warned of", True),
     ),
     *bugs_in(
         "orchestration/sweeps/plan.py",

@@ -20,7 +20,7 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.planned_runs import Calibration
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
-from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
 from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.schedules import reads_accuracies, split_schedule
@@ -164,12 +164,8 @@ class PrivateTraining:
             adjacency=adjacency,
         ).checked()
         size = len(self._dataset.train)
-        if delta * size >= 1.0:
-            warnings.warn(
-                f"delta is {delta:g}, but with {size} training examples it should be well below 1/n = "
-                f"{1.0 / size:.2g}: a mechanism that publishes one random example meets it",
-                stacklevel=3,  # the caller's line, outside `torch_defaults`
-            )
+        if large := why_too_large(delta, size):
+            warnings.warn(large, stacklevel=3)  # the caller's line, outside `torch_defaults`
         if target_epsilon is not None:
             uncalibrated = mechanism_of(self._spec, make(component), size)
             sigma = Calibration(uncalibrated, epochs, target_epsilon, delta, "auto").solve()

@@ -152,7 +152,9 @@ class TestMore:
         line = "epsilon --noise-multiplier 6 --dataset-size 1000 --batch-size 10 --epochs 1 --delta 1e-2 --accountant"
         code, _, err = dpsweep(f"{line} rdp")
         assert code == 0
-        assert err.startswith("warning: delta is 0.01, but should be well below 1/n = 0.001")
+        assert err.startswith(
+            "warning: delta is 0.01, but with 1000 training examples it should be well below 1/n = 0.001"
+        )
 
 
 EPSILON = "epsilon --delta 1e-5"
