@@ -18,6 +18,7 @@ from dpsweep.accounting.records.encryption import KEY_VARIABLE, require_key
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import (
+    CLUSTER_ADDRESS,
     MaxGpuHours,
     MaxHours,
     MaxTrials,
@@ -35,12 +36,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.schema import SweepSpec
     from dpsweep.workers.own_code.imports import UserCode
 
-Address = Annotated[
-    str,
-    typer.Option(
-        envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
-    ),
-]
+Address = Annotated[str, CLUSTER_ADDRESS]
 JobName = Annotated[str, typer.Argument(help="The id of a job, or the output of its sweep.", metavar="ID|OUTPUT")]
 
 
@@ -88,7 +84,7 @@ def submit(
     limits.
     """
     prepare_environment(address)
-    from dpsweep.orchestration.execution.submission import Asked, packaged
+    from dpsweep.orchestration.execution.submission import Asked, packaged, submission_id
     from dpsweep.orchestration.store.limits import Limits, Turn, this_user
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
@@ -100,8 +96,6 @@ def submit(
     variables = _variables(env or ())
     _require_absolute(output)
     jobs = None if dry_run else jobs_at(address)
-    from dpsweep.orchestration.execution.submission import submission_id
-
     _require_own_output(spec, text, output, code, retry or ())
     trials = _planned(spec, code)
     job_id = submission_id(name or spec.name, spec.plain(), output)
@@ -276,9 +270,8 @@ def _variables(given: Sequence[str]) -> dict[str, str]:
                 f"--env names {KEY_VARIABLE}, but Ray stores and prints such variables; set it where Ray is started"
             )
         if looks_secret(name):
-            text = f"warning: --env {name}: Ray keeps and shows such variables, to everyone who can use the cluster"
             own = "; leave it out, as this shell's login of MLflow goes to the driver alone" if name in SECRET else ""
-            print(for_terminal(f"{text}{own}"), file=sys.stderr)
+            warn(f"--env {name}: Ray keeps and shows such variables, to everyone who can use the cluster{own}")
     return {name: value for name, _, value in pairs}
 
 
@@ -288,18 +281,12 @@ def _tracking(uri: str | None) -> str:
     """
     access, token = own_access() | ({"MLFLOW_TRACKING_URI": uri} if uri else {}), cluster_token()
     if uri and urlsplit(uri).hostname in ("127.0.0.1", "localhost", "::1"):
-        print(
-            for_terminal(
-                f"warning: the head will look for MLflow at {masked(uri, uri)} on itself; give the one that "
-                "the head knows"
-            ),
-            file=sys.stderr,
-        )
+        warn(f"the head will look for MLflow at {masked(uri, uri)} on itself; give the one that the head knows")
     if token is None:
         secret = {name for name, value in access.items() if name in SECRET or secrets_of(value)}
         if secret:
-            text = f"warning: not sent: {listed(sorted(secret))}, as the cluster has no token to keep it from others"
-            print(for_terminal(f"{text}; start the cluster with RAY_AUTH_MODE=token"), file=sys.stderr)
+            text = f"not sent: {listed(sorted(secret))}, as the cluster has no token to keep it from others"
+            warn(f"{text}; start the cluster with RAY_AUTH_MODE=token")
         access = {name: value for name, value in access.items() if name not in secret}
     return sealed(access, token or "")
 
@@ -339,8 +326,7 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
 
 
 def _warn_of_unseen_output(output: str, reason: str) -> None:
-    text = f"warning: whether {output} holds another sweep cannot be seen from here ({reason}); the job will tell"
-    print(for_terminal(text), file=sys.stderr)
+    warn(f"whether {output} holds another sweep cannot be seen from here ({reason}); the job will tell")
 
 
 def _describe(package: Package) -> None:

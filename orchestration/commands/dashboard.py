@@ -15,7 +15,7 @@ import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.commands import options
-from dpsweep.orchestration.comparison.formats import for_terminal
+from dpsweep.orchestration.commands.options import warn
 from dpsweep.orchestration.store.layout import absolute
 
 if TYPE_CHECKING:
@@ -80,7 +80,7 @@ def _renewed(board: Board) -> None:
         try:
             board.refresh()
         except (DpsweepError, OSError) as error:  # a folder that goes away, or a store that does not answer
-            typer.echo(for_terminal(f"warning: {error}; looking again in {PERIOD:.0f} s"), err=True)
+            warn(f"{error}; looking again in {PERIOD:.0f} s")
         time.sleep(PERIOD)
 
 

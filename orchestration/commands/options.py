@@ -64,6 +64,10 @@ TrackingUri = Annotated[
     ),
 ]
 
+CLUSTER_ADDRESS: Any = typer.Option(
+    envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
+)
+
 _MOST_NUMBERS = 10_000
 """Longest list of numbers in an option such as --group-size."""
 

@@ -158,7 +158,7 @@ def prediction_lines(found: Prediction) -> list[str]:
 
 def outcome_object(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome as ``dpsweep run --json`` prints it."""
-    record = outcome.record
+    record, table = outcome.record, rows(outcome.record)
     return {
         "sweep": record.sweep.name,
         "output": outcome.files.root,
@@ -171,8 +171,8 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         "seconds": round(outcome.seconds, 3),
         "stopped": outcome.stopped,
         "recording": asdict(outcome.recording) if outcome.recording else None,
-        "failed": sum(row["status"] == "failed" for row in rows(record)),
-        "trials": rows(record),
+        "failed": sum(row["status"] == "failed" for row in table),
+        "trials": table,
     }
 
 
@@ -180,14 +180,14 @@ def print_outcome(outcome: Outcome) -> None:
     """Print the table of trials, their errors, the decision, and the commands that open the report and MLflow."""
     console = stdout()
     show(_outcome_table(outcome))
-    for row in rows(outcome.record):
-        if row["error"]:
-            text = for_terminal(f"{row['key']} {row['status']}: {row['error']}")
-            print_line(console, Text(text, TrialState(row["status"]).style))
-    if failed := [row["key"] for row in rows(outcome.record) if row["status"] == TrialState.FAILED.word]:
+    trials = outcome.record.data().trials
+    for trial in trials:
+        if trial.error:
+            text = for_terminal(f"{trial.key} {trial.state.word}: {trial.error}")
+            print_line(console, Text(text, trial.state.style))
+    if failed := [trial.key for trial in trials if trial.state is TrialState.FAILED]:
         with_keys = sum(exists(outcome.files.trial(key).checkpoint) for key in failed)
         print_line(console, Text(_after_failures(len(failed), with_keys, outcome.files.root)))
-    trials = outcome.record.data().trials
     for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
         print_line(console, Text(for_terminal(sentence)))
     for sentence in outcome.decision:

@@ -13,7 +13,7 @@ from rich.text import Text
 
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands import options
-from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, show, stdout, write_file
+from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, show, stdout, warn, write_file
 from dpsweep.orchestration.commands.running import print_json
 from dpsweep.orchestration.comparison.formats import for_terminal, print_line
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
@@ -129,7 +129,7 @@ def best(
     if result is not None:
         require_unaltered_model(trial, result)
     for warning in own_files(files, record, keys=[found.trial.key]).changes():
-        typer.echo(for_terminal(f"warning: {warning}"), err=True)
+        warn(warning)
     if register is not None:
         from dpsweep.orchestration.tracking.logged_models import register_best
 

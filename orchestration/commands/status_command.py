@@ -6,7 +6,6 @@ import contextlib
 import datetime
 import json
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
@@ -24,7 +23,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at
-from dpsweep.orchestration.commands.options import AsJson, show, stdout
+from dpsweep.orchestration.commands.options import CLUSTER_ADDRESS, AsJson, show, stdout, warn
 from dpsweep.orchestration.comparison.formats import (
     Fitting,
     at_most,
@@ -52,12 +51,7 @@ from dpsweep.orchestration.store.status_snapshot import (
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.submission import SubmittedSweep
 
-Address = Annotated[
-    str | None,
-    typer.Option(
-        envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
-    ),
-]
+Address = Annotated[str | None, CLUSTER_ADDRESS]
 
 MOST_SHOWN: Final = 30
 """Number of trials that are all shown by default; of more, those that run and have failed, and a summary."""
@@ -97,17 +91,19 @@ def status(
     files, asked = _found(sweep, address)
     if asked is not None and address is not None and watch:
         asked = _awaited(asked, files, address)
+    now = _current(files)
     if asked is not None:
-        warn_of_another(asked, _current(files))
-    close_in_mlflow(files, _current(files))
-    _warn_of_full_disk(files, _current(files))
+        warn_of_another(asked, now)
+    now = _required(now, files)
+    close_in_mlflow(files, now)
+    _warn_of_full_disk(files, now)
     if as_json:
-        for snapshot in _snapshots(files) if watch else [_read(files)]:
+        for snapshot in _snapshots(files) if watch else [now]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
         return
     console = stdout()
     if not watch:
-        show(picture(_read(files), shown))
+        show(picture(now, shown))
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for snapshot in _snapshots(files):
@@ -117,14 +113,13 @@ def status(
             console.print(headline(snapshot), soft_wrap=True)
 
 
-def _warn_of_full_disk(files: SweepFiles, found: SweepSnapshot | None) -> None:
+def _warn_of_full_disk(files: SweepFiles, found: SweepSnapshot) -> None:
     """Warn if the status may be old because its driver cannot write; one that says how it ended is the last."""
-    if found is None or (found.is_over and found.state != LOST):
+    if found.is_over and found.state != LOST:
         return
     with contextlib.suppress(OSError):  # nothing there, or not for this user: told by whoever reads the status
         if "://" not in files.root and shutil.disk_usage(files.root).free == 0:
-            text = f"warning: the disk of {files.root} is full, so that what follows may be old; free some space"
-            print(for_terminal(text), file=sys.stderr)
+            warn(f"the disk of {files.root} is full, so that what follows may be old; free some space")
 
 
 def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
@@ -165,8 +160,8 @@ def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
     if found is None:
         raise InvalidInput(f"{asked.id} {state} {so_far}; {logs}")
     writer = found.job or "a run without a job"
-    text = f"warning: {asked.id} {state}; what follows is not its status, but what {writer} wrote to the same output"
-    print(for_terminal(f"{text}; {logs}"), file=sys.stderr)
+    text = f"{asked.id} {state}; what follows is not its status, but what {writer} wrote to the same output"
+    warn(f"{text}; {logs}")
 
 
 def _current(files: SweepFiles) -> SweepSnapshot | None:
@@ -186,8 +181,8 @@ def _is_followed(shown: SweepSnapshot, files: SweepFiles) -> bool:
     return is_tuning and shown.state in ("finished", "failed") and shown.age() < STALE_AFTER
 
 
-def _read(files: SweepFiles) -> SweepSnapshot:
-    found = _current(files)
+def _required(found: SweepSnapshot | None, files: SweepFiles) -> SweepSnapshot:
+    """Return what was read of the status of a sweep. Raises: InvalidInput if that is nothing."""
     if found is None and exists(SweepFiles(files.selection).manifest):
         raise InvalidInput(
             f"the private selection of {files.root} runs, or was interrupted: how far it has come is not shown, as it "
@@ -206,7 +201,7 @@ def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
     """Yield each new snapshot until the sweep has ended; a stale one is repeated."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
-            snapshot = _read(files)
+            snapshot = _required(_current(files), files)
             yield snapshot
             if snapshot.is_over and not _is_followed(snapshot, files):
                 return
@@ -248,7 +243,7 @@ def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:
         from dpsweep.orchestration.tracking.abandoned import end_abandoned
 
         if problem := end_abandoned(files, snapshot):
-            print(for_terminal(f"warning: {problem}"), file=sys.stderr)
+            warn(problem)
 
 
 def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableType:
@@ -390,12 +385,7 @@ def list_sweeps(
             help="Folder or URI below which sweeps are looked for; without it, --address.", metavar="FOLDER"
         ),
     ] = None,
-    address: Annotated[
-        str | None,
-        typer.Option(
-            envvar="RAY_API_SERVER_ADDRESS", metavar="URL", help="The cluster's dashboard, such as http://HEAD:8265."
-        ),
-    ] = None,
+    address: Address = None,
     as_json: AsJson = False,
 ) -> None:
     """List the sweeps below a folder; without a folder, the submitted sweeps of a cluster, the newest last."""
@@ -443,7 +433,7 @@ def _list_jobs(address: str, as_json: bool) -> None:
             job.priority,
             job.state.lower(),
             seconds(max(0.0, now - job.submitted)),
-            _shown(_progress(job.output)),
+            "?" if (seen := _progress(job.output)) is None else f"{seen['done']} of {seen['trials']}",
             job.output,
         )
         for job in jobs
@@ -462,10 +452,6 @@ def _progress(output: str) -> dict[str, int] | None:
     if found is None:
         return None
     return {"done": sum(trial.state.has_ended for trial in found.trials), "trials": len(found.trials)}
-
-
-def _shown(progress: dict[str, int] | None) -> str:
-    return "?" if progress is None else f"{progress['done']} of {progress['trials']}"
 
 
 def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:

@@ -25,14 +25,13 @@ from dpsweep.orchestration.commands.running import INTERRUPTED, NOT_RECORDED, pr
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
 from dpsweep.orchestration.comparison.formats import at_most, for_terminal, name_for_terminal, number, seconds
 from dpsweep.orchestration.comparison.ledger import composed
-from dpsweep.orchestration.comparison.stored import owned_record
+from dpsweep.orchestration.comparison.stored import owned_record, stored_record
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 
 if TYPE_CHECKING:
-    from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
     from dpsweep.orchestration.execution.reaccounting import Answer, OnPart
     from dpsweep.orchestration.store.published import GroupEpsilon
 
@@ -98,7 +97,6 @@ def verify(
     your own code that are not as they were. Not checked: logs, MLflow's store, and the checkpoints and norms of trials
     that have not ended, which their resumption checks.
     """
-    from dpsweep.orchestration.comparison.stored import owned_record
     from dpsweep.orchestration.execution.same_code import own_files
     from dpsweep.orchestration.execution.upkeep import damaged_files, damaged_reports, trained, tuning_of
     from dpsweep.orchestration.sweeps.user_code import allowed_again
@@ -163,7 +161,6 @@ def delete(
     Its releases stay counted: attempts/ is kept, and a sweep that is run in this folder again adds to it.
     Other files in the folder, runs on an MLflow server and copies elsewhere are left alone.
     """
-    from dpsweep.orchestration.comparison.stored import stored_record
     from dpsweep.orchestration.execution.upkeep import delete_sweep, remains
 
     files = SweepFiles(absolute(folder))
@@ -189,8 +186,6 @@ def delete(
 
 def _tuning_text(files: SweepFiles) -> str:
     """Return the text on the trials of the sweep's tuning, which are deleted too; "" without tuning."""
-    from dpsweep.orchestration.comparison.stored import stored_record
-
     tuning = SweepFiles(files.tuning)
     return f", and {len(stored_record(tuning).points)} of its tuning" if exists(tuning.manifest) else ""
 
@@ -255,11 +250,12 @@ def account(
     from dpsweep.orchestration.pipeline import show_accounts
 
     request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
-    together = _together(SweepFiles(absolute(folder)), trial, own, delta) if own else None
+    files = SweepFiles(absolute(folder))
+    together = composed_of_examples(files, trial, own, delta) if own else None
     shown = _parts_printed()
     found = []
     try:
-        for answer in account_again(SweepFiles(absolute(folder)), request, address, shown, warn):
+        for answer in account_again(files, request, address, shown, warn):
             found.append(answer.as_dict())
             typer.echo(_summary(answer), err=as_json)
             if not as_json:
@@ -275,11 +271,6 @@ def account(
             {} if together is None else {"together": {**together.as_dict(), "sensitive": "private like the records"}}
         )
         typer.echo(json.dumps({"accounts": found, **composed}, allow_nan=False))
-
-
-def _together(files: SweepFiles, trial: str | None, examples: Sequence[int], delta: float | None) -> PrivacyEstimate:
-
-    return composed_of_examples(files, trial, examples, delta)
 
 
 def _together_text(found: PrivacyEstimate) -> str:
