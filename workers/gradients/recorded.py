@@ -10,8 +10,9 @@ from __future__ import annotations
 import warnings
 from collections import Counter
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Final
 
 import torch
@@ -40,6 +41,9 @@ Forward = Callable[[Tensor, Tensor], Forwarded]
 Weighted = Callable[[Mapping[str, ExampleGradients], Tensor], Mapping[str, Tensor]]
 """(gradients, weights of all examples) -> weighted sums by parameter."""
 
+_Pool = Any
+"""Memory of graphs that run one after the other, by its name in torch."""
+
 
 @dataclass(frozen=True)
 class Done:
@@ -65,18 +69,19 @@ class Done:
 class Recording:
     """A pass as two graphs: the first computes norms, the second a weighted sum from results of the first."""
 
-    def __init__(self, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted, reads: object) -> None:
+    def __init__(
+        self, x: Tensor, y: Tensor, weights: Tensor | None, forward: Forward, weighted: Weighted, reads: object
+    ) -> None:
         """Record without running: zeros in place of the rows show in a comparison that something ran, or read values.
 
-        reads: holds tensors outside parameters and buffers that the pass may read, which the model may replace.
+        weights: as of `Done`. reads: holds tensors outside parameters and buffers that the pass may read, which the
+        model may replace.
         """
-        self._x, self._y = torch.zeros_like(x), torch.zeros_like(y)
-        self._weighted, self._reads = weighted, reads
-        self._graph = torch.cuda.CUDAGraph()
-        self._sum: _RecordedSum | None = None
-        with _recording(self._graph, x.device):
-            done = forward(self._x, self._y)
-        self._norms, self._total, self._gradients = done.norms, done.total, done.prepared
+        self._x, self._y, self._reads = torch.zeros_like(x), torch.zeros_like(y), reads
+        self._graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        with _recording(self._graph, x.device, pool):
+            self._norms, self._total, prepared = forward(self._x, self._y)[:3]
+        self._sum = None if weights is None else _RecordedSum(weights, prepared, weighted, pool)
 
     def norms(self, x: Tensor, y: Tensor) -> tuple[BatchNorms, Tensor]:
         """Return norms and losses of all examples, padding included, and their sum; they are copies."""
@@ -87,23 +92,18 @@ class Recording:
 
     def sums(self, weights: Tensor) -> dict[str, Tensor]:
         """Return the weighted sums over the rows of the last call of `norms`; they are copies."""
-        if self._sum is None:
-            self._sum = _RecordedSum(weights, self._graph, self._gradients, self._weighted)
+        assert self._sum is not None, "it was recorded with weights"
         return self._sum.computed(weights)
 
 
 class _RecordedSum:
-    """A weighted sum of gradients whose memory belongs to another graph."""
+    """A weighted sum of gradients that another graph computes. pool: of both, so that they share memory."""
 
     def __init__(
-        self,
-        weights: Tensor,
-        owner: torch.cuda.CUDAGraph,
-        gradients: Mapping[str, ExampleGradients],
-        weighted: Weighted,
+        self, weights: Tensor, gradients: Mapping[str, ExampleGradients], weighted: Weighted, pool: _Pool
     ) -> None:
-        self._weights, self._graph = torch.zeros_like(weights), torch.cuda.CUDAGraph()
-        with _recording(self._graph, weights.device, owner.pool()):
+        self._weights, self._gradients, self._graph = torch.zeros_like(weights), gradients, torch.cuda.CUDAGraph()
+        with _recording(self._graph, weights.device, pool):
             sums = weighted(gradients, self._weights)
             self._flat = torch.cat([each.reshape(-1) for each in sums.values()])
         self._shapes = {name: each.shape for name, each in sums.items()}
@@ -186,7 +186,7 @@ class Recordings:
             if weights is not None:
                 weighted(prepared, weights)
             del prepared
-        return Recording(x, y, forward, weighted, reads)
+        return Recording(x, y, weights, forward, weighted, reads)
 
     def _refuse(self, reason: str) -> None:
         self.forget()
@@ -207,24 +207,43 @@ def _refusing_waits() -> Iterator[None]:
 
 
 @contextmanager
-def _recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: Any = None) -> Iterator[None]:
-    """Record what is started within this context as a graph. pool: memory of another one, which it may read.
+def _recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: _Pool) -> Iterator[None]:
+    """Record what is started within this context as a graph. pool: of its memory.
 
     Models may ask whether they are recorded, to take a way that never waits for the device, such as a mask in place of
     none. They are told that they are not: a pass is recorded as it has just run, without waiting.
     """
     told, before = torch.cuda.is_current_stream_capturing, torch.cuda.current_stream(device)
-    with torch.cuda.device(device):  # torch's own stream for recordings is that of the first device
-        stream = torch.cuda.Stream(device)
+    with torch.cuda.device(device):
         try:
-            with torch.cuda.graph(graph, pool, stream, "thread_local"), _refusing_waits():
+            with torch.cuda.graph(graph, pool, _stream(device), "thread_local"), _refusing_waits():
                 torch.cuda.is_current_stream_capturing = bool
                 try:
                     yield
                 finally:
                     torch.cuda.is_current_stream_capturing = told
-        finally:
-            torch.cuda.set_stream(before)  # where a recording fails, torch 2.11 leaves its stream in place
+        except BaseException:
+            torch.cuda.set_stream(before)  # torch 2.11 leaves that of the recording in place
+            _undo(device, pool)
+            raise
+
+
+@cache
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    """Return the stream of all recordings on a device: only on one stream do graphs share the memory of a pool."""
+    return torch.cuda.Stream(device)
+
+
+def _undo(device: torch.device, pool: _Pool) -> None:
+    """Undo what the beginning of a recording leaves in torch 2.11 if CUDA refuses its end.
+
+    Until then the process frees no memory of the device, and random draws on it fail.
+    """
+    with suppress(RuntimeError):  # where the recording has ended
+        torch._C._cuda_endAllocateToPool(device.index, pool)
+        torch._C._cuda_releasePool(device.index, pool)
+    generator = torch.cuda.default_generators[device.index]
+    generator.graphsafe_set_state(generator.clone_state())
 
 
 @contextmanager

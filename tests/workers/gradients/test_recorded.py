@@ -1,8 +1,10 @@
-"""Recorded passes give the bits of passes as they are, on a GPU: ``pytest --device cuda``."""
+"""Recorded passes give the bits of passes as they are: on a GPU by CUDA graphs, on a CPU by emulated ones."""
 
 from __future__ import annotations
 
 import copy
+import gc
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +16,7 @@ from torch import Tensor, nn
 
 from dpsweep.workers.gradients import recorded
 from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.modes import RandomState
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.gradients.planners import ShapePlanner
 from dpsweep.workers.spec import ExecutionSpec
@@ -22,6 +25,7 @@ from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE, NAME
+from tests.workers.gradients.emulated_graphs import emulate
 from tests.workers.gradients.test_engine import CASES
 from tests.workers.trial_specs import small_trial
 
@@ -32,20 +36,24 @@ SIZES = (4, 7, 4, 3, 8, 6, 0, 12, 5, 4, 9, 1, 4, 10, 4, 8)
 
 
 @pytest.fixture(autouse=True)
-def repeatable() -> Iterator[None]:
+def repeatable(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    if DEVICE.type == "cpu":
+        emulate(monkeypatch)
     with reproducible(ExecutionSpec(device=NAME), 0):
         yield
 
 
 def engine_of(model: nn.Module, **options: Any) -> GradientEngine:
     padded: dict[str, Any] = {"micro_batch_size": MICRO_BATCH, "last_micro_batch": "padded", "planner": ShapePlanner()}
-    return GradientEngine(model, per_example_loss, launches="recorded", **padded, **options)
+    engine = GradientEngine(model, per_example_loss, launches="recorded", **padded, **options)
+    if DEVICE.type == "cpu":
+        engine._recordings = recorded.Recordings(model, per_example_loss)
+    return engine
 
 
 def never_recorded(model: nn.Module, **options: Any) -> GradientEngine:
     engine = engine_of(model, **options)
-    if engine._recordings is not None:
-        engine._recordings.refused = "it is compared with one that is"
+    known(engine._recordings).refused = "it is compared with one that is"
     return engine
 
 
@@ -79,7 +87,7 @@ def replays(engine: GradientEngine) -> int:
     return len(known(engine._recordings)._checked)
 
 
-@on_gpu
+@pytest.mark.thinned(8)
 @pytest.mark.parametrize("layerwise", [False, True])
 @pytest.mark.parametrize(
     "name",
@@ -107,7 +115,6 @@ def test_every_bit_of_a_run_is_that_of_passes_as_they_are(name: str, layerwise: 
     assert replays(engine) == 2 + layerwise, "without a weighted sum, and with weights of each kind"
 
 
-@on_gpu
 def test_results_are_the_callers_own() -> None:
     engine = engine_of(nn.Linear(5, 3).to(DEVICE))
     x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
@@ -121,7 +128,6 @@ def test_results_are_the_callers_own() -> None:
     assert torch.equal(first.gradients["weight"], kept[1])
 
 
-@on_gpu
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), 1e30])
 def test_an_example_whose_gradient_is_not_finite_is_left_out(value: float) -> None:
     model = nn.Sequential(nn.Linear(5, 4), nn.Linear(4, 3)).to(DEVICE)
@@ -135,7 +141,6 @@ def test_an_example_whose_gradient_is_not_finite_is_left_out(value: float) -> No
     assert replays(engine) == 1
 
 
-@on_gpu
 def test_parameters_that_move_are_recorded_anew() -> None:
     model = nn.Linear(5, 3).to(DEVICE)
     engine, plain = engine_of(model), never_recorded(model)
@@ -147,7 +152,6 @@ def test_parameters_that_move_are_recorded_anew() -> None:
     assert engine.not_recorded is None
 
 
-@on_gpu
 def test_parameters_that_move_at_every_step_are_not_recorded_for_ever() -> None:
     model = nn.Linear(5, 3).to(DEVICE)
     engine = engine_of(model)
@@ -166,7 +170,6 @@ class Asking(nn.Linear):
         return super().forward(input) * (2.0 if bool(input.sum() > 1e6) else 1.0)
 
 
-@on_gpu
 @pytest.mark.parametrize(
     ("layer", "reason"),
     [(nn.Dropout(0.5), "draws random numbers"), (Asking(5, 5), "Error in")],
@@ -176,13 +179,13 @@ def test_passes_that_cannot_be_repeated_run_as_they_are(layer: nn.Module, reason
     model = nn.Sequential(nn.Linear(5, 5), layer, nn.Linear(5, 3)).to(DEVICE)
     engine, plain = engine_of(model), never_recorded(model)
     x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
-    states = [torch.cuda.get_rng_state(DEVICE)] * 2
+    states = [RandomState.of(DEVICE)] * 2
     for _ in range(8):
         done = []
         for place, each in enumerate((engine, plain)):
-            torch.cuda.set_rng_state(states[place], DEVICE)
+            states[place].restore()
             done.append(each.weighted_sum_rowwise(x, y, clip))
-            states[place] = torch.cuda.get_rng_state(DEVICE)
+            states[place] = RandomState.of(DEVICE)
         require_same_bits(*done)
     assert reason in str(engine.not_recorded)
 
@@ -235,7 +238,6 @@ class Masking(nn.Module):
         return x * self.mask
 
 
-@on_gpu
 def test_passes_that_change_state_run_as_they_are_and_count_as_often() -> None:
     model = nn.Sequential(Counting(), nn.Linear(5, 3)).to(DEVICE)
     other = copy.deepcopy(model)
@@ -247,7 +249,6 @@ def test_passes_that_change_state_run_as_they_are_and_count_as_often() -> None:
     assert torch.equal(model.get_buffer("0.passes"), other.get_buffer("0.passes"))
 
 
-@on_gpu
 def test_what_a_model_replaces_stays_as_it_was_recorded() -> None:
     model = nn.Sequential(Masking(), nn.Linear(5, 3)).to(DEVICE)
     engine = engine_of(model)
@@ -275,3 +276,44 @@ def test_labels_on_the_host_are_not_recorded() -> None:
         losses = torch.log_softmax(model(torch.ones(1, 5, device=DEVICE)), 1)[0, step % 3].neg()
         torch.testing.assert_close(found.norms.losses, losses.detach().expand(4))
     assert replays(engine) == 0
+
+
+def recording() -> GradientEngine:
+    """Return an engine that has a recording."""
+    engine = engine_of(nn.Linear(5, 3).to(DEVICE))
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    for _ in range(6):
+        engine.weighted_sum_rowwise(x, y, clip)
+    assert replays(engine) == 1
+    return engine
+
+
+def test_recordings_go_with_their_engine() -> None:
+    """They hold memory of the device, which the next trial of the process needs before garbage is collected."""
+    engine = recording()
+    kept = weakref.ref(engine)
+    gc.disable()
+    try:
+        del engine
+        assert kept() is None
+    finally:
+        gc.enable()
+
+
+class Synchronising(nn.Linear):
+    def forward(self, input: Tensor) -> Tensor:  # the name of torch's argument
+        torch.cuda.synchronize()  # torch does not count it among the operations that wait
+        return super().forward(input)
+
+
+@on_gpu
+def test_a_recording_that_cuda_refuses_leaves_no_trace_in_the_process() -> None:
+    engine = engine_of(nn.Sequential(Synchronising(5, 5), nn.Linear(5, 3)).to(DEVICE))
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    for _ in range(6):
+        engine.weighted_sum_rowwise(x, y, clip)
+    assert engine.not_recorded is not None
+    torch.cuda.empty_cache()
+    assert bool(torch.randn(3, device=DEVICE).isfinite().all())
+    assert torch.cuda.current_stream(DEVICE) == torch.cuda.default_stream(DEVICE)
+    recording()
