@@ -148,7 +148,7 @@ class _Sequences:
 
     def at_end(self, values: Tensor) -> Tensor:
         """Return values [b, t, n] at the last position of each example; [b, n]."""
-        return values[:, -1] if self.last is None else values[torch.arange(len(values)), self.last]
+        return values[:, -1] if self.last is None else values[_every(self.last), self.last]
 
 
 def _packed_like(input: Tensor | PackedSequence, sequences: _Sequences, output: Tensor) -> Tensor | PackedSequence:
@@ -282,13 +282,18 @@ def _shifted(first: Tensor, values: Tensor) -> Tensor:
     return torch.cat([first[None], values[:-1]])
 
 
+def _every(of_examples: Tensor) -> Tensor:
+    """Return the indices of all examples, on their device; a GPU would wait for those of the host."""
+    return torch.arange(len(of_examples), device=of_examples.device)
+
+
 def _at_ends(values: Tensor, ends: Tensor | None, length: int) -> Tensor:
     """[t, b, H]: ``values`` [b, H] at the end of each example, the last position if ends is None; 0 elsewhere."""
     placed = values.new_zeros(length, *values.shape)
     if ends is None:
         placed[-1] = values
     else:
-        placed[ends, torch.arange(len(ends))] = values
+        placed[ends, _every(ends)] = values
     return placed
 
 
@@ -318,7 +323,7 @@ class _Lstm(torch.autograd.Function):
             c = torch.mul(i, g, out=cell).addcmul_(f, c)
             h = torch.mul(torch.tanh(c, out=tanh), o, out=state)
         ctx.save_for_backward(activated, cells, squashed, first, weight, ends)
-        return states.transpose(0, 1), c.clone() if ends is None else cells[ends, torch.arange(len(ends))]
+        return states.transpose(0, 1), c.clone() if ends is None else cells[ends, _every(ends)]
 
     @staticmethod
     @once_differentiable

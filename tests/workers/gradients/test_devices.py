@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from dpsweep.workers.gradients.capture import capturing
@@ -83,30 +84,46 @@ def test_a_step_on_another_device_stays_there(name: str, options: dict[str, Any]
             assert gradient.shape == model.get_parameter(parameter).shape
 
 
+class OnTheDevice(TorchDispatchMode):
+    """Refuses operators that read numbers of the host beside a GPU's, or send them there: it would wait for them."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        output = func(*args, **(kwargs or {}))
+        given, made = ({each.device.type for each in _sized(values)} for values in ((args, kwargs), output))
+        assert len(given | made) < 2, f"{func} with {', '.join(sorted(given | made))}"
+        return output
+
+
+def _sized(values: object) -> list[Tensor]:
+    """Tensors among the values, but single numbers, which kernels are started with."""
+    return [each for each in pytree.tree_leaves(values) if isinstance(each, Tensor) and each.dim()]
+
+
 @pytest.mark.skipif(torch.cuda.is_available(), reason="a GPU would run kernels on memory that fake tensors lack")
 @pytest.mark.thinned(6)
 @pytest.mark.parametrize("name", sorted(set(CASES) - WITH_CONSTANTS))
 def test_norms_and_sums_on_a_gpu_mix_no_devices(name: str) -> None:
     """Shown on fake CUDA tensors, which have shapes and a device: forward pass, norms by every method, and sums.
 
-    The backward pass needs a real GPU; output gradients are made up.
+    The default device is the CPU, as in a trial. The backward pass needs a real GPU; output gradients are made up.
     """
-    model = CASES[name].model()
-    with FakeTensorMode(), torch.device("cuda"):
-        _fake(model)
-        x, y = torch.empty(6, *CASES[name].shape), torch.zeros(6, dtype=torch.long)
+    model, gpu = CASES[name].model(), torch.device("cuda")
+    with FakeTensorMode():
+        with gpu:
+            _fake(model)
+            x, y, rows = torch.empty(6, *CASES[name].shape), torch.zeros(6, dtype=torch.long), torch.arange(3)
         layers = find_layers(model)
-        with capturing(layers, 6, 6) as capture:
-            assert per_example_loss(model(x), y).device.type == "cuda"
-        rows = torch.arange(3)
-        for use in capture.uses:
-            shown = [edge.node._input_metadata[edge.output_nr] for edge in use.edges]
-            found = use.differentiate(*(torch.empty(tuple(each.shape)) for each in shown))
-            for gradients in found.values():
-                for norm_sq in (*_norms(gradients), gradients.precise_norm_sq(rows)):
-                    assert norm_sq.device.type == "cuda"
-                assert gradients.weighted_sum(torch.ones(6)).device.type == "cuda"
-                assert gradients.select(rows).instantiate().device.type == "cuda"
+        with OnTheDevice():  # type: ignore[no-untyped-call]
+            with capturing(layers, 6, 6) as capture:
+                assert per_example_loss(model(x), y).device.type == "cuda"
+            for use in capture.uses:
+                shown = [edge.node._input_metadata[edge.output_nr] for edge in use.edges]
+                found = use.differentiate(*(torch.empty(tuple(each.shape), device=gpu) for each in shown))
+                for gradients in found.values():
+                    for norm_sq in (*_norms(gradients), gradients.precise_norm_sq(rows)):
+                        assert norm_sq.device.type == "cuda"
+                    assert gradients.weighted_sum(torch.ones(6, device=gpu)).device.type == "cuda"
+                    assert gradients.select(rows).instantiate().device.type == "cuda"
 
 
 def _fake(model: nn.Module) -> None:
