@@ -163,9 +163,12 @@ class TimingPlanner:
 
     It chooses the fastest one, or one that keeps less and is about as fast. One that does not fit in memory is left
     out.
+
+    device: whose work is timed; None for the current one.
     """
 
     repetitions: int = 3
+    device: torch.device | None = None
     chosen: dict[Hashable, str] = field(default_factory=dict)
 
     def choose(self, key: Hashable, alternatives: Mapping[str, Alternative[T]]) -> T:
@@ -190,21 +193,22 @@ class TimingPlanner:
         seconds = []
         try:
             for _ in range(self.repetitions + 1):
-                _synchronize()
+                self._synchronize()
                 start = time.perf_counter()
                 run()
-                _synchronize()
+                self._synchronize()
                 seconds.append(time.perf_counter() - start)
         except torch.OutOfMemoryError:
             return math.inf
         return min(seconds[1:])
 
+    def _synchronize(self) -> None:
+        if torch.cuda.is_available():
+            torch.cuda.synchronize(self.device)
+
 
 def default_planner(device: torch.device) -> Planner:
     """Return `ShapePlanner` on a CPU, whose rates are measured, and `TimingPlanner` on any other device."""
-    return ShapePlanner() if device.type == "cpu" else TimingPlanner()
-
-
-def _synchronize() -> None:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
+    if device.type == "cpu":
+        return ShapePlanner()
+    return TimingPlanner(device=device if device.type == "cuda" else None)

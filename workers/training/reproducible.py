@@ -29,7 +29,9 @@ def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     if execution.deterministic:
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
-    with torch_defaults(), without_tf32(), torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+    gpus = [device] if device.type == "cuda" else []
+    current: contextlib.AbstractContextManager[object] = torch.cuda.device(device) if gpus else contextlib.nullcontext()
+    with torch_defaults(), without_tf32(), current, torch.random.fork_rng(devices=gpus):
         _use_threads(execution.threads)
         torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
         torch.manual_seed(seed)
