@@ -111,8 +111,8 @@ PHASES: Final[tuple[Phase, ...]] = (
         "steps", "benchmarks.gpu.steps", 180, "time and memory of private steps beside plain ones and those of peers"
     ),
     Phase("noise", "benchmarks.gpu.noise", 15, "speed of the sources of noise"),
-    Phase("waits", "benchmarks.gpu.waits", 75, "how often a step waits for the device, and where its time goes"),
     Phase("together", "benchmarks.gpu.together", 75, "trials that share the device, beside one alone"),
+    Phase("waits", "benchmarks.gpu.waits", 75, "how often a step waits for the device, and where its time goes"),
     Phase("compiled", "benchmarks.gpu.compiled", 40, "torch.compile and CUDA graphs"),
     Phase("trials", "benchmarks.gpu.trials", 40, "whole trials beside plain loops and Opacus"),
     Phase("ray", "benchmarks.gpu.ray_trials", 40, "two trials on half a device each under Ray"),
