@@ -181,8 +181,8 @@ class GridPoint:
 
     @property
     def releases(self) -> tuple[Release, ...]:
-        """Return what `release` releases, as parts of a trace."""
-        return self.release.releases() if self.release else ()
+        """Return what `release` releases, as parts of a trace; nothing of a run without noise."""
+        return self.release.releases() if self.release and self.is_private else ()
 
 
 def grid(sweep: SweepSpec, past: Past = NO_PAST) -> tuple[GridPoint, ...]:

@@ -176,6 +176,12 @@ def test_noise_that_protects_nobody_has_a_cost_all_the_same(accountant: str, cli
         assert 1e5 < trial.worst_case.epsilon < float("inf")
 
 
+def test_a_run_without_noise_releases_no_statistics() -> None:
+    given = {"noise": {"name": "constant", "noise_multiplier": 0}, "privacy": {"delta": 1e-5}}
+    (trial,) = planned(clipping="flat", release="private", **given).trials
+    assert (trial.releases, trial.trace.releases) == ((), ())
+
+
 def test_every_plan_reads_the_data_anew(tmp_path: Path) -> None:
     """What one plan worked out ends with it: a file may have been mended since."""
     table = tmp_path / "table.csv"
