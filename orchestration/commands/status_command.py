@@ -258,7 +258,7 @@ def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableT
         lines.append(Text(f"its driver has ended without saying how: it was killed, or could not write; {again}"))
     elif snapshot.state in ("interrupted", "stopped"):
         lines.append(Text(again))
-    if snapshot.limits:
+    if snapshot.limits and snapshot.state not in ("finished", "failed"):
         lines.append(Text(f"this run ends early by {', '.join(snapshot.limits)}", style="dim"))
     if snapshot.cluster is not None:
         lines.append(_cluster(snapshot.cluster))
