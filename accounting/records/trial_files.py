@@ -10,16 +10,14 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 
-def below(root: str, *names: str) -> str:
-    """Return the path of ``names`` below a root."""
-    return "/".join((root.rstrip("/"), *names))
-
-
 class Below(property):
-    """A path below the root of the object whose property this is. about: shown in docs/results.md."""
+    """A path below the root of the object whose property this is, or below another folder of it.
 
-    def __init__(self, about: str, name: str) -> None:
-        super().__init__(lambda files: below(files.root, name))
+    about: shown in docs/results.md. folder: name of the attribute with the folder.
+    """
+
+    def __init__(self, about: str, name: str, folder: str = "root") -> None:
+        super().__init__(lambda files: f"{str(getattr(files, folder)).rstrip('/')}/{name}")
         self.__doc__ = about
 
     if TYPE_CHECKING:
@@ -49,7 +47,7 @@ class TrialFiles:
 
     def accounted_again(self, claim: str) -> str:
         """Return the folder with the results of `dpsweep account` for one ``claim`` (the options asked for)."""
-        return below(self.root, "private", "accounts", claim)
+        return f"{self.private}/accounts/{claim}"
 
     users = Below("The user of each training example, if the data name users.", "private/users")
     rows_by_user = Below("Rows of the norms by users, while users are accounted.", "private/rows-by-user")

@@ -328,8 +328,8 @@ def _cluster(cluster: ClusterSnapshot) -> Text:
             whole[name] = whole.get(name, 0.0) + amount
     have = ", ".join(f"{name} {amount:g} ({cluster.free.get(name, 0.0):g} free)" for name, amount in whole.items())
     text = f"{len(cluster.nodes)} nodes: {have or 'without resources'}"
-    if cluster.waiting and cluster.missing:
-        return Text(f"{text}; {cluster.waiting} trials wait: {cluster.shortage()}", style="yellow")
+    if shortage := cluster.shortage():
+        return Text(f"{text}; {shortage}", style="yellow")
     waiting = f"; {cluster.waiting} trials wait for {_listed(cluster.trial)} each" if cluster.waiting else ""
     return Text(f"{text}{waiting}")
 

@@ -24,7 +24,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, cast
+from typing import Any, Final, cast
 
 import ray
 from ray._private import utils as ray_utils
@@ -36,6 +36,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.jobs.parallel import fitting
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, KeyCheck, require_key
 from dpsweep.accounting.records.local_files import make_folders, require_library_files
+from dpsweep.orchestration.execution.backend import Connect, Warn
 from dpsweep.orchestration.execution.environment import EMBEDDED, require_address, reread_environment
 from dpsweep.orchestration.execution.nodes import (
     Question,
@@ -53,9 +54,6 @@ from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
 from dpsweep.workers.machine.memory import ALLOCATOR
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
-
-if TYPE_CHECKING:
-    from dpsweep.orchestration.execution.backend import Connect, Warn
 
 _DRAINED_WITHIN: Final = 1.0
 """Seconds to wait for the last lines, where a child process still holds the other end."""

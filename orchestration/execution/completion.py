@@ -205,7 +205,7 @@ def complete_stopped(
     """Write the result of a trial that the scheduler stopped, with the worst case of the steps that it had run.
 
     The worst case is an estimate, because results decided how many steps there are; the plan's is a guarantee.
-    `stopping.account_stopped` accounts its examples afterwards. progress: the last report before the stop.
+    `account_stopped` accounts its examples afterwards. progress: the last report before the stop.
     """
     bound = bounding_trace(progress.trace, planned.trace) or progress.trace
     found = costs(replace(bound, ended_by_results=True), planned.spec.delta, sweep).weakened(planned.reasons)

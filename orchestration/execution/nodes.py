@@ -9,7 +9,7 @@ import socket
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeVar
 
 import ray
 from ray._private.ray_constants import DEBUG_AUTOSCALING_STATUS
@@ -28,9 +28,6 @@ from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, NodeSna
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import LABEL, LEAST_QUANTITY, ResourceSettings
-
-if TYPE_CHECKING:
-    from dpsweep.orchestration.execution.backend import Warn
 
 
 def cluster_now(waiting: Sequence[Mapping[str, float]], training: int) -> ClusterSnapshot | None:

@@ -158,8 +158,8 @@ class _Watch:
 
     def __init__(self) -> None:
         self._progress: tuple[int, ...] = ()
-        self._since: dict[str, float] = {}
-        self._longest = 0.0
+        self._progressed, self._longest = 0.0, 0.0
+        self._short_since: float | None = None
 
     def reason(self, snapshot: SweepSnapshot, now: float) -> str | None:
         """Return why the sweep is stuck, in words; None if it is not. now: seconds of a monotonic clock."""
@@ -168,25 +168,18 @@ class _Watch:
         ended = sum(count for state, count in counts.items() if state.has_ended)
         progress = (snapshot.steps, snapshot.parts, ended, running)
         if progress != self._progress:
-            self._longest = max(self._longest, now - self._since.get("progress", now))
-            self._progress = progress
-            self._since["progress"] = now
-        cluster = snapshot.cluster
-        if cluster is not None and cluster.missing and cluster.waiting:
-            if self._held("missing", now, is_so=True) > MISSING_FOR:
-                return f"{cluster.waiting} trials wait: {cluster.shortage()}"
-        else:
-            self._held("missing", now, is_so=False)
-        silent = now - self._since["progress"]
+            self._longest = max(self._longest, now - self._progressed) if self._progress else 0.0
+            self._progress, self._progressed = progress, now
+        shortage = snapshot.cluster.shortage() if snapshot.cluster else ""
+        if not shortage:
+            self._short_since = None
+        elif self._short_since is None:
+            self._short_since = now
+        elif now - self._short_since > MISSING_FOR:
+            return shortage
+        silent = now - self._progressed
         if not running and counts[TrialState.PENDING] and silent > IDLE_FOR:
             return f"no trial has begun for {silent / 60.0:.0f} minutes, and {counts[TrialState.PENDING]} wait"
         if running and silent > max(SILENT_FOR, _TIMES_LONGEST * self._longest):
             return f"{running} trials run, but none has shown progress for {silent / 60.0:.0f} minutes"
         return None
-
-    def _held(self, what: str, now: float, is_so: bool) -> float:
-        """Return the seconds since ``what`` began to be so; 0 if it is not."""
-        if not is_so:
-            self._since.pop(what, None)
-            return 0.0
-        return now - self._since.setdefault(what, now)

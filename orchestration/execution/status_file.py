@@ -144,9 +144,9 @@ class StatusFile:
         return max(0.0, (steps - before) / (now - then)) if now > then else None
 
     def _warn_of_shortage(self, cluster: ClusterSnapshot | None) -> None:
-        if cluster is not None and cluster.missing and cluster.waiting and not self._has_warned:
+        if cluster is not None and not self._has_warned and (shortage := cluster.shortage()):
             self._has_warned = True
-            self._warn(f"{cluster.waiting} trials wait: {cluster.shortage()}")
+            self._warn(shortage)
 
 
 def earlier_driver(uri: str) -> SweepSnapshot | None:

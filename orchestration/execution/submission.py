@@ -27,7 +27,7 @@ import urllib.request
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
 from ray.exceptions import AuthenticationError
@@ -38,15 +38,13 @@ from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import checksum
+from dpsweep.orchestration.execution.backend import Warn
 from dpsweep.orchestration.execution.cluster import own_package, refused_token
 from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, Limits, Turn
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked
 from dpsweep.orchestration.tracking.requests import Timed, within
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.own_code.own_record import has_changed
-
-if TYPE_CHECKING:
-    from dpsweep.orchestration.execution.backend import Warn
 
 LARGEST: Final = 20 * 2**20
 """Largest total size of the user's own files, in bytes; data belong in storage that the nodes share."""

@@ -32,7 +32,7 @@ from dpsweep.orchestration.execution.storage_checks import abort_uploads
 from dpsweep.orchestration.store import integrity
 from dpsweep.orchestration.store.attempts import AttemptLog
 from dpsweep.orchestration.store.integrity import damages
-from dpsweep.orchestration.store.layout import SweepFiles, absolute, require_no_links
+from dpsweep.orchestration.store.layout import SweepFiles, absolute, require_no_links, with_candidates
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.results import StoredResult, TrialResult
 from dpsweep.orchestration.store.states import TrialState
@@ -119,16 +119,20 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     without a sweep and while another process runs it, DataCorruption if the record of releases cannot be read,
     StorageError.
     """
-    if not exists(files.manifest):
-        if exists(SweepFiles(files.selection).manifest):
-            return _delete_selection(files)
-        raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+    if exists(files.manifest):
+        return _delete_whole(files)
+    if exists(SweepFiles(files.selection).manifest):
+        return _delete_selection(files)
+    raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+
+
+def _delete_whole(files: SweepFiles) -> tuple[str, ...]:
     require_no_links(files)
     with exclusive(files):
         record = stored_record(files)
         counted = _record_releases(files, record)
         if exists(SweepFiles(files.tuning).manifest):
-            counted += delete_sweep(SweepFiles(files.tuning))
+            counted += _delete_whole(SweepFiles(files.tuning))
         delete_folder(files.selection)
         for uri in files.top_files:
             for each in with_partials(uri):
@@ -168,8 +172,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     UnsafeFile for a link in it, with nothing deleted.
     """
     files = SweepFiles(absolute(folder))
-    every = (files, SweepFiles(files.tuning), SweepFiles(files.selection))
-    sweeps = [each for each in every if exists(each.manifest)]
+    sweeps = [each for each in with_candidates(files) if exists(each.manifest)]
     if not sweeps:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     require_no_links(files)

@@ -32,7 +32,7 @@ _LINE_INTERVAL = 10.0
 
 
 class ConsoleDisplay:
-    """A `pipeline.request.Display`: live progress on a terminal, and one line per event where there is none."""
+    """A `pipeline.stage.Display`: live progress on a terminal, and one line per event where there is none."""
 
     def __init__(self, console: Console) -> None:
         self._console = console

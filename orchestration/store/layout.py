@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -19,7 +20,7 @@ from dpsweep.accounting.records.local_files import (
     require_plain,
     require_plain_folder,
 )
-from dpsweep.accounting.records.trial_files import Below, TrialFiles, below
+from dpsweep.accounting.records.trial_files import Below, TrialFiles
 
 _DIGITS: Final = 8
 """Digits of the digest in the name of a local folder."""
@@ -94,7 +95,7 @@ class SweepFiles:
 
     def trial(self, key: str) -> TrialFiles:
         """Return the files of the trial called ``key``."""
-        return TrialFiles(below(self.root, _TRIALS, key))
+        return TrialFiles(f"{self.trials}/{key}")
 
     def folders_of(self, keys: Iterable[str]) -> Iterator[str]:
         """Yield the folders that go with the trials of these keys when they are deleted: their files and audits."""
@@ -120,40 +121,23 @@ class SweepFiles:
 
     def audits(self, key: str) -> str:
         """Return the folder of the audits of a trial by `dpsweep audit` (private)."""
-        return below(self.every_audit, key)
+        return f"{self.every_audit}/{key}"
 
-    @property
-    def every_audit(self) -> str:
-        """The audits of all trials."""
-        return below(self.root, "private", "audits")
-
-    @property
-    def audited_copy(self) -> str:
-        """The copy of a trial that `dpsweep audit` trains and deletes."""
-        return str(self.local_folder / "private" / "audited-copy")
-
+    every_audit = Below("The audits of all trials.", "private/audits")
+    audited_copy = Below(
+        "The copy of a trial that `dpsweep audit` trains and deletes.", "private/audited-copy", "local_folder"
+    )
     all_given = Below("Copies of the data that Python code gave, while a sweep runs.", "private/given")
 
     def given(self, name: str) -> str:
         """Return one of these copies."""
         return f"{self.all_given}/{name}.npz"
 
-    @property
-    def pages(self) -> str:
-        """Report and figures while MLflow gets them."""
-        return str(self.local_folder / "pages")
+    pages = Below("Report and figures while MLflow gets them.", "pages", "local_folder")
+    error = Below("Withheld texts and tracebacks of errors of the plan.", "private/error.txt", "local_folder")
+    tune = Below("Ray Tune's own state, a local folder not needed to resume.", "tune", "local_folder")
 
-    @property
-    def error(self) -> str:
-        """Withheld texts and tracebacks of errors of the plan."""
-        return str(self.local_folder / "private" / "error.txt")
-
-    @property
-    def tune(self) -> str:
-        """Ray Tune's own state, a local folder not needed to resume."""
-        return str(self.local_folder / "tune")
-
-    @property
+    @functools.cached_property
     def local_folder(self) -> Path:
         """Local folder of files that only the driver uses: its log and the embedded MLflow store.
 
@@ -183,11 +167,7 @@ class SweepFiles:
     status = Below("Progress of the sweep (JSON); it may be shown like the report.", "status.json")
     probe = Below("File by which nodes check that the storage is shared.", "storage-probe")
 
-    @property
-    def lock(self) -> str:
-        """Local file that the process locks which changes the sweep."""
-        return str(self.local_folder / LOCK)
-
+    lock = Below("Local file that the process locks which changes the sweep.", LOCK, "local_folder")
     attempts_of_all = Below("The attempts at all trials.", "attempts")
 
     @property
@@ -243,9 +223,14 @@ def require_no_links(files: SweepFiles) -> None:
     _require_plain(files, _plain(files))
 
 
+def with_candidates(files: SweepFiles) -> tuple[SweepFiles, SweepFiles, SweepFiles]:
+    """Return the files of a sweep, of its tuning, and of its private selection, which may not be there."""
+    return files, SweepFiles(files.tuning), SweepFiles(files.selection)
+
+
 def _plain(files: SweepFiles) -> tuple[list[str], list[str]]:
     """Return the local paths of all files of a sweep and its candidates outside their folders, and of these folders."""
-    sweeps = (files, SweepFiles(files.tuning), SweepFiles(files.selection))
+    sweeps = with_candidates(files)
     own = [path for each in sweeps for path in (*each.top_files, each.manifest, each.lock)]
     return _local(own), _local(folder for each in sweeps for folder in each.folders)
 

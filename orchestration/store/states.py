@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -34,25 +33,19 @@ class TrialState(StrEnum):
     @property
     def word(self) -> str:
         """The word for the state in results.json, the report and MLflow."""
-        return _APPEARANCES[self].word
+        return "running" if self.is_running else self.value
 
     @property
     def style(self) -> str:
         """The rich style of the state on a terminal."""
-        return _APPEARANCES[self].style
+        return _STYLES[self]
 
 
-@dataclass(frozen=True)
-class _Appearance:
-    word: str
-    style: str
-
-
-_APPEARANCES: Mapping[TrialState, _Appearance] = {
-    TrialState.PENDING: _Appearance("pending", "yellow"),
-    TrialState.TRAINING: _Appearance("running", "bold"),
-    TrialState.ACCOUNTING: _Appearance("running", "cyan"),
-    TrialState.FINISHED: _Appearance("finished", "green"),
-    TrialState.STOPPED: _Appearance("stopped", "yellow"),
-    TrialState.FAILED: _Appearance("failed", "red"),
+_STYLES: Mapping[TrialState, str] = {
+    TrialState.PENDING: "yellow",
+    TrialState.TRAINING: "bold",
+    TrialState.ACCOUNTING: "cyan",
+    TrialState.FINISHED: "green",
+    TrialState.STOPPED: "yellow",
+    TrialState.FAILED: "red",
 }

@@ -87,11 +87,13 @@ class ClusterSnapshot:
     starting: int = 0
 
     def shortage(self) -> str:
-        """Return a sentence that names the missing resources."""
+        """Return how many trials wait for resources that no node has, and for which; "" if none does."""
+        if not (self.missing and self.waiting):
+            return ""
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in self.missing.items())
         return (
-            f"no node can give a trial {wanted}; wait if an autoscaler starts one that can, else add one, or lower the "
-            "sweep's resources"
+            f"{self.waiting} trials wait: no node can give a trial {wanted}; wait if an autoscaler starts one that "
+            "can, else add one, or lower the sweep's resources"
         )
 
 

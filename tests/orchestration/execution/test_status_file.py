@@ -111,7 +111,7 @@ def test_a_shortage_is_told_once_and_stands_in_the_file(tmp_path: Path) -> None:
         time.sleep(0.2)
         cluster = known(of(uri).cluster)
         assert cluster.missing == {"GPU": 1.0}
-    assert told == [f"1 trials wait: {SHORTAGE.shortage()}"]
+    assert told == [SHORTAGE.shortage()]
     assert "no node can give a trial GPU 1" in told[0]
 
 
