@@ -8,22 +8,17 @@ from dataclasses import dataclass, replace
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.trace import Release
-from dpsweep.accounting.records.files import closed_to_strangers
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoch, Opening, Warn
-from dpsweep.orchestration.execution.backends import opening
+from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoch, Warn
+from dpsweep.orchestration.execution.backends import on_stored
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.store.integrity import require_unaltered
 from dpsweep.orchestration.store.later_results import AuditRecord, record_of, stored_audit, write_audit
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.results import TrialResult
-from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.workers.clipping import make_clipping
 from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.own_code.imports import UserCode
@@ -61,24 +56,13 @@ def audit_again(
     asked = _asked(files, record, request)
     for result in asked:
         require_same_code(files.trial(result.key), result.spec, code, "audit it with the code that it was trained with")
-    with (
-        closed_to_strangers(),
-        exclusive(files),
-        opening(address)(
-            Opening(address, _one_by_one(record.sweep, address), files, code, warn, own_connection)
-        ) as execution,
-    ):
+    resources = () if address == IN_PROCESS else record.sweep.resources  # this process has none to reserve
+    with on_stored(files, record.sweep, resources, address, code, warn) as execution:
         for result in asked:
             done = stored_audit(files, result.key, request.audit, _copy(result.spec, request, code).seed)
             if done is not None:  # the same copy, which would count as a second audit
                 warn(f"{result.key} was audited so before, as shown; another --seed audits another copy")
             yield done or write_audit(files, _audited(files, result, request, code, execution, on_epoch))
-
-
-def _one_by_one(sweep: SweepSpec, address: str) -> SweepSpec:
-    """Return the sweep without its scheduler; this process has no resources to reserve."""
-    resources = () if address == IN_PROCESS else sweep.resources
-    return sweep.model_copy(update={"resources": resources, "scheduler": SchedulerSettings()})
 
 
 def _asked(files: SweepFiles, record: SweepRecord, request: AuditRequest) -> list[TrialResult]:

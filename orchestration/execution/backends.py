@@ -2,20 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, final
 
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, solved
-from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.orchestration.execution.apart import run_apart
-from dpsweep.orchestration.execution.backend import Open
+from dpsweep.orchestration.execution.backend import Backend, Open, Opening, Warn
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
+from dpsweep.orchestration.execution.shared_connection import own_connection
 from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.sweeps.grid import Past
 from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import SweepSpec
+from dpsweep.orchestration.sweeps.sections import ResourceSettings, SchedulerSettings
 from dpsweep.workers.own_code.imports import UserCode
 
 
@@ -40,6 +44,25 @@ def opening(address: str) -> Open:
     from dpsweep.orchestration.execution.on_ray import embedded, on_cluster  # late: it imports ray
 
     return embedded if address == EMBEDDED else on_cluster
+
+
+@contextlib.contextmanager
+def on_stored(
+    files: SweepFiles,
+    sweep: SweepSpec,
+    resources: tuple[ResourceSettings, ...],
+    address: str,
+    code: UserCode,
+    warn: Warn,
+) -> Iterator[Backend]:
+    """Open a backend for work on a stored sweep other than its training, in whose folder then no other driver runs.
+
+    resources: those that this work reserves. Raises: InvalidInput as `exclusive`, and as the backend.
+    """
+    alone = sweep.model_copy(update={"resources": resources, "scheduler": SchedulerSettings()})
+    asked = Opening(address, alone, files, code, warn, own_connection)
+    with closed_to_strangers(), exclusive(files), opening(address)(asked) as execution:
+        yield execution
 
 
 def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, log: Path) -> Plan:

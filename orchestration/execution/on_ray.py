@@ -55,34 +55,6 @@ _LOOK: Final = 0.5
 """Seconds from one look at a task to the next."""
 
 
-def close_on_node(
-    planned: PlannedTrial, step: int, context: TrialContext, reserved: ResourceSettings
-) -> Iterator[None]:
-    """Close a trial that was stopped after ``step`` steps on a node that fits it; yield until that is done.
-
-    Left early, the task ends with the driver; closing can be repeated. reserved: of the trial; one of its ranks
-    suffices. Raises: StorageError or DpsweepError, with the text that may be shown.
-    """
-    closing = _task(_close, reserved).remote(planned, step, context, reserved.processes)
-    while not ray.wait([closing], timeout=_LOOK)[0]:
-        yield
-    failure = _found(closing)
-    if failure is not None:
-        raise failure
-
-
-def audit_on_node(copy: AuditedCopy, context: TrialContext, reserved: ResourceSettings) -> AuditResult:
-    """Train the copy of a trial on a node that fits it, and return what its audit found.
-
-    reserved: of the trial; one of its ranks suffices. Raises: DpsweepError, with the text that may be shown.
-    """
-    found = _found(_task(_audit, reserved).remote(copy, context))
-    if isinstance(found, DpsweepError):
-        raise found
-    assert isinstance(found, AuditResult), "the task returns one of both"
-    return found
-
-
 def _task(function: Callable[..., Any], reserved: ResourceSettings) -> Any:
     bundle = reserved.bundle
     return ray.remote(function).options(
@@ -166,10 +138,26 @@ class OnRay:
             raise
 
     def close(self, planned: PlannedTrial, step: int) -> Iterator[None]:
-        return close_on_node(planned, step, self._context, self._sweep.reserved(planned.spec))
+        """Close as `Backend.close`, on a node that fits one of the trial's ranks.
+
+        Left early, the task ends with the driver; closing can be repeated. Raises: StorageError or DpsweepError, with
+        the text that may be shown.
+        """
+        reserved = self._sweep.reserved(planned.spec)
+        closing = _task(_close, reserved).remote(planned, step, self._context, reserved.processes)
+        while not ray.wait([closing], timeout=_LOOK)[0]:
+            yield
+        failure = _found(closing)
+        if failure is not None:
+            raise failure
 
     def audit(self, copy: AuditedCopy, on_epoch: OnEpoch) -> AuditResult:
-        return audit_on_node(copy, self._context, self._sweep.reserved(copy.spec))
+        """Audit as `Backend.audit`, on a node that fits one of the trial's ranks."""
+        found = _found(_task(_audit, self._sweep.reserved(copy.spec)).remote(copy, self._context))
+        if isinstance(found, DpsweepError):
+            raise found
+        assert isinstance(found, AuditResult), "the task returns one of both"
+        return found
 
     def give_up(self) -> None:
         self._queue.close()

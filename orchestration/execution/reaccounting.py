@@ -18,7 +18,6 @@ from dpsweep.accounting.jobs.user_accounting import account_users
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
 from dpsweep.accounting.records.epsilon_files import StoredEpsilons
-from dpsweep.accounting.records.files import closed_to_strangers
 from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -27,18 +26,15 @@ from dpsweep.orchestration.comparison.claims import recomputed, require_founded
 from dpsweep.orchestration.comparison.individuals import exact_statistics
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
-from dpsweep.orchestration.execution.backend import Opening, Warn
-from dpsweep.orchestration.execution.backends import opening
-from dpsweep.orchestration.execution.shared_connection import own_connection
+from dpsweep.orchestration.execution.backend import Warn
+from dpsweep.orchestration.execution.backends import on_stored
 from dpsweep.orchestration.execution.upkeep import trained
 from dpsweep.orchestration.store.integrity import require_unaltered
 from dpsweep.orchestration.store.later_results import write_account
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.published import IndividualStatistics
 from dpsweep.orchestration.store.results import StoredResult
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sections import SchedulerSettings
 from dpsweep.workers.own_code.imports import NO_CODE
 
 
@@ -118,13 +114,7 @@ def account_again(
     results = _asked(folder, record, request)
     if request.group_by:
         read_groups(request.group_by)
-    with (
-        closed_to_strangers(),
-        exclusive(folder),
-        opening(address)(
-            Opening(address, _accounting_alone(record.sweep), folder, NO_CODE, warn, own_connection)
-        ) as execution,
-    ):
+    with on_stored(folder, record.sweep, (), address, NO_CODE, warn) as execution:
         for sentence in in_words(union(result.reasons for result in results)):
             warn(sentence)
         for result in results:
@@ -151,11 +141,6 @@ def _asked(files: SweepFiles, record: SweepRecord, request: ReaccountingRequest)
             "them from a backup, or name another trial with --trial"
         )
     return found
-
-
-def _accounting_alone(sweep: SweepSpec) -> SweepSpec:
-    """Return the sweep without the resources and scheduler that only training needs."""
-    return sweep.model_copy(update={"resources": (), "scheduler": SchedulerSettings()})
 
 
 def _answer(

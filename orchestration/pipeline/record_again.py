@@ -15,10 +15,8 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.formats import masked
-from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.publication import (
-    Published,
     decided_on,
     empty_pages,
     published,
@@ -70,7 +68,7 @@ def record_again(
             uri = given_store(stage, tracking_uri)
             if problem := _end_elsewhere(stage, uri):
                 warn(problem)
-            found = _record_stage(stage, uri, show)
+            found = _recorded(stage, uri, show)
             if found.missing():
                 return found
     return found
@@ -86,34 +84,30 @@ def _end_elsewhere(files: SweepFiles, uri: str) -> str:
     return end_abandoned(files, replace(before, heartbeat=0.0))
 
 
-def _record_stage(files: SweepFiles, uri: str, show: Show) -> Recording:
+def _recorded(files: SweepFiles, uri: str, show: Show) -> Recording:
     record = checked_record(files)
-    with empty_pages(files) as pages:
-        shown = stored_publication(files, record.data(), pages)
-        return _recorded(files, record, shown, pages, uri, show)
-
-
-def _recorded(files: SweepFiles, record: SweepRecord, shown: Published, pages: Path, uri: str, show: Show) -> Recording:
     data = record.data()
     trials = {trial.key: trial for trial in data.trials}
     ended = [key for key, trial in trials.items() if trial.state.has_ended]
-    experiment = given_experiment(uri, read_snapshot(files.status), files)
-    tracker = open_tracker(uri, files, experiment)
-    begun = recording_in(uri, tracker, files, record.manifest.sweep_id, experiment)
-    assert begun is not None, "there is a store"
-    told = _Status(files, release_mode(record.disclosure).is_sensitive, show)
-    told.begin(replace(begun, trials=len(ended)))
-    recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, told)
-    try:
-        tracker.open_sweep(tracked(record, files))
-        tracker.compare_by(shown.compared)
-        recorder.finish(ended, steps(record, data, shown, pages))
-    except BaseException:
-        recorder.abandon()
-        raise
-    finally:
-        told.end(recorder.recording)
-    return recorder.recording
+    with empty_pages(files) as pages:
+        shown = stored_publication(files, data, pages)
+        experiment = given_experiment(uri, read_snapshot(files.status), files)
+        tracker = open_tracker(uri, files, experiment)
+        begun = recording_in(uri, tracker, files, record.manifest.sweep_id, experiment)
+        assert begun is not None, "there is a store"
+        told = _Status(files, release_mode(record.disclosure).is_sensitive, show)
+        told.begin(replace(begun, trials=len(ended)))
+        recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, told)
+        try:
+            tracker.open_sweep(tracked(record, files))
+            tracker.compare_by(shown.compared)
+            recorder.finish(ended, steps(record, data, shown, pages))
+        except BaseException:
+            recorder.abandon()
+            raise
+        finally:
+            told.end(recorder.recording)
+        return recorder.recording
 
 
 class _Status:

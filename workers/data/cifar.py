@@ -16,7 +16,7 @@ from torch import Tensor
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
 from dpsweep.workers.data.base import Source, Split, make_split, pixels
 from dpsweep.workers.data.images import colours
-from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, cached_columns, digest_of
+from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, cached_columns, digest_of_parts
 from dpsweep.workers.data.source_files import UNREADABLE, locate, reading
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -95,7 +95,7 @@ def _read_jpegs(path: Path, cache: str | None) -> _Part:
         return ([_decode(jpeg.as_py(), path, row)[None]] for row, jpeg in enumerate(table["image_jpeg"]))
 
     def key() -> str:
-        return digest_of("cifar10", path.read_bytes())
+        return digest_of_parts("cifar10", path.read_bytes())
 
     (pictures,), place = cached_columns(cache, key, [Form(torch.uint8, (3, 32, 32))], len(labels), decoded)
     return _Part(pictures, labels, place)

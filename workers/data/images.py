@@ -19,7 +19,7 @@ from torch import Tensor
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Indices, Source, Split, make_split, numbered, pixels, repeated
-from dpsweep.workers.data.mapped import Blocks, Form, digest_of, once_on_node
+from dpsweep.workers.data.mapped import Blocks, Form, digest_of_parts, once_on_node
 from dpsweep.workers.data.source_files import reading, require_path
 from dpsweep.workers.data.tabular import attributes, intersected, intersected_indices
 
@@ -214,7 +214,7 @@ def _key(files: Sequence[Path], size: int) -> str:
     for file in files:
         with reading(file, A_PICTURE):
             contents.append(hashlib.sha256(file.read_bytes()).hexdigest())
-    return digest_of("pictures", str(size), *contents)
+    return digest_of_parts("pictures", str(size), *contents)
 
 
 def refuse_links(files: Sequence[Path]) -> None:

@@ -88,7 +88,7 @@ class ColumnFiles:
         """
         if len(at) <= _MAX_ROWS_IN_MEMORY:
             return None, tuple(column[at] for column in columns)
-        place = ColumnFiles(self.folder, digest_of(self.key, at.numpy().data))
+        place = ColumnFiles(self.folder, digest_of_parts(self.key, at.numpy().data))
         forms = [Form(column.dtype, tuple(column.shape[1:])) for column in columns]
         rows = max(1, _BYTES_AT_ONCE // sum(form.bytes for form in forms))
         return place, place.columns(
@@ -126,7 +126,7 @@ def once_on_node(
     return tuple(torch.from_numpy(np.concatenate(column)) for column in zip(*blocks(), strict=True))
 
 
-def digest_of(*parts: str | bytes | memoryview) -> str:
+def digest_of_parts(*parts: str | bytes | memoryview) -> str:
     """Return a sha256 of all parts and their lengths."""
     digest = hashlib.sha256()
     for part in parts:

@@ -26,7 +26,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data.base import Source, Split, Tokens, repeated
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.label_columns import TableTask, label_columns
-from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of
+from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of_parts
 from dpsweep.workers.data.owner_columns import OwnerColumns, User
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values
@@ -545,4 +545,4 @@ class _Learner:
         with each.path.open("rb") as table:
             content = hashlib.file_digest(table, "sha256").hexdigest()
         parts = (content, each.text, self.settings, str(first), self.encoder.path.read_bytes(), each.rows.data)
-        return digest_of(*parts)
+        return digest_of_parts(*parts)

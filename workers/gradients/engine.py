@@ -68,7 +68,7 @@ from dpsweep.workers.gradients.planners import (
     require_rows,
     with_padding,
 )
-from dpsweep.workers.gradients.proofs import Proof, digest_of, known_proof, note_proof
+from dpsweep.workers.gradients.proofs import Proof, digest_of_structure, known_proof, note_proof
 from dpsweep.workers.gradients.recorded import Done, Recording, Recordings
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
 from dpsweep.workers.machine.devices import refuse_autocast
@@ -417,7 +417,7 @@ class GradientEngine:
             return self._capturing(rows)
 
         settings = self._multiplicity, self._autocast, [(layer.name, layer.form) for layer in self._layers]
-        digest = digest_of(self.model, self._loss, x, y, *settings)
+        digest = digest_of_structure(self.model, self._loss, x, y, *settings)
         known = known_proof(digest, examples)
         if known is not None and examples > 1:
             some = self._some(x, y, spread(examples, 0, _AGAIN))

@@ -157,7 +157,7 @@ def _folder_of_the_run() -> Path | None:
     return None if folder is None or is_encrypting() else folder / _FOLDER
 
 
-def digest_of(model: nn.Module, loss: object, x: Tensor, y: Tensor, *others: object) -> str | None:
+def digest_of_structure(model: nn.Module, loss: object, x: Tensor, y: Tensor, *others: object) -> str | None:
     """Return a sha256 of everything but the values of parameters, buffers and rows that decides how rows are treated.
 
     None if model or loss hold an object of a kind that is not looked into, as its content would not be in it.

@@ -67,11 +67,11 @@ def _named(spec: TrialSpec) -> Iterator[tuple[str, str]]:
 
 def _digest(file: Path) -> str:
     status = file.stat()
-    return _digest_of(file, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _digest_of_file(file, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(1024)
-def _digest_of(file: Path, *_: int) -> str:
+def _digest_of_file(file: Path, *_: int) -> str:
     """Return the sha256 of a file, read once for each inode, size and time of change."""
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()

@@ -20,7 +20,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients import proofs
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.hidden_state import own_modules
-from dpsweep.workers.gradients.proofs import digest_of
+from dpsweep.workers.gradients.proofs import digest_of_structure
 from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function
 from tests.workers.brute_force import per_example_loss
@@ -136,7 +136,7 @@ def test_what_depends_on_the_batch_is_found_in_a_model_that_was_shown() -> None:
 
 
 def digest(model: nn.Module, loss: object = per_example_loss, width: int = 5, *settings: object) -> str | None:
-    return digest_of(model, loss, torch.zeros(7, width), torch.zeros(7), *settings)
+    return digest_of_structure(model, loss, torch.zeros(7, width), torch.zeros(7), *settings)
 
 
 def _frozen(model: nn.Module) -> nn.Module:
