@@ -269,7 +269,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
     value, whose = metric.value(trial), metric.whose(trial)
     unit = per_unit(trial.privacy.unit) if metric.name == "epsilon" and trial.privacy else ""
     text = "not private" if value == math.inf else f"{metric.format.one(value)}{unit}"
-    return Text(text if whose is None else f"{for_terminal(whose)}: {text}")
+    return Text(f"{for_terminal(', '.join(whose))}: {text}" if whose else text)
 
 
 def empty_table(*columns: str) -> Table:

@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, di
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
-from dpsweep.orchestration.comparison.settings import Setting, called, first_seed, whose
+from dpsweep.orchestration.comparison.settings import Setting, first_seed, served_worst, whose
 from dpsweep.orchestration.comparison.spoken import (
     between,
     difference_between,
@@ -80,11 +80,11 @@ def said_of(found: Findings, setting: Setting, name: str) -> str:
 
 def _serves_worst(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
-    mean, groups = setting.mean(worst.value), whose(worst, setting)
-    if mean is None or not groups or not found.has_groups:
+    mean = setting.mean(worst.value)
+    if mean is None or not whose(worst, setting) or not found.has_groups:
         return ""
-    who = " or ".join(map(called, sorted(groups)))
-    return f", which serves {who} worst, with{found.worst_word_unless_main} {worst.format.one(mean)}"
+    reached = f"{found.worst_word_unless_main} {worst.format.one(mean)}"
+    return f", which serves {served_worst(worst, setting)} worst, with{reached}"
 
 
 def _cost(setting: Setting) -> float:

@@ -266,18 +266,17 @@ def _worst(of: GroupMetric) -> Metric:
     """Return the metric of a trial that is the worst value of a group metric over its groups."""
     is_least = of.better == "higher"
 
-    def found(trial: PublishedTrial) -> tuple[float, str] | None:
-        groups = trial.quality.groups if trial.quality else ()
-        known = [
-            (value, group.name) for group in groups if (value := of.value(group)) is not None and math.isfinite(value)
-        ]
-        return (min if is_least else max)(known, key=lambda pair: pair[0], default=None)
+    def known(trial: PublishedTrial) -> dict[str, float]:
+        found = {group.name: of.value(group) for group in (trial.quality.groups if trial.quality else ())}
+        return {name: value for name, value in found.items() if value is not None and math.isfinite(value)}
 
     def value(trial: PublishedTrial) -> float | None:
-        return one[0] if (one := found(trial)) else None
+        return (min if is_least else max)(known(trial).values(), default=None)
 
-    def whose(trial: PublishedTrial) -> str | None:
-        return one[1] if (one := found(trial)) else None
+    def whose(trial: PublishedTrial) -> tuple[str, ...]:
+        found, worst = known(trial), value(trial)
+        names = tuple(name for name, each in found.items() if each == worst)
+        return names if len(names) < len(found) or len(found) == 1 else ()
 
     return Metric(
         f"worst_group_{of.name}",

@@ -294,7 +294,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
         "noise_multiplier": result.spec.noise.initial_noise_multiplier,
         "noise_strategy": result.spec.noise.strategy,
         "steps": result.steps,
-        "worst_group": WORST_GROUP_METRICS[worst_group].whose(trial),
+        "worst_group": ", ".join(WORST_GROUP_METRICS[worst_group].whose(trial)) or None,
         "worst_group_by": worst_group,
         "by_group": known_of_groups(trial),
         **_audits_of(trial),

@@ -310,9 +310,14 @@ def called(group: str) -> str:
 
 def whose(metric: Metric, setting: Setting) -> tuple[str, ...]:
     """Return the names of the groups whose value the metric is, over the trials of the setting; empty for an overall
-    metric.
+    metric, and where it is that of every group.
     """
-    return tuple(dict.fromkeys(name for trial in setting.trials if (name := metric.whose(trial)) is not None))
+    return tuple(dict.fromkeys(name for trial in setting.trials for name in metric.whose(trial)))
+
+
+def served_worst(metric: Metric, setting: Setting) -> str:
+    """Return in words the groups whose value a worst-group metric is."""
+    return " or ".join(map(called, sorted(whose(metric, setting)))) or "every group alike"
 
 
 def setting_name(trial: PublishedTrial) -> str:

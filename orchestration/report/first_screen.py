@@ -33,7 +33,15 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
-from dpsweep.orchestration.comparison.settings import Setting, called, class_names, group_names, group_value, whose
+from dpsweep.orchestration.comparison.settings import (
+    Setting,
+    called,
+    class_names,
+    group_names,
+    group_value,
+    served_worst,
+    whose,
+)
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
 from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
@@ -180,17 +188,15 @@ def _may_be_chance(interval: ConfidenceInterval | None) -> bool:
 
 
 def _served_worst(found: Findings, best: Setting) -> str:
-    worst, groups = found.worst_group, whose(found.worst_group, best)
-    mean = best.mean(worst.value)
-    if not groups or mean is None:
+    worst, mean = found.worst_group, best.mean(found.worst_group.value)
+    if mean is None:
         return "; no group is large enough to be shown"
     if not found.has_groups:
         return ""
     interval = found.interval_of_chosen(best, worst.name)
     within = _bracketed(between, interval, worst.format)
-    who = " or ".join(map(called, sorted(groups)))
     reached = f"{worst.format.one(mean)}{_corrected(worst, best, interval)}{within}"
-    return f"; worst served: {who} with{found.worst_word_unless_main} {reached}"
+    return f"; worst served: {served_worst(worst, best)} with{found.worst_word_unless_main} {reached}"
 
 
 def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval | None) -> str:
@@ -305,13 +311,12 @@ def _for_nobody(found: Findings, setting: Setting) -> Tile:
 
 def _for_whom(found: Findings, best: Setting) -> Tile:
     """Return the answer without its picture."""
-    worst = found.worst_group
-    groups, mean = sorted(whose(worst, best)), best.mean(worst.value)
-    if not groups or mean is None:
+    worst, mean = found.worst_group, best.mean(found.worst_group.value)
+    if mean is None:
         return _of_groups("unknown", "No group of the test data is large enough to be shown.")
     if not found.has_groups:
         return _of_groups("not compared", _only(*group_names(best.trials)))
-    big = f"{' or '.join(map(called, groups))}: {worst.format.one(mean)}"
+    big = f"{served_worst(worst, best)}: {worst.format.one(mean)}"
     return _of_groups(big, _worst_words(found, best), *_gap_words(found, best))
 
 

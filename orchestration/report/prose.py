@@ -196,7 +196,8 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
     high = "highest" if worst.better == "higher" else "lowest"
     if fairest is best:
         return f"{best.name} also has the {high} {by} of a worst-served group."
-    whom = f"group {' or '.join(sorted(whose(worst, fairest)))} gets {_with_interval(found, fairest, worst)}"
+    who = " or ".join(sorted(whose(worst, fairest)))
+    whom = f"{f'group {who}' if who else 'every group'} gets {_with_interval(found, fairest, worst)}"
     other, total = _with_interval(found, best, worst), _with_interval(found, fairest, found.main)
     return (
         f"The {high} {by} of a worst-served group is that of {fairest.name}: {whom}, against {other} under "

@@ -9,6 +9,7 @@ import pytest
 
 from dpsweep.orchestration.comparison.metrics import families, final_metrics, known, known_of_groups
 from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.settings import finished_settings, served_worst
 from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.comparison.values import worst_over_median
 from dpsweep.orchestration.store.published import (
@@ -91,6 +92,21 @@ def test_what_training_did_to_a_group_is_that_of_its_last_epoch_and_missing_wher
     assert [known_of_groups(trial)["b"][name] for name in names] == [None] * 4
     assert (known(trial)["clipping_bias_gap"], known(trial)["noise_error_gap"]) == (None, None)
     assert not [name for name in final_metrics(trial) if "bias" in name or "noise" in name]
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "worst"),
+    [((0.9, 0.5, 0.5), ("1", "2")), ((0.9, 0.5, 0.7), ("1",)), ((0.5,) * 3, ()), ((0.5,), ("0",))],
+)
+def test_groups_that_tie_are_served_worst_together_and_all_alike_none_is(
+    accuracies: tuple[float, ...], worst: tuple[str, ...]
+) -> None:
+    groups = tuple(PublishedGroup(str(index), 10, accuracy, 0.3) for index, accuracy in enumerate(accuracies))
+    assert TRIAL.quality is not None
+    tied = replace(TRIAL, quality=replace(TRIAL.quality, groups=groups))
+    assert WORST_GROUP_METRICS["accuracy"].whose(tied) == worst
+    words = served_worst(WORST_GROUP_METRICS["accuracy"], finished_settings([tied])[0])
+    assert words == (" or ".join(f"group {name}" for name in worst) or "every group alike")
 
 
 def test_results_json_holds_every_metric_under_its_name() -> None:
