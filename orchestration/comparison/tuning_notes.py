@@ -76,7 +76,8 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
 
     A random forest predicts the score from the parameters; the importance of one is how much worse it predicts after
     its values are permuted (Breiman 2001). Finished private trials only, such as the candidates of a tuning. [] for
-    fewer than `_FEWEST` of them, and where nothing varies. It describes these trials and says nothing of privacy.
+    fewer than `_FEWEST` of them, where nothing varies, and where the forest predicts trials that it was not fitted to
+    no better than their mean: what varies is chance then. It describes these trials and says nothing of privacy.
     """
     known = [trial for trial in trials if trial.state is TrialState.FINISHED and not trial.is_baseline]
     scored = {trial.key: score for trial in known if (score := main(trial)) is not None}
@@ -86,7 +87,7 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
     if not names or len(set(scores)) < 2:
         return []
     shares = _permuted(np.array([[row.get(name, -1.0) for name in names] for row in _places(found, names)]), scores)
-    return sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1])
+    return sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1]) if shares else []
 
 
 def _places(rows: Sequence[Mapping[str, Label]], names: Sequence[str]) -> list[dict[str, float]]:
@@ -103,10 +104,12 @@ def _places(rows: Sequence[Mapping[str, Label]], names: Sequence[str]) -> list[d
 
 
 def _permuted(values: np.ndarray[tuple[int, int], np.dtype[np.float64]], scores: Sequence[float]) -> list[float]:
-    """[P]: the share of each column; zeros where no column helps."""
+    """[P]: the share of each column; [] where no column helps."""
     from sklearn.ensemble import RandomForestRegressor  # late: it takes half a second to load
     from sklearn.inspection import permutation_importance
 
-    forest = RandomForestRegressor(n_estimators=64, random_state=0).fit(values, scores)
+    forest = RandomForestRegressor(n_estimators=64, oob_score=True, random_state=0).fit(values, scores)
+    if not forest.oob_score_ > 0.0:
+        return []
     found = permutation_importance(forest, values, scores, n_repeats=8, random_state=0).importances_mean.clip(min=0.0)
-    return [float(each) for each in found / found.sum()] if found.sum() > 0.0 else [0.0] * len(found)
+    return [float(each) for each in found / found.sum()] if found.sum() > 0.0 else []

@@ -209,6 +209,8 @@ def test_importance_finds_what_the_score_depends_on() -> None:
     assert (first, share > 0.7) == ("clipping.bound", True)
     assert sum((share, *(each for _, each in others))) == pytest.approx(1.0)
     assert importance(trials[:7]) == [], "too few"
+    unrelated = varied("spec.clipping.bound", np.random.default_rng(1).permutation(10).tolist())
+    assert importance(unrelated) == [], "chance"
     assert importance([replace(each, params={}) for each in trials]) == [], "nothing varies but the seed"
 
 
