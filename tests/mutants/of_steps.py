@@ -452,11 +452,17 @@ STEPS: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "workers/gradients/layers.py",
-        ("tests/workers/gradients/test_refusals.py",),
+        ("tests/workers/gradients/test_compared_passes.py", "tests/workers/gradients/test_fallback.py"),
         B(
-            "if not found and position in axes.verified:",
-            "if False:",
-            "a later batch may give every row the words of all",
+            "if is_new or (not found and position in (axes.verified or ())):",
+            "if is_new:",
+            "a later batch may give every row the tokens of others",
+            True,
+        ),
+        B(
+            "if is_new or (not found and position in (axes.verified or ())):",
+            "if not found and position in (axes.verified or ()):",
+            "a part that is called for the first time may give every row the rows of others",
             True,
         ),
         B("axes.stacked.keys() | axes.held", "axes.held", "arguments that stacked rows may stack others", True),

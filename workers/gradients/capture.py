@@ -144,6 +144,8 @@ def _run_by_rule(layer: Layer, capture: Capture, original: Callable[..., Tensor]
     def run(on: Tensor) -> Tensor:
         return original(on, *args[1:], **kwargs) if name is None else original(*args, **{**kwargs, name: on})
 
+    if activation.shape[:1] == (0,):  # no row of any example, such as of an expert that is given none
+        return original(*args, **kwargs)
     if not _holds_batch(layer, capture, activation) or isinstance(activation, PerRow):
         return _without_batch(layer, capture, activation, run)
     return _recorded(layer, capture, activation, run)
@@ -199,14 +201,6 @@ def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Call
         return run(activation)
 
 
-def _require_rows(layer: Layer, activation: Tensor, rows: int) -> None:
-    if activation.shape[:1] != (rows,):
-        raise InvalidInput(
-            f"{layer.described} was given a tensor of shape "
-            f"{list(activation.shape)} in a batch of {rows} rows; every layer must see the batch on its first axis"
-        )
-
-
 def _run_by_rewrite(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
     with _patched(layer.module, original):
@@ -231,7 +225,6 @@ class _Recorder:
         return self.capture.examples
 
     def linear(self, activation: Tensor, weight: str, bias: str) -> Tensor:
-        _require_rows(self.layer, activation, self.capture.rows)
         parameters = dict(self.layer.module.named_parameters())
         output = functional.linear(activation, parameters[weight], parameters.get(bias))
         if output.requires_grad:
@@ -239,6 +232,11 @@ class _Recorder:
         return output
 
     def record(self, outputs: Sequence[Tensor], differentiate: Differentiate, activation: Tensor) -> None:
+        if not _holds_batch(self.layer, self.capture, activation):
+            raise InvalidInput(
+                f"{self.layer.described} was given a tensor of shape {list(activation.shape)} in a batch of "
+                f"{self.capture.rows} rows; every layer must see the batch on its first axis"
+            )
         edges = [get_gradient_edge(output) for output in outputs]
         self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))
 

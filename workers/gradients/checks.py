@@ -81,6 +81,17 @@ def check_model(model: nn.Module) -> None:
     _check_precision(dtypes)
 
 
+def require_trained(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise InvalidInput unless ``parameters`` are the trainable parameters of the model."""
+    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    other = [name for name in {**parameters, **trained} if trained.get(name) is not parameters.get(name)]
+    if other:
+        raise InvalidInput(
+            f"parameters {', '.join(other[:5])} were frozen, unfrozen or replaced since the engine was made, which "
+            "would go on as it began; make a new engine, and optimizer, after such a change"
+        )
+
+
 def _check_precision(dtypes: Mapping[str, torch.dtype]) -> None:
     """Raises: InvalidInput unless all trainable parameters, given by name, have one precision that is exact enough."""
     if set(dtypes.values()) in ({torch.float32}, {torch.float64}):

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.capture import Capture, capturing
-from dpsweep.workers.gradients.checks import check_model, has_half_precision, unchanged
+from dpsweep.workers.gradients.checks import check_model, has_half_precision, require_trained, unchanged
 from dpsweep.workers.gradients.compared_passes import (
     Capturing,
     ComparedPasses,
@@ -36,11 +36,13 @@ from dpsweep.workers.gradients.factors import ExampleGradients, square_together,
 from dpsweep.workers.gradients.fallback import WithoutBatch
 from dpsweep.workers.gradients.layers import (
     Form,
+    Unverified,
     are_aligned,
     around,
     find_layers,
     keep_axes,
     on_copies,
+    open_axes,
     settle_axes,
     without_batch,
 )
@@ -145,7 +147,7 @@ class GradientEngine:
         self._read = dict(model.named_parameters())
         self._parameters = {name: p for name, p in self._read.items() if p.requires_grad}
         self._verified = set[tuple[tuple[str, bool], ...]]()
-        self._later = LaterBatches()
+        self._later, self._varies = LaterBatches(), False
         self._outputs = Outputs(self._layers)
         self._looks = Looks()
         self._modes: tuple[tuple[str, bool], ...] = ()
@@ -169,6 +171,11 @@ class GradientEngine:
         return {layer.name: "per example" if layer.forced else layer.form for layer in self._layers}
 
     @property
+    def _whole(self) -> dict[str, str]:
+        """Return why layers run per example, as far as was found before this batch."""
+        return {layer.name: layer.why for layer in self._layers if layer.form == "per example"}
+
+    @property
     def not_recorded(self) -> str | None:
         """Return why no pass is recorded, or None if passes over full micro-batches are, after the first ones."""
         if self._recordings is None:
@@ -183,8 +190,7 @@ class GradientEngine:
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
         """Return norms and losses of every example, in the cheapest way without a later weighted sum."""
-        batches = self._micro_batches(x, y)
-        passes = self._looks.settled(batches, lambda look: [self._norms_only(batch, look) for batch in batches])
+        passes = self._settled(x, y, lambda batches, look: [self._norms_only(batch, look) for batch in batches])
         return self._combination.joined(passes, x.device)
 
     @torch.no_grad()
@@ -198,20 +204,19 @@ class GradientEngine:
 
         Raises: InvalidInput for weights of a wrong shape, and if the losses differ between the two passes.
         """
-        batches = self._micro_batches(x, y)
-        if len(batches) <= 1:
+        if self._micro_batch_size is None or len(x) <= self._micro_batch_size * self._multiplicity:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
-        passes = self._looks.settled(batches, lambda look: [self._norm_pass(batch, look) for batch in batches])
-        norms = self._combination.joined([one.norms for one in passes], x.device)
+        done = self._settled(x, y, lambda batches, look: [(batch, self._norm_pass(batch, look)) for batch in batches])
+        norms = self._combination.joined([one.norms for _, one in done], x.device)
         weights = self._checked(weigh(norms), norms)
         sums, cleaned, differ = Sums(self._parameters), [], []
         with RandomState.preserved(x.device):
-            parts = torch.split(weights, [len(one.norms.losses) for one in passes])
-            for first, batch, part in zip(passes, batches, parts, strict=True):
+            parts = torch.split(weights, [len(one.norms.losses) for _, one in done])
+            for (batch, first), part in zip(done, parts, strict=True):
                 cleaned.append(first.without_infinite(part))
                 differ.append(self._sum_again(batch, first, cleaned[-1], sums))
         require_same(torch.stack(differ))
-        non_finite = sum(one.non_finite() for one in passes)
+        non_finite = sum(one.non_finite() for _, one in done)
         return WeightedSum(norms, torch.cat(cleaned), sums.complete(), non_finite)
 
     @torch.no_grad()
@@ -220,10 +225,23 @@ class GradientEngine:
 
         ``weigh(norms, rows)`` returns the weights of the examples ``rows`` (a slice of the batch), given their norms.
         """
-        batches = self._micro_batches(x, y)
-        return self._looks.settled(batches, partial(self._rowwise, x, batches, weigh))
+        return self._settled(x, y, partial(self._rowwise, x, weigh))
 
-    def _rowwise(self, x: Tensor, batches: Sequence[MicroBatch], weigh: WeighRows, look: Look) -> WeightedSum:
+    def _settled(self, x: Tensor, y: Tensor, compute: Callable[[Sequence[MicroBatch], Look], T]) -> T:
+        """Return ``compute`` of the micro-batches; where it calls a layer in a new way, once they are verified."""
+        require_rows(x, y, self._multiplicity)
+        before = RandomState.of(x.device)
+        try:
+            batches = self._micro_batches(x, y)
+            return self._looks.settled(batches, partial(compute, batches))
+        except Unverified:
+            self._varies, self._layers = True, find_layers(self.model, self._whole)
+            self._verified.clear()
+        before.restore()
+        batches = self._micro_batches(x, y)
+        return self._looks.settled(batches, partial(compute, batches))
+
+    def _rowwise(self, x: Tensor, weigh: WeighRows, batches: Sequence[MicroBatch], look: Look) -> WeightedSum:
         parts, weights, sums, start, non_finite = [], [], Sums(self._parameters), 0, 0
         for batch in batches:
             norms, part, infinite = self._sum_rowwise(batch, look, start, weigh, sums)
@@ -339,24 +357,24 @@ class GradientEngine:
         return compute()
 
     def _micro_batches(self, x: Tensor, y: Tensor) -> list[MicroBatch]:
-        require_rows(x, y, self._multiplicity)
         refuse_autocast()
         if torch.is_inference_mode_enabled():
             raise InvalidInput("torch.inference_mode() is on, in which there are no gradients; leave its block")
-        frozen = [name for name, parameter in self._parameters.items() if not parameter.requires_grad]
-        if frozen:
-            raise InvalidInput(f"{', '.join(frozen)} no longer require gradients; make a new engine after freezing")
+        require_trained(self.model, self._parameters)
         self._modes = modes = tuple(modes_of(self.model).items())
+        size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
         if modes not in self._verified:
             if self._recordings is not None:
                 self._recordings.forget()  # verification may change how layers run
             check_model(self.model)
-            if self._verify(x, y):
+            open_axes(self._layers)
+            step = size * self._multiplicity if self._varies else max(1, len(x))
+            conclusive = [self._verify(*part) for part in zip(x.split(step), y.split(step), strict=True)]
+            if all(conclusive):
                 self._verified.add(modes)
                 settle_axes(self._layers)
         else:
             self._compare_again(x, y)
-        size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
         batches = micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
         # Products may depend on the alignment of memory: passes that are recorded later, or were, have their own.
         return batches if self._recordings is None else [batch.copied() for batch in batches]
@@ -372,7 +390,7 @@ class GradientEngine:
         except Exception as error:  # code of the model may fail on a parameter per row with any error
             if isinstance(error, torch.OutOfMemoryError) or not without_batch(self._layers):
                 return self._verify_per_example(x, y, error)
-        self._layers = find_layers(self.model)
+        self._layers = find_layers(self.model, self._whole)
         keep_axes(self._layers)
         try:
             return self._compare(x, y)
@@ -386,8 +404,8 @@ class GradientEngine:
         )
         if not per_row or isinstance(refused, torch.OutOfMemoryError):
             raise refused
-        place = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
-        whole = dict.fromkeys(per_row, f"what reads its parameters could not be told apart by rows{place}")
+        at = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
+        whole = dict.fromkeys(per_row, f"what reads its parameters could not be told apart by rows{at}") | self._whole
         while True:
             self._layers = find_layers(self.model, whole)
             try:
@@ -417,7 +435,7 @@ class GradientEngine:
             return self._capturing(rows)
 
         settings = self._multiplicity, self._autocast, [(layer.name, layer.form) for layer in self._layers]
-        digest = digest_of_structure(self.model, self._loss, x, y, *settings)
+        digest = None if self._varies else digest_of_structure(self.model, self._loss, x, y, *settings)
         known = known_proof(digest, examples)
         if known is not None and examples > 1:
             some = self._some(x, y, spread(examples, 0, _AGAIN))

@@ -90,14 +90,14 @@ class Axes:
     """The content of the first axes of a layer's arguments, as found in its first passes, which are verified.
 
     held: arguments that held the batch. without_batch: those that once had another length than it. verified: those
-    that held it in all passes which verified gradients, and must in later ones. stacks: whether stacked arguments are
-    looked for, such as the windows or tokens of all rows on one axis: those whose length grew with the number of rows
-    between two passes. stacked: their entries per row, which are consecutive.
+    that held it in all passes which verified gradients, and must in later ones; None until they are verified. stacks:
+    whether stacked arguments are looked for, such as the windows or tokens of all rows on one axis: those whose length
+    grew with the number of rows between two passes. stacked: their entries per row, which are consecutive.
     """
 
     held: set[Position] = field(default_factory=set)
     without_batch: set[Position] = field(default_factory=set)
-    verified: frozenset[Position] = frozenset()
+    verified: frozenset[Position] | None = None
     stacks: bool = True
     stacked: dict[Position, int] = field(default_factory=dict)
     _first: dict[Position, tuple[int, int]] = field(default_factory=dict)
@@ -122,6 +122,10 @@ class Axes:
             self.held.add(position)
             return 1
         return 0
+
+
+class Unverified(InvalidInput):
+    """A layer or parameter is read in another way than in the batches that were verified."""
 
 
 @dataclass(frozen=True)
@@ -158,13 +162,17 @@ class Layer:
     def entries(self, position: Position, length: int, rows: int, *, stacks: bool = True) -> int:
         """Return the number of consecutive entries that each row has in an argument; 0 if it does not hold the batch.
 
-        Without the batch every row would get all of the argument. Raises: InvalidInput where it held the batch in the
-        passes that were verified.
+        Without the batch every row would get all of the argument. Raises: Unverified where it held the batch in the
+        passes that were verified, and for an argument that none of them had, as of an expert that is called for the
+        first time: rows of several examples may be in it.
         """
+        if length == 0:  # no row of any example, such as of an expert that is given none
+            return 0
         axes = self.axes
+        is_new = axes.verified is not None and position not in axes.verified | axes.without_batch
         found = axes.per_row(position, length, rows) if stacks else axes.one_per_row(position, length, rows)
-        if not found and position in axes.verified:
-            raise InvalidInput(
+        if is_new or (not found and position in (axes.verified or ())):
+            raise Unverified(
                 f"{self.described} is called in another way than in the batch that was verified: with {length} entries "
                 f"for {rows} rows, not {axes.stacked.get(position, 1)} for each; keep to that, or make a new engine"
             )
@@ -186,8 +194,8 @@ def which_read_outputs(layers: Sequence[Layer]) -> tuple[Layer, ...]:
 
 
 def without_batch(layers: Sequence[Layer]) -> set[str]:
-    """Return the names of the layers with a rule that had an input whose first axis is not the batch."""
-    return {layer.name for layer in layers if layer.rule is not None and layer.axes.without_batch}
+    """Return the names of the layers with a rule or rewrite that had an input whose first axis is not the batch."""
+    return {layer.name for layer in layers if layer.rule or layer.rewrite if layer.axes.without_batch}
 
 
 def on_copies(layers: Sequence[Layer]) -> list[Layer]:
@@ -204,6 +212,12 @@ def keep_axes(layers: Sequence[Layer]) -> None:
     """Look for no more arguments that stack rows: what is found after a verification would not be verified."""
     for layer in layers:
         layer.axes.stacks = False
+
+
+def open_axes(layers: Sequence[Layer]) -> None:
+    """Before a verification: arguments may be other than in earlier ones."""
+    for layer in layers:
+        layer.axes.stacks, layer.axes.verified = True, None
 
 
 def settle_axes(layers: Sequence[Layer]) -> None:
@@ -283,7 +297,7 @@ def _as_one(name: str, module: nn.Module, parameters: Mapping[str, str], rule: R
     if rule is not None:
         return Layer(name, module, parameters, "rule", rule=rule)
     plain = not any(is_parametrized(part) for part in module.modules())
-    rewrite = REWRITES.get(type(module)) if plain else None
+    rewrite = REWRITES.get(type(module)) if plain and why is None else None
     if rewrite is not None:
         return Layer(name, module, parameters, "rewrite", rewrite=rewrite)
     why = why or ("no rule covers its class" if plain else "its weights are parametrized")

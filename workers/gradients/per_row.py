@@ -20,20 +20,19 @@ from torch.nn import functional
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils import _pytree as pytree
 
-from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.embedding import lookups
-from dpsweep.workers.gradients.layers import Layer
+from dpsweep.workers.gradients.layers import Layer, Unverified
 from dpsweep.workers.gradients.linear import affine
 from dpsweep.workers.gradients.rules import Differentiate, Recorder
 
 
 @contextmanager
 def reading_as_verified() -> Iterator[None]:
-    """Raise InvalidInput for `NotCovered` within this context, in which a model runs that has been verified."""
+    """Raise Unverified for `NotCovered` within this context, in which a model runs that has been verified."""
     try:
         yield
     except NotCovered as error:
-        raise InvalidInput(
+        raise Unverified(
             f"the model reads its parameters in another way than in the batch that was verified: {error}"
         ) from error
 

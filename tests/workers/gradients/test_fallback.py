@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -115,6 +116,56 @@ def test_experts_that_see_some_of_the_rows_run_per_example_with_the_module_aroun
     engine = GradientEngine(model, per_example_loss)
     engine.norms(*batch())
     assert set(engine.per_example) == {"1"}
+
+
+class Matrix(nn.Module):
+    """A parameter that its module reads by itself."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(8, 8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x @ self.weight
+
+
+class RareExpert(nn.Module):
+    """A part that only rows with a large first value reach: as ``read`` calls it with these rows."""
+
+    def __init__(self, expert: nn.Module, read: Callable[[nn.Module, Tensor], Tensor]) -> None:
+        super().__init__()
+        self.first, self.expert, self.read, self.head = nn.Linear(8, 8), expert, read, nn.Linear(8, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows, flat = x.flatten(0, -2), self.first(x).flatten(0, -2)
+        (chosen,) = (rows[:, 0] > 4.0).nonzero(as_tuple=True)
+        if len(chosen):
+            flat = flat.index_add(0, chosen, self.read(self.expert, rows[chosen]))
+        out: Tensor = self.head(flat.view(len(x), -1, 8).tanh().mean(1))
+        return out
+
+
+RARE: dict[str, tuple[Callable[[], nn.Module], Callable[[nn.Module, Tensor], Tensor]]] = {
+    "a layer": (lambda: nn.Linear(8, 8), lambda expert, rows: expert(rows)),
+    "a parameter": (Matrix, lambda expert, rows: expert(rows)),
+    "a recurrence": (lambda: nn.GRU(8, 8, batch_first=True), lambda expert, rows: expert(rows[:, None])[0][:, 0]),
+}
+
+
+@pytest.mark.parametrize("chosen", [[(0, 0)], [(0, 0), (0, 1), (1, 0), (1, 1)], [(2, 1)]], ids=str)
+@pytest.mark.parametrize("name", RARE)
+def test_a_part_that_is_reached_for_the_first_time_is_verified_then(name: str, chosen: list[tuple[int, int]]) -> None:
+    """Its rows are those of some examples, and may be as many as the batch has."""
+    torch.manual_seed(0)
+    make, read = RARE[name]
+    model, (x, y) = RareExpert(make(), read), batch()
+    engine = GradientEngine(model, per_example_loss)
+    for _ in range(3):
+        engine.norms(x, y)
+    for row, position in chosen:
+        x[row, position, 0] = 5.0
+    expected = norms_of(gradients_one_by_one(model, x, y))
+    torch.testing.assert_close(engine.norms(x, y).norms, expected, rtol=1e-5, atol=0)
 
 
 class Checkpointed(nn.Module):
