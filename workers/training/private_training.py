@@ -229,15 +229,20 @@ class PrivateTraining:
     def step(self, batch: Batch) -> None:
         """Clip the gradients of the batch, add noise to their sum, and update the model.
 
+        A step that is interrupted, as by Ctrl-C, comes again where nothing of it was shown; else it counts as taken.
+
         Raises: InvalidInput for anything but the batch that was drawn last, and for models and losses whose rows are
         not independent; LackOfMemory.
         """
         if batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
-        with self._own_randomness():
-            set_modes(self._model, self._modes)
-            self._trainer.step(batch.rows)
-        self._pending = None
+        try:
+            with self._own_randomness():
+                set_modes(self._model, self._modes)
+                self._trainer.step(batch.rows)
+        finally:
+            if self.steps > batch.step:
+                self._pending = None
 
     @property
     def steps(self) -> int:

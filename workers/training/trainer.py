@@ -242,12 +242,19 @@ class Trainer:
     def step(self, rows: Tensor | None = None) -> None:
         """Take one step: compute all norms if a refresh is due, clip, add noise, update.
 
-        rows: those that `draw` gave last, if it was called since the last step.
+        rows: those that `draw` gave last, if it was called since the last step. A step that fails before it is counted
+        has shown nothing, and can be taken again.
         """
-        before = RandomState.of(self._data.device)
-        if self._snapshot_is_due:
-            self.refresh()
-        self.advance(rows)
+        before, decided = RandomState.of(self._data.device), (self._run.clipping, self._rule, self._decided_from)
+        step = self.step_count
+        try:
+            if self._snapshot_is_due:
+                self.refresh()
+            self.advance(rows)
+        except BaseException:
+            if self.step_count == step:
+                self._run.clipping, self._rule, self._decided_from = decided
+            raise
         self._look_again(before)
 
     def refresh(self) -> None:
@@ -266,7 +273,10 @@ class Trainer:
         return self._method.refreshes or self._spec.norms.when_sampled
 
     def advance(self, rows: Tensor | None = None) -> None:
-        """Take the part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`."""
+        """Take the part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`.
+
+        It is counted before the update, of which an interrupted one has shown a part.
+        """
         sigma, step = self.noise_multiplier, self.step_count
         prices = self._planned.prices(sigma)
         if prices is not None:
@@ -286,8 +296,8 @@ class Trainer:
             self._exact.open(step, generator_rate(self._order, sigma))
             self._exact.extend(self._rule)
             self._exact.store()
-        self._update(clipped.gradients, sigma)
         self._run.step_count += 1
+        self._update(clipped.gradients, sigma, step)
 
     def _look_again(self, before: RandomState) -> None:
         """Downgrade contributions if this step drew torch random numbers or changed modes.
@@ -336,17 +346,17 @@ class Trainer:
             self._decided_from = clipping
         self._run.clipping = self._method.advance(clipping, noisy_answer, self._facts)
 
-    def _update(self, gradients: Mapping[str, Tensor], sigma: float) -> None:
+    def _update(self, gradients: Mapping[str, Tensor], sigma: float, step: int) -> None:
         """Add noise of std sigma S (1 + NORM_ERROR), which covers the rounding error of clipped norms, and update."""
         std = sigma * self._rule.sensitivity * (1.0 + NORM_ERROR) if sigma > 0.0 else 0.0
         if self._in_turn is None:
-            self._update_whole(gradients, std)
+            self._update_whole(gradients, std, step)
         else:
-            self._update_in_turn(self._in_turn, gradients, std)
+            self._update_in_turn(self._in_turn, gradients, std, step)
         self._tested = None
         self.gradients.model_changed()
 
-    def _update_whole(self, gradients: Mapping[str, Tensor], std: float) -> None:
+    def _update_whole(self, gradients: Mapping[str, Tensor], std: float, step: int) -> None:
         batch_size = self._facts.batch_size
         canaries = self.gradient_canaries
         summed = canaries.with_canaries(gradients, self._rule, self._facts.num_groups) if canaries else gradients
@@ -354,17 +364,17 @@ class Trainer:
         if canaries:
             canaries.see(gradients, noisy, std)
         torch._foreach_div_(list(noisy.values()), batch_size)
-        step = self._learning_rate(self.step_count), spread / batch_size
-        self._optimizer.step(canaries.left_of(noisy, *step) if canaries else noisy, *step)
+        taken = self._learning_rate(step), spread / batch_size
+        self._optimizer.step(canaries.left_of(noisy, *taken) if canaries else noisy, *taken)
         if self._average is not None:
             self._average.update(self._parameters)
 
-    def _update_in_turn(self, others: InTurn, gradients: Mapping[str, Tensor], std: float) -> None:
+    def _update_in_turn(self, others: InTurn, gradients: Mapping[str, Tensor], std: float, step: int) -> None:
         """Update as `_update_whole`, to the same bits, with one whole gradient at a time."""
         size, sums = self._facts.batch_size, (each.flatten() for each in gradients.values())
         noisy, spread = self._step_noise.in_turn(sums, self.num_parameters, std)
         means = (torch._foreach_div([each], size)[0] for each in noisy)  # a kernel of one tensor rounds otherwise
-        others.step(zip(gradients, means, strict=True), self._learning_rate(self.step_count), spread / size)
+        others.step(zip(gradients, means, strict=True), self._learning_rate(step), spread / size)
 
     def end_epoch(self) -> EpochRecord:
         """Evaluate on held-out and public data, and append the public record of the completed epoch to the history."""

@@ -214,6 +214,52 @@ def test_a_batch_is_stepped_once_and_none_is_passed_over() -> None:
         engine.step(batch)
 
 
+class Interrupted(torch.optim.SGD):
+    """Is interrupted once, when the model has changed."""
+
+    updates = 0
+
+    def step(self, closure: Any = None) -> Any:
+        super().step()
+        self.updates += 1
+        if self.updates == 2:
+            raise KeyboardInterrupt
+
+
+def test_an_update_that_is_interrupted_counts_and_its_batch_does_not_come_again() -> None:
+    model = net()
+    optimizer = Interrupted(model.parameters(), lr=0.1)
+    engine = PrivateTraining(
+        model, nn.CrossEntropyLoss(), optimizer, (FEATURES, LABELS), noise=1.0, sampling=30, epochs=2, delta=1e-4
+    )
+    with pytest.raises(KeyboardInterrupt):
+        run(engine)
+    assert (engine.steps, engine.trace.steps) == (2, 2)
+    assert run(engine).steps == optimizer.updates == 8
+
+
+def test_a_step_that_is_interrupted_before_its_update_comes_again_from_the_state_before(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its noisy answer, which a clipping bound would follow, is thrown away."""
+    engine = engine_of(net(), **UNCALIBRATED, clipping="quantile")
+    run(engine, until=2)
+    before = engine.state_dict()["trainer"]["clipping"]
+    decide = engine._trainer._decide
+
+    def decided(answer: torch.Tensor) -> None:
+        decide(answer)
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._trainer, "_decide", decided)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine)
+    monkeypatch.undo()
+    assert engine.steps == 2
+    assert engine._trainer.state()["clipping"] == before
+    assert run(engine).steps == 8
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
