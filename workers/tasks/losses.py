@@ -149,13 +149,25 @@ def build_loss(
 
 
 def of_each_row(loss: nn.Module) -> Loss:
-    """Return a loss module of torch as the loss of each row, [b]: the mean where a row has several targets."""
-    single = copy.copy(loss)
+    """Return a loss module of torch as the loss of each row, [b].
+
+    Where a row has several targets: their sum if the module sums, and else the mean of those that it does not ignore,
+    for the reason given at `masked_lm`.
+    """
+    single, ignored = copy.copy(loss), getattr(loss, "ignore_index", None)
+    is_sum = loss.reduction in ("sum", "batchmean")
     vars(single)["reduction"] = "none"
 
     def of_each(outputs: Tensor, labels: Tensor) -> Tensor:
         losses: Tensor = single(outputs, labels)
-        return losses.flatten(1).mean(1) if losses.ndim > 1 else losses
+        if losses.ndim == 1:
+            return losses
+        if is_sum:
+            return losses.flatten(1).sum(1)
+        if ignored is None or labels.is_floating_point():
+            return losses.flatten(1).mean(1)
+        counted: Tensor = labels != ignored
+        return losses.flatten(1).sum(1) / counted.flatten(1).sum(1).clamp(min=1)
 
     return of_each
 

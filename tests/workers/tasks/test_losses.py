@@ -10,12 +10,12 @@ import pytest
 import torch
 from scipy.special import expit, logsumexp, softmax
 from sklearn.metrics import hinge_loss, log_loss
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.spec import Component
-from dpsweep.workers.tasks.losses import LOSSES, TASK_OF, build_loss
+from dpsweep.workers.tasks.losses import LOSSES, TASK_OF, build_loss, of_each_row
 
 LOGITS = torch.randn(50, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = torch.arange(50) % 5
@@ -140,3 +140,22 @@ def test_a_built_in_loss_refuses_further_columns() -> None:
     assert torch.equal(loss(LOGITS, LABELS), build_loss(Component("cross_entropy"))(LOGITS, LABELS))
     with pytest.raises(InvalidInput, match=r"returns \d+ outputs for \d+; further columns.*need a loss of your own"):
         loss(torch.cat((LOGITS, LOGITS), 1), LABELS)
+
+
+@pytest.mark.parametrize(
+    "module",
+    [
+        nn.CrossEntropyLoss(label_smoothing=0.1),
+        nn.CrossEntropyLoss(ignore_index=2),
+        nn.CrossEntropyLoss(reduction="sum"),
+        nn.MSELoss(),
+        nn.KLDivLoss(reduction="batchmean"),
+    ],
+    ids=repr,
+)
+def test_a_module_is_taken_as_of_each_row_alone(module: nn.Module) -> None:
+    """Positions that a row ignores do not make its loss smaller."""
+    outputs = torch.randn(4, 3, 5, generator=torch.Generator().manual_seed(0))
+    labels = torch.arange(20).view(4, 5) ** 2 % 7 % 3 if isinstance(module, nn.CrossEntropyLoss) else outputs.softmax(1)
+    alone = [module(row[None], label[None]) for row, label in zip(outputs, labels, strict=True)]
+    torch.testing.assert_close(of_each_row(module)(outputs, labels), torch.stack(alone))
