@@ -60,8 +60,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ("tests/orchestration/test_selection.py",),
         B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
         B(
-            "    if before is not None:\n        stored",
-            "    if before is not None and tune.trials is None:\n        stored",
+            "if (before := read_manifest(candidates)) is not None:",
+            "if (before := read_manifest(candidates)) is not None and tune.trials is None:",
             "runs are drawn again",
             True,
         ),
@@ -205,7 +205,12 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/sweeps/plan.py",
         PLAN,
-        B("after_training if point.is_private else ()", "()", "what is released is no part of the target", True),
+        B(
+            "mechanism_of(trial, method, size, point.releases)",
+            "mechanism_of(trial, method, size, ())",
+            "what is released is no part of the target",
+            True,
+        ),
         B(
             "if stored is not None and each.is_solved_by(stored):",
             "if stored is not None:",
@@ -231,7 +236,11 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/records/local_files.py",
         OWNERSHIP,
-        B("fcntl.LOCK_EX | fcntl.LOCK_NB", "fcntl.LOCK_SH | fcntl.LOCK_NB", "two drivers share a folder"),
+        B(
+            "fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                break",
+            "fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)\n                break",
+            "two drivers share a folder",
+        ),
     ),
     *bugs_in(
         "orchestration/execution/completion.py",

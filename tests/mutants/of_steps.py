@@ -477,8 +477,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/planners.py",
         ("tests/workers/gradients/test_static_shapes.py",),
         B(
-            "with_padding(y, rows), len(x) // multiplicity)",
-            "with_padding(y, rows), size)",
+            "with_padding(y, step), examples)",
+            "with_padding(y, step), size)",
             "padding counts as examples",
             True,
         ),

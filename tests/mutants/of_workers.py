@@ -51,6 +51,16 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         B("return total / math.sqrt(2.0)", "return total", "sums and squares are accounted as one of both", True),
     ),
     *bugs_in(
+        "workers/training/counters.py",
+        TRAINING,
+        B(
+            "write_private(uri, json",
+            "__import__('pathlib').Path(uri).write_bytes(json",
+            "exact counters are public",
+            True,
+        ),
+    ),
+    *bugs_in(
         "workers/trials/trial.py",
         ("tests/workers/trials/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
         B(
@@ -58,13 +68,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "trainer.gradients.finish()",
             "the key of the noise outlives the training",
             True,
-        ),
-        B(
-            "write_private(files.private_training,",
-            "write_bytes_atomically(files.private_training,",
-            "exact counters are public",
-            True,
-            TRAINING,
         ),
         B(
             "reasons=reasons_of_trial(spec, dataset.reasons)",
@@ -134,8 +137,8 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         "workers/evaluation/outcomes.py",
         ("tests/workers/evaluation/test_outcomes.py",),
         B(
-            "write_private(uri, stream.getvalue().to_pybytes())",
-            "open(uri, 'wb').write(stream.getvalue().to_pybytes())",
+            "write_private(uri, encode_table(table))",
+            "open(uri, 'wb').write(encode_table(table))",
             "predictions of single examples are public",
         ),
     ),
