@@ -73,7 +73,7 @@ from dpsweep.workers.gradients.planners import (
 from dpsweep.workers.gradients.proofs import Proof, digest_of_structure, known_proof, note_proof
 from dpsweep.workers.gradients.recorded import Done, Recording, Recordings
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
-from dpsweep.workers.machine.devices import refuse_autocast
+from dpsweep.workers.machine.devices import float32_precisions, refuse_autocast
 
 _FEW, _AGAIN, _ALONE = 4, 3, 3
 """Number of examples that are verified together in the first batch, in some later ones, and one by one."""
@@ -334,10 +334,10 @@ class GradientEngine:
     def _kind(self, batch: MicroBatch, keep: bool) -> Hashable:
         """Return everything outside x and y that a pass reads, by address where values may change."""
         tensors = [*self.model.parameters(), *self.model.buffers()]
-        settings = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
         rows = [(each.shape, each.stride(), each.dtype, each.device) for each in (batch.x, batch.y)]
         held = [(each.data_ptr(), each.shape, each.stride(), each.dtype, each.requires_grad) for each in tensors]
-        return keep, self._axes_of_weights * keep, self._modes, self._outputs.finding, *settings, *rows, *held
+        settings = self._modes, self._outputs.finding, *float32_precisions()
+        return keep, self._axes_of_weights * keep, *settings, *rows, *held
 
     def _with_padding(self, weights: Tensor, batch: MicroBatch) -> Tensor:
         padded = with_padding(weights, batch.x.shape[0] // self._multiplicity)

@@ -32,6 +32,7 @@ from dpsweep.accounting.records.local_files import UnsafeFile, make_private_fold
 from dpsweep.workers.gradients.deterministic_passes import same
 from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, codes_of, own_modules
 from dpsweep.workers.gradients.modes import modes_of
+from dpsweep.workers.machine.devices import float32_precisions
 from dpsweep.workers.machine.folders import node_folder
 
 
@@ -188,10 +189,10 @@ def digest_of_structure(model: nn.Module, loss: object, x: Tensor, y: Tensor, *o
 
 def _settings() -> tuple[object, ...]:
     """Return the settings of torch that decide how it computes."""
-    cuda, cudnn = torch.backends.cuda.matmul, torch.backends.cudnn
+    cudnn = torch.backends.cudnn
     return (
         torch.get_num_threads(),
         torch.get_default_dtype(),
         torch.are_deterministic_algorithms_enabled(),
-        (cuda.allow_tf32, cudnn.allow_tf32, cudnn.enabled, cudnn.benchmark, torch.backends.mkldnn.enabled),
+        (*float32_precisions(), cudnn.enabled, cudnn.benchmark, torch.backends.mkldnn.enabled),
     )

@@ -7,9 +7,9 @@ import math
 import os
 import platform
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Any, Final, TypeVar
 
 import torch
 from torch import Tensor
@@ -23,6 +23,7 @@ _RESERVE: Final = "reserve a GPU with resources.gpus where there is one, or set 
 _DRIVER: Final = Path("/proc/driver/nvidia/version")
 _SAMPLE_PERIOD: Final = 1.0
 """Seconds between two samples of a GPU's utilization; NVML averages over up to one second."""
+T = TypeVar("T")
 
 
 def refuse_autocast() -> None:
@@ -62,18 +63,47 @@ def torch_defaults() -> Iterator[None]:
 
 @contextlib.contextmanager
 def without_tf32() -> Iterator[None]:
-    """Compute with float32 as it is; TensorFloat-32 would round factors to 10 bits on a GPU.
+    """Compute with float32 as it is: a GPU may round factors to TensorFloat-32 of 10 bits, oneDNN to bfloat16 of 7.
 
-    Products and convolutions are then the same for an example alone and in a batch, but for the order of sums.
+    Products and convolutions are then the same for an example alone and in a batch, but for the order of sums. Torch
+    has newer settings of precision, which win, and older ones, whose readers fail where they differ from the newer.
     """
-    precision, convolutions = torch.get_float32_matmul_precision(), torch.backends.cudnn.allow_tf32
+    before = float32_precisions()
+    products = _if_readable(torch.get_float32_matmul_precision)
+    convolutions = _if_readable(lambda: torch.backends.cudnn.allow_tf32)
     torch.set_float32_matmul_precision("highest")
     torch.backends.cudnn.allow_tf32 = False
+    _set_precisions(["ieee"] * len(before))
     try:
         yield
     finally:
-        torch.set_float32_matmul_precision(precision)
-        torch.backends.cudnn.allow_tf32 = convolutions
+        if products is not None:
+            torch.set_float32_matmul_precision(products)
+        if convolutions is not None:
+            torch.backends.cudnn.allow_tf32 = convolutions
+        _set_precisions(before)
+
+
+def float32_precisions() -> tuple[str, ...]:
+    """Return how torch computes with float32: products, convolutions and recurrent layers, by CUDA and by oneDNN."""
+    return tuple(each.fp32_precision for each in _operations())
+
+
+def _set_precisions(precisions: Sequence[str]) -> None:
+    for each, precision in zip(_operations(), precisions, strict=True):
+        each.fp32_precision = precision
+
+
+def _operations() -> tuple[Any, ...]:
+    known: Any = torch.backends  # whose attributes are made when it is imported
+    cudnn, onednn = known.cudnn, known.mkldnn
+    return known.cuda.matmul, cudnn.conv, cudnn.rnn, onednn.matmul, onednn.conv, onednn.rnn
+
+
+def _if_readable(read: Callable[[], T]) -> T | None:
+    with contextlib.suppress(RuntimeError):
+        return read()
+    return None
 
 
 def choose_device(name: str) -> torch.device:
