@@ -25,7 +25,6 @@ def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     compiler (torch._inductor), which reads its own setting from the environment.
     """
     device = choose_device(execution.device)
-    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")  # required by deterministic algorithms on CUDA
     if execution.deterministic:
         os.environ.setdefault("TORCHINDUCTOR_DETERMINISTIC", "1")
     threads, deterministic = torch.get_num_threads(), torch.get_deterministic_debug_mode()
