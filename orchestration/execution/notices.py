@@ -96,7 +96,7 @@ class Notices:
     def _send(self, target: str, content: dict[str, object]) -> None:
         try:
             whole = expanded(target)
-            if is_address(whole):
+            if whole.startswith(("http://", "https://")):
                 _post(whole, content)
             else:
                 _run(whole, content)
@@ -116,11 +116,6 @@ def expanded(target: str) -> str:
         return os.environ[found[1]]
 
     return _VARIABLE.sub(value, target)
-
-
-def is_address(target: str) -> bool:
-    """Return whether a target is an address to post to, not a command."""
-    return target.startswith(("http://", "https://"))
 
 
 def _post(address: str, content: dict[str, object]) -> None:

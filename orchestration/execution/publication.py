@@ -55,7 +55,9 @@ def empty_pages(files: SweepFiles) -> Iterator[Path]:
 
 def publisher(address: str) -> Publish:
     """Return the function that writes the reports of a sweep that runs at ``address``; see `published`."""
-    return published if address in (IN_PROCESS, EMBEDDED) else _published_apart
+    if address in (IN_PROCESS, EMBEDDED):
+        return published
+    return lambda files, record, pages: run_apart("wrote the report", published, files, record, pages)
 
 
 def published(files: SweepFiles, record: SweepRecord, pages: Path) -> Published:
@@ -94,10 +96,6 @@ def steps(
         lambda tracker: tracker.log_comparison(shown.compared, shown.sentences),
         lambda tracker: tracker.close(_status(record, data)),
     )
-
-
-def _published_apart(files: SweepFiles, record: SweepRecord, pages: Path) -> Published:
-    return run_apart("wrote the report", published, files, record, pages)
 
 
 def _published(data: PublishedSweep, page: bytes, found: Findings, pages: Path) -> Published:

@@ -358,23 +358,23 @@ class _AshaByGroup(FIFOScheduler):
     def __init__(self, settings: SchedulerSettings, groups: Mapping[str, str | None]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._group_of = groups
-        self._of_group = {group: _asha(settings) for group in groups.values() if group is not None}
+        self._schedulers: dict[str | None, Any] = {group: _asha(settings) for group in groups.values()}
+        self._schedulers[None] = FIFOScheduler()  # type: ignore[no-untyped-call]
+
+    def _of(self, trial: Any) -> Any:
+        return self._schedulers[self._group_of[_trial_name(trial)]]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        if group := self._group_of[_trial_name(trial)]:
-            self._of_group[group].on_trial_add(tune_controller, trial)
+        self._of(trial).on_trial_add(tune_controller, trial)
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        group = self._group_of[_trial_name(trial)]
-        return self._of_group[group].on_trial_result(tune_controller, trial, result) if group else self.CONTINUE
+        return str(self._of(trial).on_trial_result(tune_controller, trial, result))
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        if group := self._group_of[_trial_name(trial)]:
-            self._of_group[group].on_trial_complete(tune_controller, trial, result)
+        self._of(trial).on_trial_complete(tune_controller, trial, result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        if group := self._group_of[_trial_name(trial)]:
-            self._of_group[group].on_trial_remove(tune_controller, trial)
+        self._of(trial).on_trial_remove(tune_controller, trial)
 
 
 def _asha(settings: SchedulerSettings) -> ASHAScheduler:

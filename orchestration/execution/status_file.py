@@ -115,7 +115,7 @@ class StatusFile:
             host=socket.gethostname(),
             pid=os.getpid(),
             job=os.environ.get(JOB_VARIABLE),
-            trials=trial_snapshots(self._status),
+            trials=tuple(map(_snapshot_of, self._status.trials)),
             cluster=cluster,
             reason=self._status.stopped_by if state == "stopped" else None,
             limits=self._status.limits.given(),
@@ -174,7 +174,7 @@ def tell_failed(
         notices.wait()
 
 
-def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
+def _snapshot_of(trial: TrialStatus) -> TrialSnapshot:
     """Return the part of a trial's status that may be shown; an infinite epsilon becomes ``private=False``."""
     epsilon = trial.epsilon
     return TrialSnapshot(
@@ -192,11 +192,6 @@ def trial_snapshot(trial: TrialStatus) -> TrialSnapshot:
         device=trial.device,
         unit=trial.unit,
     )
-
-
-def trial_snapshots(status: SweepStatus) -> tuple[TrialSnapshot, ...]:
-    """Return snapshots of all trials, in the order of the grid."""
-    return tuple(map(trial_snapshot, status.trials))
 
 
 def _finite(value: float | None) -> float | None:

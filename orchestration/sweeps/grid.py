@@ -55,15 +55,15 @@ def combinations(axes: Axes) -> Iterator[Chosen]:
         yield dict(zip(axes, chosen, strict=True))
 
 
-def pairs(sweep: SweepSpec) -> list[list[str]]:
+def _paired(sweep: SweepSpec) -> list[list[str]]:
     """Return the groups of axes that ``zip`` varies together, by names of axes."""
-    return [[_AXES.get(key, key) for key in group] for group in sweep.pairs]
+    return [[_AXES.get(key, key) for key in group] for group in sweep.zip or ()]
 
 
 def is_paired(sweep: SweepSpec, chosen: Chosen, also: Mapping[str, int] = MappingProxyType({})) -> bool:
     """Return whether axes that vary together have the same index in their lists. also: indices of further axes."""
     places = {axis: place for axis, (place, _) in chosen.items()} | dict(also)
-    return all(len({places[axis] for axis in group if axis in places}) <= 1 for group in pairs(sweep))
+    return all(len({places[axis] for axis in group if axis in places}) <= 1 for group in _paired(sweep))
 
 
 def comparable_places(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
@@ -72,7 +72,7 @@ def comparable_places(sweep: SweepSpec, chosen: Chosen) -> tuple[int, ...]:
     These are the indices of all shared axes except those that vary together with clipping; data and seed are always
     included.
     """
-    paired = {axis for group in pairs(sweep) if "clipping" in group for axis in group} - {"data", "seed"}
+    paired = {axis for group in _paired(sweep) if "clipping" in group for axis in group} - {"data", "seed"}
     return tuple(place for axis, (place, _) in chosen.items() if axis not in paired)
 
 
@@ -111,7 +111,7 @@ def repeated(sweep: SweepSpec, meant: Callable[[str, Any], Any] = lambda axis, v
         axis: [(place, meant(axis, value)) for place, value in values]
         for axis, values in {**shared_axes(sweep), **private_axes(sweep)}.items()
     }
-    groups = [[axis for axis in group if axis in axes] for group in pairs(sweep)]
+    groups = [[axis for axis in group if axis in axes] for group in _paired(sweep)]
     paired = {axis for group in groups for axis in group}
     groups += [[axis] for axis in axes if axis not in paired]
     return tuple(axis for group in groups if _is_repeated([dict(axes[axis]) for axis in group]) for axis in group)
@@ -331,7 +331,7 @@ def _adapted(
 
 def _require_countable(sweep: SweepSpec) -> None:
     """Raises: InvalidInput for more than `MAX_TRIALS` trials, where axes that vary together count once."""
-    later = {axis for group in pairs(sweep) for axis in group[1:]}
+    later = {axis for group in _paired(sweep) for axis in group[1:]}
     shared, private = (
         math.prod(len(values) for axis, values in axes(sweep).items() if axis not in later)
         for axes in (shared_axes, private_axes)

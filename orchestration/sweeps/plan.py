@@ -107,11 +107,14 @@ def plan_sweep(
         *unopposed(sweep, [trial.point for trial in planned]),
         *_untracked(sweep, planned),
         *never_met(sweep.resources, [trial.point.spec for trial in planned]),
-        *_trial_warnings(planned, code),
+        *(*_of_data(planned), *_of_test_users(planned), *_of_tokenizers(planned)),
+        *(*_large_deltas(planned), *_beyond_budgets(planned)),
+        *(_untried(planned) if code is None else ()),
+        *planner.notes(),
     )
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))
     former = tuple(point for point in points if not point.is_asked)
-    return Plan(tuple(planned), refused, warnings + planner.notes(), planner.multipliers, former)
+    return Plan(tuple(planned), refused, warnings, planner.multipliers, former)
 
 
 @dataclass(frozen=True)
@@ -438,13 +441,6 @@ def _untracked(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, .
         "norms.exact_examples is of no use: the epsilons of single examples, whose error it measures, are accounted "
         "for in no trial of the sweep",
     )
-
-
-def _trial_warnings(trials: Sequence[PlannedTrial], code: UserCode | None) -> tuple[str, ...]:
-    """Return warnings about trials that can run. code: None if the user's own code was not run."""
-    untried = _untried(trials) if code is None else ()
-    of_data = (*_of_data(trials), *_of_test_users(trials), *_of_tokenizers(trials))
-    return (*of_data, *_large_deltas(trials), *_beyond_budgets(trials), *untried)
 
 
 def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:

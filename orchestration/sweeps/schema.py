@@ -260,11 +260,6 @@ class SweepSpec(SweepSection):
             return value
         return {key: _spread_all(key, item) if key in _WITH_LISTS else item for key, item in value.items()}
 
-    @property
-    def pairs(self) -> tuple[tuple[str, ...], ...]:
-        """The groups of axes that ``zip`` varies together, each as keys of the sweep file."""
-        return self.zip or ()
-
     @model_validator(mode="after")
     def _levels_are_given(self) -> Self:
         given = [key for key in ("target_epsilon", "noise_multiplier") if getattr(self.privacy, key)]
@@ -316,13 +311,14 @@ class SweepSpec(SweepSection):
 
     @model_validator(mode="after")
     def _pairs_match(self) -> Self:
-        named = [key for group in self.pairs for key in group]
+        pairs = self.zip or ()
+        named = [key for group in pairs for key in group]
         for key in named:
             if key not in ZIPPED:
                 raise InvalidInput(f"zip: unknown axis {key!r}; {nearest(key, ZIPPED)}")
             if named.count(key) > 1:
                 raise InvalidInput(f"zip: {key!r} is named twice; an axis varies with one group of others")
-        for group in self.pairs:
+        for group in pairs:
             values = {key: getattr(self.privacy if key in _OF_PRIVACY else self, key) for key in group}
             lengths = {key: len(found or ()) for key, found in values.items()}
             if len(group) < 2:
@@ -417,7 +413,7 @@ def _check_tuning(tune: TuneSettings, sweep: SweepSpec) -> None:
         )
     if sweep.scheduler.name != "fifo":
         raise InvalidInput(f"tune compares trained candidates, but {sweep.scheduler.name} stops some; use fifo")
-    paired = {"seeds", "data"} & {key for group in sweep.pairs for key in group}
+    paired = {"seeds", "data"} & {key for group in sweep.zip or () for key in group}
     if paired:
         raise InvalidInput(f"tune has seeds and data of its own, so zip cannot pair {min(paired)}")
 
