@@ -87,7 +87,7 @@ def replays(engine: GradientEngine) -> int:
     return len(known(engine._recordings)._checked)
 
 
-@pytest.mark.thinned(8)
+@pytest.mark.thinned(8 if DEVICE.type == "cpu" else 1)
 @pytest.mark.parametrize("layerwise", [False, True])
 @pytest.mark.parametrize(
     "name",
