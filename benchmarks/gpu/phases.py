@@ -113,7 +113,7 @@ PHASES: Final[tuple[Phase, ...]] = (
     Phase("noise", "benchmarks.gpu.noise", 15, "speed of the sources of noise"),
     Phase("together", "benchmarks.gpu.together", 75, "trials that share the device, beside one alone"),
     Phase("waits", "benchmarks.gpu.waits", 75, "how often a step waits for the device, and where its time goes"),
-    Phase("compiled", "benchmarks.gpu.compiled", 40, "torch.compile and CUDA graphs"),
+    Phase("compiled", "benchmarks.gpu.compiled", 40, "CUDA graphs and torch.compile"),
     Phase("trials", "benchmarks.gpu.trials", 40, "whole trials beside plain loops and Opacus"),
     Phase("ray", "benchmarks.gpu.ray_trials", 40, "two trials on half a device each under Ray"),
     Phase("models", "benchmarks.gpu.models", 40, "models that people bring, beside plain steps and Opacus"),
