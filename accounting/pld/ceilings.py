@@ -34,6 +34,7 @@ Method = Literal["pld", "gdp", "rdp"]
 
 _STRONGEST = 1e6  # mean shift above which the Gaussian's closed form is too inaccurate
 _CUTS = (0.0, 1e-8, 0.5)  # shares of delta spent on cutting off sensitivities
+_WEAKEST = 1e-100  # sensitivity as which smaller ones count in Renyi DP, whose squares would underflow
 
 
 def total_variation(rounds: GroupRounds) -> float:
@@ -142,7 +143,7 @@ def _total_renyi(rounds: GroupRounds) -> Array:
 
     A block of random allocation costs at most what it would if the step drawn were known: one Gaussian.
     """
-    total = gaussian_rdp(1 / rounds.gaussian) if rounds.gaussian else np.zeros_like(ORDERS)
+    total = gaussian_rdp(1 / max(rounds.gaussian, _WEAKEST)) if rounds.gaussian else np.zeros_like(ORDERS)
     for law, count in rounds.laws:
         shares = [p * (1.0 - mixture.missing) / (1.0 - law.missing) for p, mixture in law.cases]
         total = total + count * mixed_rdp(shares, [_renyi_of(mixture) for _, mixture in law.cases])
@@ -159,4 +160,4 @@ def _renyi_of(mixture: SensitivityMixture) -> Array:
         return np.zeros_like(ORDERS)
     first = int(mixture.sensitivities[0] == 0.0)
     rate = math.fsum(mixture.probabilities[first:]) / (1 - mixture.missing) if first else 1.0
-    return sampled_gaussian_rdp(min(rate, 1.0), 1 / mixture.sensitivities[-1])
+    return sampled_gaussian_rdp(min(rate, 1.0), 1 / max(mixture.sensitivities[-1], _WEAKEST))

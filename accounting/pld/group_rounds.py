@@ -25,6 +25,7 @@ from dpsweep.accounting.pld.sensitivity import AllocatedRound, RoundLaw, Sensiti
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 _GRID_POINTS = 512  # amplitudes of given examples are rounded up to multiples of the largest one / _GRID_POINTS
+_LEAST_SPACING = 1e-300  # of that grid, far below any delta, and above where doubles lose precision
 
 
 @dataclass(frozen=True)
@@ -237,7 +238,7 @@ def _given_members(cases: tuple[_Case, ...]) -> RoundLaw:
 def _sum_of_members(case: _Case) -> SensitivityMixture:
     if not any(case.amplitudes):
         return SensitivityMixture((0.0,), (1.0,))
-    return examples_law(case.sampling, case.amplitudes, max(case.amplitudes) / _GRID_POINTS)
+    return examples_law(case.sampling, case.amplitudes, max(max(case.amplitudes) / _GRID_POINTS, _LEAST_SPACING))
 
 
 def _shuffled_square(pieces: Iterable[_Piece], group_size: int) -> float:

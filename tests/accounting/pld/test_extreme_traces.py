@@ -12,6 +12,7 @@ from dp_accounting.pld import privacy_loss_distribution
 from scipy import integrate, stats
 
 from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.attacks import curve_of_examples
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.samplings import SMALLEST_RATE, PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
@@ -248,6 +249,13 @@ def test_members_of_small_contribution_cost_little() -> None:
     members = np.array([1.0] + [1e-3] * 1000)[:, None]
     claimed = epsilon_of_examples(poisson(0.01, 1.0, 1), [0], members, delta)
     assert 0.5 * (1 - 1e-6) <= claimed.upper <= 0.5 * 1.01
+
+
+@pytest.mark.parametrize("contribution", [5e-324, 1e-310, 1e-160])
+def test_a_contribution_whose_square_underflows_costs_next_to_nothing(contribution: float) -> None:
+    trace, given = poisson(0.1, 1.0, 10), [[contribution]]
+    assert 0.0 <= epsilon_of_examples(trace, [0], given, 1e-200).upper < 1e-6
+    assert 0.0 < curve_of_examples(trace, [0], given).advantage.upper < 1e-99
 
 
 def test_the_law_of_small_and_large_members_is_rounded_up() -> None:
