@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from dpsweep.orchestration.commands.main import app
+from tests.orchestration.invoking import printed
 
 ROOT = Path(__file__).parent.parent
 README = (ROOT / "README.md").read_text()
@@ -32,10 +32,8 @@ def test_there_are_exactly_two_set_up_commands_of_one_line() -> None:
 @pytest.mark.parametrize("arguments", CONSOLE, ids=lambda arguments: " ".join(arguments[:3]))
 def test_documented_calculations_print_the_known_answer(arguments: list[str]) -> None:
     answers = [ANSWERS[word] for word in arguments if word in ANSWERS]
-    result = CliRunner().invoke(app, [*arguments, *([] if "--json" in arguments else ["--json"])])
-    assert result.exit_code == 0, result.output
-    printed = json.loads(result.stdout)
-    first = printed[0] if isinstance(printed, list) else printed
+    found = json.loads(printed(*arguments, *[] if "--json" in arguments else ["--json"]))
+    first = found[0] if isinstance(found, list) else found
     assert first.get("value", first.get("epsilon")) == pytest.approx(answers[0], rel=2e-3)
 
 

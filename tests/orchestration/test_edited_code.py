@@ -15,12 +15,11 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
-from typer.testing import CliRunner
 
 import dpsweep
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution import cluster
 from dpsweep.workers.data import load_dataset
+from tests.orchestration.invoking import invoked
 from tests.orchestration.processes import environment
 
 NET = """
@@ -185,8 +184,8 @@ def test_verify_and_best_name_what_has_changed(folder: Path) -> None:
     key = one(run(folder)).key
 
     def verified(*more: str) -> tuple[str, dict[str, Any]]:
-        said = CliRunner().invoke(app, ["verify", str(folder / "out"), *more])
-        as_json = CliRunner().invoke(app, ["verify", str(folder / "out"), *more, "--json"])
+        said = invoked("verify", folder / "out", *more)
+        as_json = invoked("verify", folder / "out", *more, "--json")
         assert said.exit_code == as_json.exit_code == 0, said.output
         return said.output, json.loads(as_json.stdout)["own_files"]
 
@@ -198,7 +197,7 @@ def test_verify_and_best_name_what_has_changed(folder: Path) -> None:
     said, own = verified()
     assert f"warning: {layers} has changed since 1 trials began" in said
     assert own["changed"] == {layers: [key]}
-    best = CliRunner().invoke(app, ["best", str(folder / "out")])
+    best = invoked("best", folder / "out")
     assert f"warning: {layers} has changed since 1 trials began" in best.stderr
     (folder / "edited_layers.py").unlink()
     assert verified()[1]["changed"] == {"edited_layers.py": [key]}, "it is gone"

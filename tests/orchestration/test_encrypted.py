@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner, Result
 
 import dpsweep
 from dpsweep.accounting.errors import InvalidInput
@@ -18,7 +17,6 @@ from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.cluster_jobs import submit
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.ray_tune import train_trial
@@ -30,6 +28,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
+from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.sample_grids import in_process, small
 from tests.workers.trial_specs import small_trial
 
@@ -62,10 +61,6 @@ def files(original: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     shutil.copytree(original.root, tmp_path / "out")
     monkeypatch.setenv(KEY_VARIABLE, KEY)
     return SweepFiles(str(tmp_path / "out"))
-
-
-def invoke(*arguments: object) -> Result:
-    return CliRunner().invoke(app, [*map(str, arguments)])
 
 
 def trial_of(files: SweepFiles) -> TrialFiles:
@@ -101,9 +96,8 @@ def test_every_command_works_with_the_key(files: SweepFiles, tmp_path: Path) -> 
         ("prune", files.root, "--norms"),
         ("verify", files.root),
     ):
-        done = invoke(*arguments)
-        assert done.exit_code == 0, (arguments, done.output, done.exception)
-        assert KEY not in done.output
+        done = invoked(*arguments)
+        assert (done.exit_code, KEY in done.output) == (0, False), (arguments, done.output, done.exception)
     assert page.read_text().startswith("<!")
     assert page.stat().st_mode & 0o077 == 0
     assert not Path(trial.norms, "complete.json").exists()
@@ -122,9 +116,8 @@ def test_what_is_not_encrypted_is_not_copied(
     files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str
 ) -> None:
     monkeypatch.setenv(KEY_VARIABLE, key)
-    refused = invoke("decrypt", files.report, "--to", tmp_path / "page.html").exception
-    assert isinstance(refused, InvalidInput)
-    assert str(refused) == f"{files.report} is not encrypted, so there is nothing to decrypt; read it as it is"
+    reason = refused(InvalidInput, "decrypt", files.report, "--to", tmp_path / "page.html")
+    assert reason == f"{files.report} is not encrypted, so there is nothing to decrypt; read it as it is"
     assert not (tmp_path / "page.html").exists()
 
 
@@ -160,10 +153,8 @@ def test_no_key_or_another_one_is_one_line(
     monkeypatch.setenv(KEY_VARIABLE, key)
     places = {"FOLDER": files.root, "TRIAL": trial_of(files).root}
     arguments = [places.get(word, word.replace("FOLDER", files.root)) for word in WITHOUT[name]]
-    refused = invoke(*arguments)
-    assert isinstance(refused.exception, InvalidInput)
-    assert said in str(refused.exception)
-    assert len(str(refused.exception).splitlines()) == 1
+    (line,) = refused(InvalidInput, *arguments).splitlines()
+    assert said in line
     after = {path: path.read_bytes() for path in before if path.name not in (".lock", "dpsweep.log")}
     assert after == {path: before[path] for path in after}, "nothing was written"
 
@@ -189,8 +180,7 @@ def test_what_needs_no_private_file_needs_no_key(files: SweepFiles, monkeypatch:
         ("forget", files.root),
         ("delete", files.root, "--yes"),
     ):
-        done = invoke(*arguments)
-        assert done.exit_code == 0, (arguments, done.output, done.exception)
+        printed(*arguments)
 
 
 @pytest.mark.thinned(2)

@@ -12,13 +12,12 @@ from pathlib import Path
 
 import pytest
 from rich.console import Console
-from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.records.files import write_in_private_folder
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.commands import cluster_jobs, status_command
-from dpsweep.orchestration.commands.main import app, report
+from dpsweep.orchestration.commands.main import report
 from dpsweep.orchestration.commands.printed_tables import outcome_object, print_outcome
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.execution.upkeep import forget_keys
@@ -31,6 +30,7 @@ from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.tracker import TrackedSweep
+from tests.orchestration.invoking import invoked
 from tests.orchestration.sample_grids import in_process, small
 
 from mlflow import MlflowClient  # isort: skip
@@ -81,7 +81,7 @@ def test_commands_over_sweeps_print_it_so_too(folder: Path, tmp_path: Path) -> N
         ("export", strange, "--to", tmp_path / "table.csv"),
         ("delete", strange, "--yes"),
     ):
-        done = CliRunner().invoke(app, [*map(str, arguments)])
+        done = invoked(*arguments)
         shown = done.output + str(done.exception or "")
         assert done.exit_code == 0 or isinstance(done.exception, DpsweepError), (arguments, done.exception)
         assert "\x1b]" not in done.output, arguments
@@ -129,7 +129,7 @@ def test_commands_over_jobs_print_it_so_too(ended: bool, tmp_path: Path, monkeyp
         ("stop", "x", *at),
         ("list", *at),
     ):
-        done = CliRunner().invoke(app, [*map(str, arguments)], env={"RAY_AUTH_MODE": "token"})
+        done = invoked(*arguments, env={"RAY_AUTH_MODE": "token"})
         assert done.exit_code in (0, 1) or isinstance(done.exception, DpsweepError), (arguments, done.exception)
         assert "\x1b]" not in done.output, arguments
         assert r"bad [/bold] \x1b]0;title\x07" in done.output + str(done.exception), arguments

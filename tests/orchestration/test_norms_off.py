@@ -5,14 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.library import open_sweep
 from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.invoking import invoked
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 
 CLIPPING = ["none", {"name": "flat", "bound": 1.0}]
@@ -44,7 +43,7 @@ def test_commands_refuse_in_one_line_what_needs_norms_and_do_the_rest(swept: dic
     trial = trial_in(root, "flat-seed0").root
 
     def told(*arguments: str) -> tuple[int, str]:
-        result = CliRunner().invoke(app, list(arguments))
+        result = invoked(*arguments)
         return result.exit_code, " ".join(f"{result.output} {result.exception}".split())
 
     assert told("verify", root)[0] == 0

@@ -12,7 +12,6 @@ from typing import Any
 
 import pyarrow.parquet as parquet
 import pytest
-from typer.testing import CliRunner
 
 import dpsweep
 from dpsweep.accounting.accountants.account import account
@@ -20,7 +19,6 @@ from dpsweep.accounting.mechanism.reasons import REASONS, Reason
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.printed_tables import print_outcome
 from dpsweep.orchestration.comparison.best import best
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
@@ -38,6 +36,7 @@ from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import reasons_of
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
+from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import in_process, key_in, small
 from tests.orchestration.sample_sweeps import sample_sweep
 from tests.orchestration.tracking.recordings import client_of, one, runs_of
@@ -57,12 +56,6 @@ EVERY = tuple(REASONS)
 
 def request(folder: Path) -> RunRequest:
     return in_process(TEXT, folder, None)
-
-
-def printed(*arguments: str) -> str:
-    result = CliRunner().invoke(app, list(arguments))
-    assert result.exit_code == 0, result.output
-    return result.stdout
 
 
 def kinds(found: Any) -> set[str]:

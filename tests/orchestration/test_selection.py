@@ -11,12 +11,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from dpsweep.accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.status_command import status
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.stored import stored_record
@@ -33,6 +31,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
+from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import in_process, small
 
 TUNE = {
@@ -319,9 +318,7 @@ def test_a_draw_of_any_number_is_stored_and_no_list_tells_it(tmp_path: Path, mon
     drawn = known(parse_sweep(read_text_of(candidates)).adapted)
     assert {len(runs) for runs in drawn.drawn.values()} == {12_000}
     assert len(drawn.drawn) * 12_000 > 40_000, "more than a sweep file may have values"
-    shown = CliRunner().invoke(app, ["list", str(tmp_path), "--json"])
-    assert shown.exit_code == 0, shown.output
-    (found,) = json.loads(shown.stdout)["sweeps"]
+    (found,) = json.loads(printed("list", tmp_path, "--json"))["sweeps"]
     assert (found["folder"], found["state"], found["trials"]) == (asked.files.root, "private selection", {})
     board = Board([str(tmp_path)])
     board.refresh()

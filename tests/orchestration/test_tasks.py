@@ -12,11 +12,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from typer.testing import CliRunner
 
 import dpsweep
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.metrics import METRICS, known, main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
@@ -25,6 +23,7 @@ from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.outcomes import ScoredOutcomes
 from dpsweep.workers.tasks import TASKS
 from tests.known import known as present
+from tests.orchestration.invoking import printed
 from tests.orchestration.report.pages import Page
 from tests.orchestration.tracking.recordings import client_of, runs_of
 from tests.workers.data_folders import make_masks, make_numbers, make_texts, make_tokenizer
@@ -71,8 +70,7 @@ def ran(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     """A task, and the folder of its sweep."""
     folder = tmp_path_factory.mktemp(request.param)
     arguments = ["run", str(written(request.param, folder)), "--address", "in-process", "--output", str(folder / "out")]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0, result.output
+    printed(*arguments)
     return request.param, folder / "out"
 
 
@@ -144,8 +142,7 @@ def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> 
     columns = set(sweep.results(all_columns=True).columns)
     assert {f"worst_group_{TASKS[task].main}", f"setting.intervals.{TASKS[task].main}.low"} <= columns
     assert not OF_CLASSIFICATION & columns
-    printed = CliRunner().invoke(app, ["status", str(output)]).output
-    assert TASKS[task].main.replace("_", " ") in printed
+    assert TASKS[task].main.replace("_", " ") in printed("status", output)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,6 @@ import pyarrow as pa
 import pytest
 import yaml
 from pyarrow import parquet
-from typer.testing import CliRunner, Result
 
 from dpsweep import accounting
 from dpsweep.accounting.accountants.account import account
@@ -26,7 +25,6 @@ from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.user_files import StoredUsers
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison import claims
 from dpsweep.orchestration.store import remembered
 from dpsweep.orchestration.store.attempts import Attempt, AttemptLog
@@ -34,6 +32,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.results import read_result
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 from tests.orchestration.execution.test_upkeep import trained as trained
+from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.tracking.recordings import client_of, runs_of
 
 __all__ = ["files"]
@@ -41,14 +40,12 @@ __all__ = ["files"]
 DELTA = 1e-7
 
 
-def asked(files: SweepFiles, *arguments: str) -> Result:
-    return CliRunner().invoke(app, ["account", files.root, "--address", "in-process", *arguments])
+def asked(files: SweepFiles, *arguments: object) -> tuple[object, ...]:
+    return ("account", files.root, "--address", "in-process", *arguments)
 
 
 def found(files: SweepFiles, *arguments: str) -> list[dict[str, Any]]:
-    result = asked(files, "--json", *arguments)
-    assert result.exit_code == 0, result.output
-    accounts: list[dict[str, Any]] = json.loads(result.stdout)["accounts"]
+    accounts: list[dict[str, Any]] = json.loads(printed(*asked(files, "--json", *arguments)))["accounts"]
     return accounts
 
 
@@ -74,7 +71,7 @@ def test_another_delta_and_method_give_what_the_accountants_give(files: SweepFil
         assert answer["individuals"]["median"] == pytest.approx(np.median(capped), rel=1e-12)
         assert stat.S_IMODE(Path(answer["folder"], "account.json").stat().st_mode) == 0o600
         np.testing.assert_array_equal(read_epsilons(trial.epsilons).upper, before[answer["key"]])
-    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0
+    printed("verify", files.root)
 
 
 def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -89,9 +86,7 @@ def test_what_is_stored_is_not_computed_again(files: SweepFiles, monkeypatch: py
     assert computed == []
     damaged = next(Path(first[0]["folder"], "epsilons").glob("*.arrow"))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    verified = CliRunner().invoke(app, ["verify", files.root])
-    assert isinstance(verified.exception, DataCorruption)
-    assert "accounts" in str(verified.exception)
+    assert "accounts" in refused(DataCorruption, "verify", files.root)
     assert found(files, "--trial", KEYS[0], "--delta", str(DELTA)) == first
     assert computed == [1], "the damaged part, anew"
 
@@ -186,19 +181,18 @@ def test_every_user_is_accounted_by_all_own_records(tmp_path: Path) -> None:
     expected = epsilon_of_examples(trace, norms.steps.tolist(), norms.contributions[owners == most], stored.delta).upper
     assert stored.upper[stored.example_ids == most] == pytest.approx(expected, rel=1e-6)
     assert users["largest"] == stored.upper.max()
-    text = asked(files, "--trial", answer["key"], "--by-user").stdout
+    text = printed(*asked(files, "--trial", answer["key"], "--by-user"))
     assert f"{users['users']} users of up to {users['most_records']} records" in text
-    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0
+    printed("verify", files.root)
     for part, next_step in (
         (f"{trial.users}/part-00000.arrow", "delete the trial's folder and resume"),
         (f"{answer['folder']}/users/part-00000.arrow", "delete its folder, and account the trial again"),
     ):
         intact = Path(part).read_bytes()
         Path(part).write_bytes(intact[:-1])
-        refused = CliRunner().invoke(app, ["verify", files.root])
-        assert isinstance(refused.exception, DataCorruption)
-        assert part in str(refused.exception)
-        assert str(refused.exception).count(next_step) == 1
+        reason = refused(DataCorruption, "verify", files.root)
+        assert part in reason
+        assert reason.count(next_step) == 1
         Path(part).write_bytes(intact)
 
 
@@ -216,7 +210,7 @@ def test_given_records_are_accounted_over_all_trials_together(files: SweepFiles)
     expected = accounting.epsilon_of_examples_together(runs, DELTA)
 
     def together_of(*arguments: str) -> dict[str, Any]:
-        result = asked(files, "--json", "--delta", str(DELTA), "--examples", given, *arguments)
+        result = invoked(*asked(files, "--json", "--delta", DELTA, "--examples", given, *arguments))
         assert result.exit_code == 0, result.output
         assert "these 2 records in all these trials together: ε" in result.stderr
         assert "  no guarantee (norms_estimated): gradient norms" in result.stderr
@@ -238,24 +232,19 @@ def test_given_records_are_accounted_over_all_trials_together(files: SweepFiles)
     assert twice["epsilon"] == pytest.approx(
         accounting.epsilon_of_examples_together([most, *runs], DELTA).epsilon, rel=1e-9
     )
-    refused = asked(files, "--examples", f"{ids[0]},100000")
-    assert isinstance(refused.exception, InvalidInput)
-    assert "--examples has 100000, but no trial" in str(refused.exception)
+    unknown = refused(InvalidInput, *asked(files, "--examples", f"{ids[0]},100000"))
+    assert "--examples has 100000, but no trial" in unknown
 
 
 def test_data_without_users_say_so(files: SweepFiles) -> None:
-    refused = asked(files, "--by-user")
-    assert isinstance(refused.exception, InvalidInput)
-    assert "leave --by-user out" in str(refused.exception)
+    assert "leave --by-user out" in refused(InvalidInput, *asked(files, "--by-user"))
 
 
 def test_a_damaged_account_is_one_line(files: SweepFiles) -> None:
     (answer,) = found(files, "--trial", KEYS[0])
     path = Path(answer["folder"], "account.json")
     path.write_text(path.read_text().replace('"epsilon"', '"epsilom"', 1))
-    refused = CliRunner().invoke(app, ["report", files.root])
-    assert isinstance(refused.exception, DataCorruption)
-    assert "delete its folder, and account the trial again" in str(refused.exception)
+    assert "delete its folder, and account the trial again" in refused(DataCorruption, "report", files.root)
 
 
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
@@ -285,11 +274,9 @@ def test_a_file_of_groups_must_be_whole(files: SweepFiles, tmp_path: Path) -> No
         ("example_id,group\n", "has no rows"),
     ):
         path.write_text(text)
-        refused = asked(files, "--group-by", str(path))
-        assert isinstance(refused.exception, InvalidInput), refused.output
-        assert reason in str(refused.exception)
+        assert reason in refused(InvalidInput, *asked(files, "--group-by", path))
         path = path.with_name(f"{path.stem}x.csv")
-    assert "does not exist" in str(asked(files, "--group-by", str(tmp_path / "none.csv")).exception)
+    assert "does not exist" in refused(InvalidInput, *asked(files, "--group-by", tmp_path / "none.csv"))
 
 
 def test_what_cannot_be_accounted_is_one_clear_line(files: SweepFiles) -> None:
@@ -299,19 +286,13 @@ def test_what_cannot_be_accounted_is_one_clear_line(files: SweepFiles) -> None:
         (("--individual", "pdl"), "did you mean 'pld'"),
         (("--group-sizes", "0"), "--group-sizes has '0'"),
     ):
-        refused = asked(files, *arguments)
-        assert isinstance(refused.exception, InvalidInput)
-        assert reason in str(refused.exception)
-    CliRunner().invoke(app, ["prune", files.root, "--norms", "--older-than", "5"])
-    refused = asked(files)
-    assert isinstance(refused.exception, InvalidInput)
-    assert str(refused.exception).startswith(f"the norms of {KEYS[0]} were deleted")
-    assert asked(files, "--trial", KEYS[1]).exit_code == 0
+        assert reason in refused(InvalidInput, *asked(files, *arguments))
+    printed("prune", files.root, "--norms", "--older-than", "5")
+    assert refused(InvalidInput, *asked(files)).startswith(f"the norms of {KEYS[0]} were deleted")
+    printed(*asked(files, "--trial", KEYS[1]))
     shard = next(Path(files.trial(KEYS[1]).norms).glob("*/*.arrow"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    damaged = asked(files, "--delta", str(DELTA), "--trial", KEYS[1])
-    assert isinstance(damaged.exception, DataCorruption)
-    assert "sha256 differs" in str(damaged.exception)
+    assert "sha256 differs" in refused(DataCorruption, *asked(files, "--delta", DELTA, "--trial", KEYS[1]))
 
 
 def test_a_flipped_byte_of_the_trace_is_noticed_by_account_and_by_verify(files: SweepFiles) -> None:
@@ -322,11 +303,10 @@ def test_a_flipped_byte_of_the_trace_is_noticed_by_account_and_by_verify(files: 
         changed = bytearray(intact)
         changed[place] ^= 1
         trace.write_bytes(changed)
-        for done in (asked(files, "--delta", "1e-6"), CliRunner().invoke(app, ["verify", files.root])):
-            assert isinstance(done.exception, DataCorruption)
-            assert str(trace) in str(done.exception)
+        for command in (asked(files, "--delta", "1e-6"), ("verify", files.root)):
+            assert str(trace) in refused(DataCorruption, *command)
     trace.write_bytes(intact)
-    assert asked(files, "--delta", "1e-6").exit_code == 0
+    printed(*asked(files, "--delta", "1e-6"))
 
 
 def test_verify_reads_what_lies_beside_an_account(files: SweepFiles) -> None:
@@ -335,10 +315,8 @@ def test_verify_reads_what_lies_beside_an_account(files: SweepFiles) -> None:
         file = Path(account_of_trial["folder"], name)
         intact = file.read_bytes()
         file.write_bytes(intact[: len(intact) // 2] + b"?" + intact[len(intact) // 2 + 1 :])
-        damaged = CliRunner().invoke(app, ["verify", files.root]).exception
-        assert isinstance(damaged, DataCorruption)
-        assert str(file) in str(damaged)
+        assert str(file) in refused(DataCorruption, "verify", files.root)
         file.write_bytes(intact)
     note = Path(account_of_trial["folder"], "epsilons", "part-00000.json")
     note.unlink()
-    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0, "a note is needed only by another accounting"
+    assert invoked("verify", files.root).exit_code == 0, "a note is needed only by another accounting"

@@ -5,32 +5,27 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from dpsweep.accounting import Segment, Trace
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.pld import epsilon_pld
-from dpsweep.orchestration.commands.main import app
+from tests.orchestration.invoking import invoked, printed
 
 BATCHES = ("--sampling", "random_allocation", "--dataset-size", 1000, "--batch-size", 250)
 ALLOCATED = (*BATCHES, "--epochs", 3, "--noise-multiplier", 1.5, "--delta", 1e-5)
 OF_RATE = ("--sample-rate", 0.1, "--steps", 5, "--noise-multiplier", 1, "--delta", 1e-5)
 
 
-def run(*arguments: object, command: str = "epsilon") -> Result:
-    return CliRunner().invoke(app, [command, *map(str, arguments)])
-
-
 def test_it_is_certified_from_both_sides() -> None:
-    found = json.loads(run(*ALLOCATED, "--per-epoch", 2, "--json").stdout)
+    found = json.loads(printed("epsilon", *ALLOCATED, "--per-epoch", 2, "--json"))
     certified = epsilon_pld(Trace(1000, (Segment(0, 12, RandomAllocationSampling(4, 2), 1.5),)), 1e-5)
     assert (found["epsilon"], found["lower_epsilon"]) == (certified.upper, certified.lower)
     assert (found["kind"], found["adjacency"], found["steps"]) == ("guarantee", "add_remove", 12)
     assert (found["sampling"], found["per_epoch"]) == ("random_allocation", 2)
-    groups = json.loads(run(*ALLOCATED, "--per-epoch", 2, "--group-size", "1,2", "--json").stdout)
+    groups = json.loads(printed("epsilon", *ALLOCATED, "--per-epoch", 2, "--group-size", "1,2", "--json"))
     assert [each["group_size"] for each in groups] == [1, 2]
     assert certified.upper == groups[0]["epsilon"] < groups[1]["epsilon"]
-    none = json.loads(run(*ALLOCATED[:-4], "--noise-multiplier", 0, "--delta", 1e-5, "--json").stdout)
+    none = json.loads(printed("epsilon", *ALLOCATED[:-4], "--noise-multiplier", 0, "--delta", 1e-5, "--json"))
     assert (none["epsilon"], none["private"], none["kind"]) == (None, False, "none")
 
 
@@ -43,6 +38,6 @@ def test_it_is_certified_from_both_sides() -> None:
     ],
 )
 def test_what_is_not_proven_is_refused_by_name(arguments: tuple[object, ...], said: str) -> None:
-    refused = run(*arguments)
+    refused = invoked("epsilon", *arguments)
     assert refused.exit_code != 0
     assert said in str(refused.exception)

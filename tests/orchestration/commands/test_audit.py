@@ -8,17 +8,17 @@ import stat
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.audit import _lines
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.store.later_results import AuditRecord, audit_schema
 from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained, trained_sweep
+from tests.orchestration.invoking import invoked
 from tests.orchestration.public_values import words
 
 __all__ = ["files", "trained"]
@@ -28,7 +28,7 @@ NAME = "gradient-iterates-100"
 
 def audited(files: SweepFiles, *arguments: str, only: str = KEYS[0]) -> Result:
     asked = ["audit", files.root, "--only", only, "--canaries", "100", "--tracking-uri", "none", *arguments]
-    return CliRunner().invoke(app, asked)
+    return invoked(*asked)
 
 
 def contents(folder: str) -> dict[str, str]:

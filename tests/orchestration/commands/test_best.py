@@ -7,11 +7,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 import dpsweep
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.best import Best, best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Difference, findings
@@ -20,6 +18,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.workers.evaluation.outcomes import write_outcomes
 from tests.orchestration.execution.test_upkeep import files as files
 from tests.orchestration.execution.test_upkeep import trained as trained
+from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes, sweep_of
 from tests.orchestration.sample_results import stored_sample
@@ -27,10 +26,6 @@ from tests.orchestration.tracking.recordings import NOTHING
 
 SEEDS: Covers = "seeds and test examples"
 KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))
-
-
-def chosen(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["best", *map(str, arguments)])
 
 
 @pytest.fixture
@@ -43,9 +38,7 @@ def folder(tmp_path: Path) -> Path:
 
 
 def test_it_prints_the_setting_its_interval_and_its_model(folder: Path) -> None:
-    done = chosen(folder, "--max-epsilon", "8", "--at-least", "worst_group=0.5")
-    assert done.exit_code == 0, done.output
-    first, *others = done.stdout.splitlines()
+    first, *others = printed("best", folder, "--max-epsilon", "8", "--at-least", "worst_group=0.5").splitlines()
     assert first.startswith("flat · constant: accuracy 70.0% (95% interval ")
     assert "epsilon 3.00" in first
     assert any("test examples alone; whether it is the best is unknown (one seed)" in line for line in others)
@@ -54,7 +47,7 @@ def test_it_prints_the_setting_its_interval_and_its_model(folder: Path) -> None:
 
 
 def test_python_and_json_say_the_same(folder: Path) -> None:
-    stored = json.loads(chosen(folder, "--by", "worst_group", "--json").stdout)
+    stored = json.loads(printed("best", folder, "--by", "worst_group", "--json"))
     found = dpsweep.open(folder).best("worst_group")
     assert stored == {**found.as_dict(), "model": f"{folder}/trials/{KEYS['flat-seed0']}/model.pt"}
     assert (stored["by"], stored["value"]) == ("worst_group_accuracy", pytest.approx(0.6))
@@ -63,15 +56,15 @@ def test_python_and_json_say_the_same(folder: Path) -> None:
 
 def test_an_older_sweep_has_a_winner_without_an_interval(tmp_path: Path) -> None:
     stored_sample(tmp_path / "old")
-    done = chosen(tmp_path / "old")
-    assert done.stdout.startswith("flat · constant: accuracy 70.0%, epsilon 3.00")
-    assert "no interval is known" in done.stdout
+    said = printed("best", tmp_path / "old")
+    assert said.startswith("flat · constant: accuracy 70.0%, epsilon 3.00")
+    assert "no interval is known" in said
 
 
 def test_impossible_conditions_say_what_is_possible(folder: Path) -> None:
-    refused = chosen(folder, "--at-least", "worst_group=0.99").exception
-    assert isinstance(refused, InvalidInput)
-    assert "the most of worst_group_accuracy is 0.6" in str(refused)
+    assert "the most of worst_group_accuracy is 0.6" in refused(
+        InvalidInput, "best", folder, "--at-least", "worst_group=0.99"
+    )
 
 
 def test_numbers_of_another_type_are_one_line(folder: Path) -> None:
@@ -85,16 +78,14 @@ def test_numbers_of_another_type_are_one_line(folder: Path) -> None:
 
 @pytest.mark.parametrize("name", ["model", "inputs"])
 def test_a_damaged_model_is_not_named(files: SweepFiles, name: str) -> None:
-    assert chosen(files.root).exit_code == 0
+    assert invoked("best", files.root).exit_code == 0
     damaged = Path(getattr(files.trial(chosen_key(files)), name))
     damaged.write_bytes(damaged.read_bytes()[:-1] + b"?")
-    refused = chosen(files.root).exception
-    assert isinstance(refused, DataCorruption)
-    assert str(refused).startswith(f"{damaged}: its sha256 differs")
+    assert refused(DataCorruption, "best", files.root).startswith(f"{damaged}: its sha256 differs")
 
 
 def chosen_key(files: SweepFiles) -> str:
-    return str(json.loads(chosen(files.root, "--json").stdout)["trial"])
+    return str(json.loads(printed("best", files.root, "--json"))["trial"])
 
 
 def alike(count: int, spans: bool = False) -> Best:

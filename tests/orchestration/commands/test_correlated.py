@@ -5,11 +5,10 @@ from __future__ import annotations
 import json
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from dpsweep.accounting import PoissonSampling, Segment, Trace, account
 from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, prefix_sum_errors
-from dpsweep.orchestration.commands.main import app
+from tests.orchestration.invoking import invoked, printed
 
 SIZES = ("--dataset-size", 1000, "--batch-size", 50)
 CYCLIC = ("--sampling", "cyclic_poisson", *SIZES)
@@ -17,18 +16,14 @@ BANDED = ("--noise-strategy", "banded:bands=4")
 RUN = ("--steps", 40, "--noise-multiplier", 2, "--delta", 1e-5)
 
 
-def run(*arguments: object, command: str = "epsilon") -> Result:
-    return CliRunner().invoke(app, [command, *map(str, arguments)])
-
-
 def test_a_cycle_has_as_many_groups_as_bands() -> None:
-    found = json.loads(run(*CYCLIC, *BANDED, *RUN, "--json").stdout)
+    found = json.loads(printed("epsilon", *CYCLIC, *BANDED, *RUN, "--json"))
     same = account(Trace(1000, (Segment(0, 10, PoissonSampling(0.2), 2.0),)), 1e-5)
     assert (found["epsilon"], found["lower_epsilon"]) == (same.epsilon, same.lower_epsilon)
     assert (found["kind"], found["adjacency"], found["steps"]) == ("guarantee", "add_remove", 40)
     errors = (found["mean_squared_error"], found["max_squared_error"])
     assert errors == prefix_sum_errors(BandedNoise(4, 40), 40, 2.0)
-    longer = json.loads(run(*CYCLIC, *BANDED, "--cycle-length", 8, *RUN, "--json").stdout)
+    longer = json.loads(printed("epsilon", *CYCLIC, *BANDED, "--cycle-length", 8, *RUN, "--json"))
     assert (found["cycle_length"], longer["cycle_length"]) == (4, 8)
     rounds = account(Trace(1000, (Segment(0, 5, PoissonSampling(0.4), 2.0),)), 1e-5)
     assert longer["epsilon"] == rounds.epsilon
@@ -36,20 +31,20 @@ def test_a_cycle_has_as_many_groups_as_bands() -> None:
 
 def test_one_fixed_order_needs_no_bands() -> None:
     asked = ("--sampling", "fixed_order", *SIZES, "--noise-strategy", "lambda_cgd:decay=0.5", *RUN, "--json")
-    found = json.loads(run(*asked).stdout)
+    found = json.loads(printed("epsilon", *asked))
     assert (found["lower_epsilon"], found["adjacency"], found["noise_strategy"]) == (
         None,
         "zero_out",
         "lambda_cgd:decay=0.5",
     )
-    independent = json.loads(run(*asked[:6], *RUN, "--json").stdout)
+    independent = json.loads(printed("epsilon", *asked[:6], *RUN, "--json"))
     assert 0.0 < independent["epsilon"] < found["epsilon"], "at the same noise, correlation costs more"
     assert "mean_squared_error" not in independent
 
 
 def test_calibrate_takes_the_same() -> None:
     asked = (*CYCLIC, *BANDED, "--steps", 40, "--target-epsilon", 2, "--delta", 1e-5, "--json")
-    found = json.loads(run(*asked, command="calibrate").stdout)
+    found = json.loads(printed("calibrate", *asked))
     assert found["epsilon"] == pytest.approx(2.0, rel=1e-3)
     assert 1.99 < found["lower_epsilon"] <= found["epsilon"] <= 2.0
     assert found["mean_squared_error"] == prefix_sum_errors(BandedNoise(4, 40), 40, found["noise_multiplier"])[0]
@@ -57,9 +52,9 @@ def test_calibrate_takes_the_same() -> None:
 
 def test_tables_say_the_errors_of_a_strategy() -> None:
     mean, largest = prefix_sum_errors(BandedNoise(4, 40), 40, 2.0)
-    assert f"mean {mean:.4g}, largest {largest:.4g}" in run(*CYCLIC, *BANDED, *RUN).stdout
+    assert f"mean {mean:.4g}, largest {largest:.4g}" in printed("epsilon", *CYCLIC, *BANDED, *RUN)
     asked = (*CYCLIC, *BANDED, "--steps", 40, "--target-epsilon", 2, "--delta", 1e-5)
-    assert "note: noise banded:bands=4: squared error" in run(*asked, command="calibrate").stdout
+    assert "note: noise banded:bands=4: squared error" in printed("calibrate", *asked)
 
 
 @pytest.mark.parametrize(
@@ -80,6 +75,6 @@ def test_tables_say_the_errors_of_a_strategy() -> None:
     ],
 )
 def test_what_has_no_proof_is_refused_by_name(arguments: tuple[object, ...], said: str) -> None:
-    refused = run(*arguments)
+    refused = invoked("epsilon", *arguments)
     assert refused.exit_code != 0
     assert said in str(refused.exception)

@@ -5,26 +5,21 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.local_files import UnsafeFile
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attempts
 from dpsweep.orchestration.store.later_results import AuditRecord, write_audit
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import claimed, exclusive
+from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import DELTA, stored_sample
 
 KEY = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))["flat-seed0"]
-
-
-def delete(folder: object, *arguments: str, answer: str | None = None) -> Result:
-    return CliRunner().invoke(app, ["delete", str(folder), *arguments], input=answer)
 
 
 def contents(folder: Path) -> set[str]:
@@ -49,14 +44,12 @@ def files(tmp_path: Path) -> SweepFiles:
 def test_everything_of_the_sweep_goes_and_what_it_released_stays(files: SweepFiles) -> None:
     released = Attempt(KEY, 1, DELTA, Trace(100, (Segment(0, 20, PoissonSampling(0.1), 2.0),)), ended=True)
     AttemptLog(files, [KEY]).note(released)
-    done = delete(files.root, "--yes")
-    assert done.exit_code == 0, done.output
+    done = printed("delete", files.root, "--yes")
     assert contents(Path(files.root)) == {f"attempts/{KEY}/000001.json", ".lock"}
     assert read_attempts(files, KEY) == (released,)
-    assert "what 1 of them released cannot be taken back" in done.stdout
-    assert "left, because" not in done.stdout
-    again = delete(files.root, "--yes")
-    assert "holds no sweep" in str(again.exception)
+    assert "what 1 of them released cannot be taken back" in done
+    assert "left, because" not in done
+    assert "holds no sweep" in refused(InvalidInput, "delete", files.root, "--yes")
     stored_sample(Path(files.root))
     assert stored_record(files).attempts[KEY] == (released,), "a sweep that is run here again counts it"
 
@@ -65,20 +58,19 @@ def test_the_tuning_goes_with_its_sweep_and_what_it_released_stays(files: SweepF
     tuning = stored_sample(Path(files.tuning))
     released = Attempt(KEY, 1, DELTA, Trace(100, (Segment(0, 20, PoissonSampling(0.1), 2.0),)), ended=True)
     AttemptLog(tuning, [KEY]).note(released)
-    done = delete(files.root, "--yes")
-    assert done.exit_code == 0, done.output
+    done = printed("delete", files.root, "--yes")
     left = {name for name in contents(Path(files.root)) if name.startswith("tuning/")}
     assert left == {f"tuning/attempts/{KEY}/000001.json", "tuning/.lock"}
     assert read_attempts(tuning, KEY) == (released,)
-    assert "of its tuning" in done.stdout
-    assert "and tuning/attempts" in done.stdout
-    assert "left, because" not in done.stdout
+    assert "of its tuning" in done
+    assert "and tuning/attempts" in done
+    assert "left, because" not in done
 
 
 def test_what_an_older_version_did_not_record_is_recorded_first(files: SweepFiles) -> None:
     before = stored_record(files).attempts[KEY]
     assert (len(before), read_attempts(files, KEY)) == (1, ())
-    assert delete(files.root, "--yes").exit_code == 0
+    assert invoked("delete", files.root, "--yes").exit_code == 0
     assert read_attempts(files, KEY) == before
 
 
@@ -89,9 +81,8 @@ def test_files_that_are_not_of_the_sweep_are_left_and_named(files: SweepFiles, t
         (folder / name).write_text("mine")
     (tmp_path / "kept.txt").write_text("elsewhere")
     (folder / "trials" / KEY / "link").symlink_to(tmp_path / "kept.txt")
-    done = delete(folder, "--yes")
-    assert done.exit_code == 0, done.output
-    assert "left, because not of the sweep: notes.txt, private/mine.txt, trials/mine/model.pt" in done.stdout
+    said = printed("delete", folder, "--yes")
+    assert "left, because not of the sweep: notes.txt, private/mine.txt, trials/mine/model.pt" in said
     left = {name for name in contents(folder) if not name.startswith(("attempts/", ".lock"))}
     assert left == {"notes.txt", "trials/mine/model.pt", "private/mine.txt"}
     assert (tmp_path / "kept.txt").read_text() == "elsewhere"
@@ -99,14 +90,14 @@ def test_files_that_are_not_of_the_sweep_are_left_and_named(files: SweepFiles, t
 
 def test_a_sweep_without_releases_leaves_no_folder(tmp_path: Path) -> None:
     stored_sample(tmp_path / "sweep", clipping="none", privacy={"noise_multiplier": 1.0, "delta": 1e-5})
-    assert delete(tmp_path / "sweep", "--yes").exit_code == 0
+    assert invoked("delete", tmp_path / "sweep", "--yes").exit_code == 0
     assert not (tmp_path / "sweep").exists()
 
 
 @pytest.mark.parametrize(("answer", "code", "deleted"), [("n\n", 1, False), ("\n", 1, False), ("y\n", 0, True)])
 def test_it_asks_first(files: SweepFiles, answer: str, code: int, deleted: bool) -> None:
     before = contents(Path(files.root))
-    done = delete(files.root, answer=answer)
+    done = invoked("delete", files.root, input=answer)
     assert f"Delete the sweep small in {files.root}: 4 trials" in done.stdout
     assert done.exit_code == code
     assert Path(files.manifest).exists() != deleted
@@ -116,21 +107,21 @@ def test_it_asks_first(files: SweepFiles, answer: str, code: int, deleted: bool)
 def test_where_nobody_answers_nothing_is_deleted(files: SweepFiles) -> None:
     before = contents(Path(files.root))
     with pytest.raises(InvalidInput, match="give --yes"):
-        raise delete(files.root).exception or AssertionError
+        printed("delete", files.root)
     assert contents(Path(files.root)) == before
 
 
 def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(InvalidInput, match="holds no sweep"):
-        raise delete(tmp_path, "--yes").exception or AssertionError
+        printed("delete", tmp_path, "--yes")
     assert contents(tmp_path) == {"notes.txt"}
 
 
 def test_a_running_sweep_is_refused(files: SweepFiles) -> None:
     before = contents(Path(files.root))
     with exclusive(files), pytest.raises(InvalidInput, match="another dpsweep writes to"):
-        raise delete(files.root, "--yes").exception or AssertionError
+        printed("delete", files.root, "--yes")
     assert contents(Path(files.root)) == before | {".lock"}
 
 
@@ -139,8 +130,8 @@ def test_on_an_object_store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.chdir(tmp_path)
     files = SweepFiles(f"file://{stored_sample(tmp_path / 'sweep').root}")
     with claimed(files.claim, 0.2), pytest.raises(InvalidInput, match="another dpsweep drives"):
-        raise delete(files.root, "--yes").exception or AssertionError
-    assert delete(files.root, "--yes").exit_code == 0
+        printed("delete", files.root, "--yes")
+    assert invoked("delete", files.root, "--yes").exit_code == 0
     assert contents(tmp_path / "sweep") == {f"attempts/{KEY}/000001.json"}
     assert not list((tmp_path / "runs").glob("sweep*"))
 
@@ -150,13 +141,13 @@ def test_a_linked_folder_and_a_damaged_ledger_are_refused(files: SweepFiles, tmp
     ledger.parent.mkdir(parents=True)
     ledger.write_text("{}")
     with pytest.raises(DataCorruption, match=rf"attempts/{KEY}/000001.json"):
-        raise delete(files.root, "--yes").exception or AssertionError
+        printed("delete", files.root, "--yes")
     assert Path(files.trial(KEY).model).exists()
     ledger.unlink()
     (tmp_path / "elsewhere").mkdir()
     (Path(files.root) / "tune").rename(tmp_path / "elsewhere" / "tune")
     (Path(files.root) / "tune").symlink_to(tmp_path / "elsewhere" / "tune")
     with pytest.raises(UnsafeFile, match="is a symbolic link"):
-        raise delete(files.root, "--yes").exception or AssertionError
+        printed("delete", files.root, "--yes")
     assert (tmp_path / "elsewhere" / "tune" / "state.json").exists()
     assert Path(files.manifest).exists(), "so that the command can be given again"

@@ -12,16 +12,15 @@ from pathlib import Path
 import pytest
 from pyarrow import csv as arrow_csv
 from pyarrow import parquet
-from typer.testing import CliRunner
 
 import dpsweep
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.stored import stored_record, stored_settings
 from dpsweep.orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
 from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.workers.evaluation.outcomes import write_outcomes
+from tests.orchestration.invoking import printed, refused
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes
 from tests.orchestration.sample_results import EXACT, stored_sample
@@ -30,9 +29,7 @@ KEYS = keys_of(small(clipping=["none", "flat"], noise="constant", seeds=[0, 1]))
 
 
 def export(folder: Path, file: Path, *options: str) -> str:
-    done = CliRunner().invoke(app, ["export", str(folder), "--to", str(file), *(options or ("--all-columns",))])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return printed("export", folder, "--to", file, *options or ("--all-columns",))
 
 
 def read_csv(file: Path) -> dict[str, dict[str, str]]:
@@ -137,14 +134,12 @@ def test_nobody_but_its_owner_can_write_what_is_exported(tmp_path: Path) -> None
 )
 def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, name: str, message: str) -> None:
     stored_sample(tmp_path / "sweep")
-    done = CliRunner().invoke(app, ["export", str(tmp_path / "sweep"), "--to", str(tmp_path / name)])
     with pytest.raises(InvalidInput, match=message):
-        raise done.exception or AssertionError(done.output)
+        printed("export", tmp_path / "sweep", "--to", tmp_path / name)
 
 
 def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
-    done = CliRunner().invoke(app, ["export", str(tmp_path), "--to", str(tmp_path / "a.csv")])
-    assert "holds no sweep" in str(done.exception)
+    assert "holds no sweep" in refused(InvalidInput, "export", tmp_path, "--to", tmp_path / "a.csv")
     assert not (tmp_path / "a.csv").exists()
 
 
@@ -175,10 +170,10 @@ def test_by_default_there_are_only_columns_that_say_something(tmp_path: Path) ->
     files = stored_sample(tmp_path / "sweep")
     write_reports(files, stored_record(files))
     all_of_them = export(tmp_path / "sweep", tmp_path / "all.parquet")
-    done = CliRunner().invoke(app, ["export", files.root, "--to", str(tmp_path / "a.parquet")])
+    said = printed("export", files.root, "--to", tmp_path / "a.parquet")
     table, whole = (parquet.read_table(tmp_path / name) for name in ("a.parquet", "all.parquet"))
     assert f"{len(whole.column_names)} columns" in all_of_them
-    assert f"{len(table.column_names)} columns; --all-columns writes all {len(whole.column_names)}" in done.stdout
+    assert f"{len(table.column_names)} columns; --all-columns writes all {len(whole.column_names)}" in said
     assert set(table.column_names) < set(whole.column_names)
     assert {"key", "labels.seed", "status", "error", "epsilon", "kind", "accuracy", "group_accuracies.a"} <= set(
         table.column_names

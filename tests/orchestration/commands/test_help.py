@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 import typer
-from typer.testing import CliRunner
 
 from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.main import app
+from tests.orchestration.invoking import printed
 from tests.orchestration.processes import environment
 
 COMMANDS = {
@@ -25,7 +25,7 @@ PANELS = (options.RUN, options.CLUSTER, options.RESULTS, options.PRIVACY)
 
 
 def test_the_help_groups_every_command() -> None:
-    shown = CliRunner().invoke(app, ["--help"], env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"}).stdout
+    shown = printed("--help", env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"})
     places = [shown.index(f" {panel} ─") for panel in PANELS]
     assert "─ Commands ─" not in shown, "a command without a group"
     for name, command in COMMANDS.items():
@@ -41,7 +41,7 @@ def test_the_example_of_every_command_is_valid_and_in_its_help(name: str) -> Non
     program, given, *arguments = shlex.split(command.epilog.removeprefix("Example: "))
     assert (program, given) == ("dpsweep", name)
     command.make_context(name, list(arguments))
-    shown = CliRunner().invoke(app, [name, "--help"], env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"}).stdout
+    shown = printed(name, "--help", env={"COLUMNS": "160", "TERMINAL_WIDTH": "160"})
     assert " ".join(command.epilog.split()) in " ".join(shown.split())
 
 

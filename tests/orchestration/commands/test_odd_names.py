@@ -5,9 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from typer.testing import CliRunner
-
-from dpsweep.orchestration.commands.main import app
+from tests.orchestration.invoking import invoked
 from tests.orchestration.sample_results import stored_sample
 
 ODD = os.fsdecode(b"\xff\x1b]0;title\x07\nerror: nothing")
@@ -24,7 +22,7 @@ def test_names_are_spelt_out_where_they_are_listed(tmp_path: Path) -> None:
         (["forget", files.root], f"forgotten: {SPELT}\n"),
         (["delete", files.root, "--yes"], f"left, because not of the sweep: {SPELT}\n"),
     ):
-        said = CliRunner().invoke(app, command)
+        said = invoked(*command)
         assert said.exit_code == 0, said.output
         assert line in said.output
         assert "\x1b" not in said.output

@@ -15,11 +15,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from typer.testing import Result
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.cluster_jobs import tell_what_is_missing
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.status_command import warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.store.layout import LOCK
@@ -36,6 +35,7 @@ from dpsweep.orchestration.store.status_snapshot import (
 )
 from tests.hostile.of_folders import write_json
 from tests.known import known
+from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.processes import Command
 from tests.orchestration.sample_results import stored_sample
 
@@ -266,7 +266,7 @@ LISTED = (
 
 
 def listed(*arguments: object) -> Result:
-    return CliRunner().invoke(app, ["list", *map(str, arguments)], env={"RAY_API_SERVER_ADDRESS": ""})
+    return invoked("list", *arguments, env={"RAY_API_SERVER_ADDRESS": ""})
 
 
 def found(folder: object) -> dict[str, Any]:
@@ -319,11 +319,8 @@ def test_links_hidden_folders_and_the_inside_of_sweeps_are_left_out(tmp_path: Pa
 
 def test_what_is_no_sweep_is_refused_and_what_is_damaged_is_named(tmp_path: Path) -> None:
     for folder in (tmp_path, tmp_path / "nothing"):
-        refused = listed(folder)
-        assert isinstance(refused.exception, InvalidInput)
-        assert str(refused.exception).splitlines() == [
-            f"{folder} holds no sweep, and no folder below it does; name one that `dpsweep run` wrote to"
-        ]
+        (line,) = refused(InvalidInput, "list", folder).splitlines()
+        assert line == f"{folder} holds no sweep, and no folder below it does; name one that `dpsweep run` wrote to"
     stored_sample(tmp_path / "good")
     damaged = stored_sample(tmp_path / "bad")
     Path(damaged.manifest).write_text("{}")

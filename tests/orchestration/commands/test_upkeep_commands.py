@@ -16,10 +16,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
-from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.main import app
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.states import TrialState
@@ -37,6 +35,7 @@ from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.runs import MlflowRuns
 from dpsweep.orchestration.tracking.tracker import TrackedSweep, TrackingUnavailable
+from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.processes import PATIENCE, start, wait_until
 from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_results import stored_sample
@@ -45,10 +44,6 @@ from tests.warm import FORKS
 
 from mlflow import MlflowClient  # isort: skip
 from tests.known import known
-
-
-def dpsweep(*arguments: object) -> Result:
-    return CliRunner().invoke(app, list(map(str, arguments)))
 
 
 @pytest.fixture
@@ -83,15 +78,13 @@ def left_by_a_driver(files: SweepFiles, **changes: object) -> None:
 
 
 def test_what_ran_without_mlflow_is_recorded_once(files: SweepFiles) -> None:
-    done = dpsweep("record", files.root)
-    assert done.exit_code == 0, done.output
-    said, page = done.stdout.splitlines()
+    said, page = printed("record", files.root).splitlines()
     assert said.startswith("4 of 4 trials are recorded in MLflow at sqlite:///")
     assert page.startswith("http://127.0.0.1:5000/#/experiments/")
     before = content(client_of(files))
     kinds = Counter(tags["dpsweep.kind"] for _, _, tags, *_ in before.values())
     assert kinds == {"sweep": 1, "trial": 4}
-    again = json.loads(dpsweep("record", files.root, "--json").stdout)
+    again = json.loads(printed("record", files.root, "--json"))
     assert (again["recorded"], again["trials"], again["is_complete"]) == (4, 4, True)
     assert content(client_of(files)) == before
 
@@ -112,18 +105,17 @@ def test_a_store_that_falls_silent_ends_it_with_the_count_and_the_command(
 
     with monkeypatch.context() as patch:
         patch.setattr(MlflowTracker, "log_trial", falls_silent)
-        ended = dpsweep("record", files.root)
+        ended = invoked("record", files.root)
     assert ended.exit_code == 3
     missing = f"2 of 4 trials are recorded in MLflow (no answer); `dpsweep record {files.root}` records the rest"
     *_, last = ended.stderr.splitlines()  # on a busy machine there are lines of progress before
     assert last == f"error: {missing}"
     found = known(read_snapshot(files.status))
     assert (found.state, found.is_over) == ("recording", True)
-    shown = dpsweep("status", files.root)
-    assert missing in shown.stdout
+    assert missing in printed("status", files.root)
     assert "RUNNING" not in {run.info.status for run in runs_of(client_of(files))}, "status has asked MLflow"
-    assert dpsweep("record", files.root).exit_code == 0
-    assert "small: finished, 3 of 3 trials done" in dpsweep("status", files.root).stdout
+    assert invoked("record", files.root).exit_code == 0
+    assert "small: finished, 3 of 3 trials done" in printed("status", files.root)
     runs = runs_of(client_of(files))
     assert len(runs) == 5
     assert {run.info.status for run in runs} <= {"FINISHED", "FAILED"}
@@ -136,9 +128,7 @@ def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: Sweep
     snapshot = known(read_snapshot(files.status))
     tracker.open_sweep(TrackedSweep(snapshot.sweep_id, "small", "", files.root))
     assert [run.info.status for run in runs_of(client_of(files))] == ["RUNNING"]
-    shown = dpsweep(*command, files.root)
-    assert shown.exit_code == 0, shown.output
-    assert "stale" in shown.stdout
+    assert "stale" in printed(*command, files.root)
     (run,) = runs_of(client_of(files))
     assert (run.info.status, run.data.tags["dpsweep.outcome"]) == ("KILLED", "interrupted")
 
@@ -146,8 +136,7 @@ def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: Sweep
 def test_a_tuning_that_runs_is_not_recorded_beside_its_driver(files: SweepFiles) -> None:
     shutil.copytree(files.root, files.tuning)
     with exclusive(SweepFiles(files.tuning)):
-        refused = dpsweep("record", files.root)
-    assert f"another dpsweep writes to {files.tuning}" in str(refused.exception)
+        assert f"another dpsweep writes to {files.tuning}" in refused(InvalidInput, "record", files.root)
     assert not Path(files.database).exists()
 
 
@@ -168,9 +157,7 @@ def test_a_kill_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
     process.send_signal(signal.SIGKILL)
     assert process.wait(PATIENCE) in (-signal.SIGKILL, 0)
     for each in folders.values():
-        done = dpsweep("record", each.root)
-        assert done.exit_code == 0, done.output
-        assert "16 of 16 trials are recorded" in done.stdout
+        assert "16 of 16 trials are recorded" in printed("record", each.root)
     recorded = [by_trial(client_of(each)) for each in folders.values()]
     assert recorded[0] == recorded[1]
 
@@ -194,15 +181,15 @@ def test_a_kill_while_the_sweep_is_opened_is_ended_by_whoever_asks(
     with monkeypatch.context() as patch:
         patch.setattr(MlflowRuns, "attach", killed)
         patch.setattr(MlflowTracker, "interrupt", lambda self: None)  # a kill tells MLflow nothing
-        assert "no answer" in str(dpsweep("record", files.root).exception)
+        assert "no answer" in refused(DpsweepError, "record", files.root)
     assert [run.info.status for run in runs_of(client_of(files))] == ["RUNNING"]
     then = known(read_snapshot(tmp_status))
     write_snapshot(files.status, replace(then, heartbeat=time.time() - 2.0 * STALE_AFTER), private=False)
-    assert "lost" in dpsweep("status", files.root).stdout
+    assert "lost" in printed("status", files.root)
     (run,) = runs_of(client_of(files))
     assert run.info.status == "KILLED"
-    assert dpsweep("record", files.root).exit_code == 0
-    assert "small: finished, 3 of 3 trials done" in dpsweep("status", files.root).stdout
+    assert invoked("record", files.root).exit_code == 0
+    assert "small: finished, 3 of 3 trials done" in printed("status", files.root)
 
 
 def test_a_sweep_is_closed_where_it_was_recorded_before(files: SweepFiles, tmp_path: Path) -> None:
@@ -210,7 +197,7 @@ def test_a_sweep_is_closed_where_it_was_recorded_before(files: SweepFiles, tmp_p
     left_by_a_driver(files)
     snapshot = known(read_snapshot(files.status))
     tracker.open_sweep(TrackedSweep(snapshot.sweep_id, "small", "", files.root))
-    assert dpsweep("record", files.root, "--tracking-uri", f"sqlite:///{tmp_path}/other.db").exit_code == 0
+    assert invoked("record", files.root, "--tracking-uri", f"sqlite:///{tmp_path}/other.db").exit_code == 0
     assert [run.info.status for run in runs_of(client_of(files))] == ["KILLED"]
 
 
@@ -246,7 +233,7 @@ def killed_after(root: str, requests: int) -> None:
 
     for name in _WRITES:
         setattr(MlflowClient, name, counted(getattr(MlflowClient, name)))
-    assert dpsweep("record", root).exit_code == 0
+    assert invoked("record", root).exit_code == 0
 
 
 @pytest.mark.long
@@ -258,7 +245,7 @@ def test_a_kill_after_any_request_is_made_good(tmp_path: Path) -> None:
         return stored_sample(tmp_path / name, finished=(0, 1), clipping="flat", seeds=[0, 1])
 
     whole = sample("whole")
-    assert dpsweep("record", whole.root).exit_code == 0
+    assert invoked("record", whole.root).exit_code == 0
     expected, requests, exit_code = by_trial(client_of(whole)), 0, 1
     while exit_code:
         requests += 1
@@ -270,9 +257,9 @@ def test_a_kill_after_any_request_is_made_good(tmp_path: Path) -> None:
         exit_code = recording.exitcode or 0
         snapshot = known(read_snapshot(files.status))
         write_snapshot(files.status, replace(snapshot, heartbeat=time.time() - 2.0 * STALE_AFTER), private=False)
-        assert dpsweep("status", files.root).exit_code == 0
+        assert invoked("status", files.root).exit_code == 0
         assert "RUNNING" not in {run.info.status for run in runs_of(client_of(files))}, requests
-        assert dpsweep("record", files.root).exit_code == 0
+        assert invoked("record", files.root).exit_code == 0
         assert by_trial(client_of(files)) == expected, requests
     assert requests > 15
 
@@ -302,14 +289,14 @@ def test_a_driver_that_is_told_to_stop_while_it_records_says_what_is_missing(tmp
             return found is not None and found.state == "recording"
 
         wait_until(lambda: records() or driver.poll() is not None, "the driver to record", pause=0.2)
-        shown = dpsweep("status", files.root).stdout
+        shown = printed("status", files.root)
         driver.send_signal(signal.SIGTERM)
         assert driver.wait(PATIENCE) == 130, log.read_text()
     recorded = re.match("small: recording in MLflow, ([01]) of 2", shown)
     assert recorded is not None, shown
     missing = f"{recorded[1]} of 2 trials are recorded in MLflow (.*); `dpsweep record {files.root}` records the rest"
     assert re.search(f"interrupted; {missing}", log.read_text()), log.read_text()
-    assert dpsweep("record", files.root).exit_code == 0
+    assert invoked("record", files.root).exit_code == 0
     assert {run.info.status for run in runs_of(client_of(files))} == {"FINISHED"}
 
 
@@ -317,11 +304,9 @@ def test_a_driver_that_records_is_left_alone(files: SweepFiles) -> None:
     left_by_a_driver(files, per_second=4.2)
     snapshot = known(read_snapshot(files.status))
     write_snapshot(files.status, replace(snapshot, heartbeat=time.time()), private=False)
-    assert "small: recording in MLflow, 1 of 3, 4 a second" in dpsweep("status", files.root).stdout
+    assert "small: recording in MLflow, 1 of 3, 4 a second" in printed("status", files.root)
     with exclusive(files):
-        refused = dpsweep("record", files.root).exception
-    assert isinstance(refused, InvalidInput)
-    assert files.root in str(refused)
+        assert files.root in refused(InvalidInput, "record", files.root)
 
 
 def test_it_says_what_it_needs(files: SweepFiles, tmp_path: Path) -> None:
@@ -330,9 +315,7 @@ def test_it_says_what_it_needs(files: SweepFiles, tmp_path: Path) -> None:
         ((files.root, "--tracking-uri", "none"), "give the --tracking-uri of one in place of 'none'"),
         ((files.root, "--tracking-uri", "http://127.0.0.1:9"), "cannot use MLflow at http://127.0.0.1:9"),
     ):
-        refused = dpsweep("record", *arguments).exception
-        assert isinstance(refused, InvalidInput)
-        assert reason in str(refused)
+        assert reason in refused(InvalidInput, "record", *arguments)
     left_by_a_driver(files, store="postgresql://me:***@host/mlflow")
-    assert "whose password is not stored" in str(dpsweep("record", files.root).exception)
-    assert "set MLFLOW_TRACKING_URI to its address" in dpsweep("status", files.root).stderr
+    assert "whose password is not stored" in refused(InvalidInput, "record", files.root)
+    assert "set MLFLOW_TRACKING_URI to its address" in invoked("status", files.root).stderr

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 import dpsweep
 from dpsweep import orchestration
@@ -20,13 +19,13 @@ from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason, weakened
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison import claims
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.results import write_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
 from tests.orchestration.sample_results import stopped_of
 
@@ -150,27 +149,20 @@ def test_a_record_of_attempts_that_hides_a_reason_is_refused(folder: Path) -> No
 
 _OWNER = ("--example-id", "0")
 GATES: dict[str, Callable[[Path, Path], object]] = {
-    "verify": lambda folder, other: invoked("verify", folder),
-    "report": lambda folder, other: invoked("report", folder),
-    "best": lambda folder, other: invoked("best", folder),
-    "best --json": lambda folder, other: invoked("best", folder, "--json"),
-    "best --register": lambda folder, other: invoked("best", folder, "--register", "model"),
-    "export": lambda folder, other: invoked("export", folder, "--to", folder.parent / "table.csv"),
-    "compare": lambda folder, other: invoked("compare", other, folder),
-    "account": lambda folder, other: invoked("account", folder, "--address", "in-process"),
-    "owner-report": lambda folder, other: invoked("owner-report", trial_in(folder, "flat-seed0").root, *_OWNER),
+    "verify": lambda folder, other: printed("verify", folder),
+    "report": lambda folder, other: printed("report", folder),
+    "best": lambda folder, other: printed("best", folder),
+    "best --json": lambda folder, other: printed("best", folder, "--json"),
+    "best --register": lambda folder, other: printed("best", folder, "--register", "model"),
+    "export": lambda folder, other: printed("export", folder, "--to", folder.parent / "table.csv"),
+    "compare": lambda folder, other: printed("compare", other, folder),
+    "account": lambda folder, other: printed("account", folder, "--address", "in-process"),
+    "owner-report": lambda folder, other: printed("owner-report", trial_in(folder, "flat-seed0").root, *_OWNER),
     "--from": lambda folder, other: run_sweep(replace(request(folder.parent / "new"), sources=(str(folder),))),
     "run, and MLflow": lambda folder, other: run_sweep(replace(request(folder), tracking_uri=None)),
     "dpsweep.open": lambda folder, other: dpsweep.open(folder),
 }
 """Everything that shows, exports, compares, registers, records or returns what a stored result claims."""
-
-
-def invoked(*arguments: object) -> object:
-    result = CliRunner().invoke(app, list(map(str, arguments)))
-    if isinstance(result.exception, DataCorruption):
-        raise result.exception
-    return result
 
 
 UNCHECKED = {
@@ -227,15 +219,15 @@ def test_a_stopped_trial_that_claims_a_guarantee_is_refused(tmp_path: Path, reas
 
 def test_status_says_that_it_checks_nothing(folder: Path) -> None:
     forge(trial_in(folder, "flat-seed0").result, FORGERIES["epsilon"][0])
-    shown = CliRunner().invoke(app, ["status", str(folder)]).stdout
+    shown = printed("status", folder)
     assert "0.5" not in shown.split()
     assert "were not checked" in " ".join(shown.split())
-    assert json.loads(CliRunner().invoke(app, ["status", str(folder), "--json"]).stdout)["checked"] is False
-    assert "ε" not in CliRunner().invoke(app, ["list", str(folder)]).stdout
+    assert json.loads(printed("status", folder, "--json"))["checked"] is False
+    assert "ε" not in printed("list", folder)
 
 
 def test_what_dpsweep_account_has_stored_is_checked_too(folder: Path) -> None:
-    assert CliRunner().invoke(app, ["account", str(folder), "--address", "in-process"]).exit_code == 0
+    printed("account", folder, "--address", "in-process")
     stored = next(folder.rglob("account.json"))
     forge(str(stored), lambda account: account.update(epsilon=0.5))
     with pytest.raises(DataCorruption, match=r"account delta=1e-05,rdp claims epsilon 0\.5 of 1 record"):
@@ -265,7 +257,7 @@ def test_what_renyi_divergences_do_not_cover_is_borne_out_by_another_accountant(
     privacy = {"noise_multiplier": 2.0, "delta": 1e-5}
     text = small(sampling=allocated, clipping="flat", noise="constant", seeds=0, epochs=1, privacy=privacy)
     run_sweep(in_process(text, tmp_path / "out"))
-    assert invoked("verify", tmp_path / "out").exit_code == 0  # type: ignore[attr-defined]
+    printed("verify", tmp_path / "out")
     forge(
         f"{SweepFiles(str(tmp_path / 'out')).attempts(key_in(tmp_path / 'out', 'flat-seed0'))}/000001.json",
         lambda attempt: attempt["trace"]["segments"][0].update(noise_multiplier=50.0),

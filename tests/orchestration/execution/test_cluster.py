@@ -1,6 +1,6 @@
 """The same sweep on three nodes: same models and epsilons; storage and user code reach every node.
 
-Three nodes take a minute to start; the gate tries refusals for lack of resources on one, in test_gpus.py.
+Three nodes take a minute to start; the gate tries refusals for lack of resources on one, in test_nodes.py.
 """
 
 from __future__ import annotations

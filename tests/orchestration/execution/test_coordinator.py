@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result, Scatter, account_in_process
@@ -20,7 +19,6 @@ from dpsweep.accounting.jobs.parallel import AccountingFailed
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.comparison.record import SweepRecord, exact
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
@@ -42,6 +40,7 @@ from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
+from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import keys_of, small
 
 TEXT = small(clipping=["none", {"name": "flat", "bound": 1.0}], noise="constant", seeds=[0, 1])
@@ -315,9 +314,7 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
     assert read_result(files.result) == stopped
 
     def dpsweep(*arguments: str) -> dict[str, Any]:
-        done = CliRunner().invoke(app, [*arguments, "--json"])
-        assert done.exit_code == 0, done.output
-        found: dict[str, Any] = json.loads(done.stdout)
+        found: dict[str, Any] = json.loads(printed(*arguments, "--json"))
         return found
 
     verified = dpsweep("verify", bench.files.root)

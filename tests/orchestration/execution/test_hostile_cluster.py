@@ -6,12 +6,11 @@ from typing import Any
 
 import pytest
 import ray
-from typer.testing import CliRunner
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution import submission
 from dpsweep.orchestration.tracking import requests
+from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.odd_server import answering
 
 VERSION = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x", "session_name": "\x1b]0;t\x07"}
@@ -38,9 +37,7 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(slow: str, monkeypatch: p
         return VERSION if slow == "jobs" and path.endswith("/version") else b"HTTP/1.1 200 OK\r\nX: a"
 
     with answering(answer) as server:
-        error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
-    assert isinstance(error, InvalidInput)
-    assert "no complete answer within 0." in str(error)
+        assert "no complete answer within 0." in refused(InvalidInput, "list", "--address", server.address)
 
 
 def test_an_answer_that_fills_the_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -48,18 +45,14 @@ def test_an_answer_that_fills_the_memory_is_given_up(monkeypatch: pytest.MonkeyP
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.setattr(requests, "LARGEST", 100_000)
     with answering(lambda method, path: VERSION if path.endswith("/version") else [" " * 200_000]) as server:
-        error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
-    assert isinstance(error, InvalidInput)
-    assert "answers with more than 0 MiB" in str(error)
+        assert "answers with more than 0 MiB" in refused(InvalidInput, "list", "--address", server.address)
 
 
 def test_an_older_cluster_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_AUTH_MODE", "token")
     monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     with answering(lambda method, path: OLDER) as server:
-        error = CliRunner().invoke(app, ["list", "--address", server.address]).exception
-    assert isinstance(error, InvalidInput)
-    assert "Jobs API is not supported" in str(error)
+        assert "Jobs API is not supported" in refused(InvalidInput, "list", "--address", server.address)
 
 
 @pytest.mark.thinned(2)
@@ -77,7 +70,7 @@ def test_odd_answers_end_in_one_line(command: tuple[str, ...], jobs: Any, monkey
         return VERSION if path.endswith("/version") else [jobs] if path.endswith("/jobs/") and jobs == "text" else jobs
 
     with answering(answer) as server:
-        done = CliRunner().invoke(app, [*command, "--address", server.address])
+        done = invoked(*command, "--address", server.address)
         assert any("/jobs" in path for path in server.asked)
     assert done.exit_code in (0, 1) or isinstance(done.exception, DpsweepError), done.exception
     assert done.exception is None or isinstance(done.exception, DpsweepError | SystemExit), repr(done.exception)

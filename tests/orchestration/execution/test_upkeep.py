@@ -8,19 +8,18 @@ import time
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import list_files
 from dpsweep.accounting.records.sealed import write_private
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.trials.trial import run_trial
+from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.sample_grids import keys_of, small
 
 TEXT = small(
@@ -59,12 +58,11 @@ def trained_sweep(folder: Path, text: str) -> SweepFiles:
 
 
 def test_verify_names_every_damaged_file_of_every_trial(files: SweepFiles) -> None:
-    well = CliRunner().invoke(app, ["verify", files.root])
-    assert (well.exit_code, "2 trained trials: every file is as it was" in well.stdout) == (0, True), well.output
+    assert "2 trained trials: every file is as it was" in printed("verify", files.root)
     for key in KEYS:
         shard = next(Path(files.trial(key).norms).glob("*/*.arrow"))
         shard.write_bytes(shard.read_bytes()[:-1] + b"?")
-    damaged = CliRunner().invoke(app, ["verify", files.root, "--json"])
+    damaged = invoked("verify", files.root, "--json")
     found = json.loads(damaged.stdout)
     assert found["trials"] == 2
     assert [key in line and "sha256" in line for key, line in zip(KEYS, found["damaged"], strict=True)] == [True, True]
@@ -74,12 +72,12 @@ def test_verify_names_every_damaged_file_of_every_trial(files: SweepFiles) -> No
 def test_verify_reads_the_files_of_the_tuning_too(files: SweepFiles) -> None:
     tuning = SweepFiles(str(shutil.copytree(files.root, f"{files.root}-copy")))
     shutil.move(tuning.root, files.tuning)
-    done = CliRunner().invoke(app, ["verify", files.root])
-    assert done.output.startswith("2 trained trials and 2 of the tuning: every file is as it was")
+    said = printed("verify", files.root)
+    assert said.startswith("2 trained trials and 2 of the tuning: every file is as it was")
     model = Path(SweepFiles(files.tuning).trial(KEYS[1]).model)
     model.write_bytes(model.read_bytes()[:-1] + b"?")
     Path(SweepFiles(files.tuning).report_digests).write_text("damaged")
-    lines = str(CliRunner().invoke(app, ["verify", files.root]).exception).splitlines()
+    lines = refused(DataCorruption, "verify", files.root).splitlines()
     assert [line.split()[0].strip(":") for line in lines] == [str(model), f"{files.tuning}/digests.json"]
 
 
@@ -87,25 +85,22 @@ def test_prune_deletes_norms_and_nothing_else(files: SweepFiles) -> None:
     before = {key: read_epsilons(files.trial(key).epsilons) for key in KEYS}
     for key in KEYS:
         write_private(f"{files.trial(key).rows_by_user}/part-00000.arrow", b"of an accounting that was killed")
-    refused = CliRunner().invoke(app, ["prune", files.root])
-    assert "give --norms" in str(refused.exception)
-    old = CliRunner().invoke(app, ["prune", files.root, "--norms", "--older-than", "5", "--json"])
-    assert json.loads(old.stdout) == {"pruned": KEYS[:1]}
+    assert "give --norms" in refused(InvalidInput, "prune", files.root)
+    old = printed("prune", files.root, "--norms", "--older-than", "5", "--json")
+    assert json.loads(old) == {"pruned": KEYS[:1]}
     assert [bool(list_files(files.trial(key).norms)) for key in KEYS] == [False, True]
     assert [Path(files.trial(key).rows_by_user).exists() for key in KEYS] == [False, True]
-    rest = CliRunner().invoke(app, ["prune", files.root, "--norms"])
-    assert f"deleted the norms of {KEYS[1]}" in rest.stdout
-    assert "can no longer be accounted" in rest.stdout.replace("\n", " ")
-    again = CliRunner().invoke(app, ["prune", files.root, "--norms"])
-    assert "nothing was deleted" in again.stdout
+    rest = printed("prune", files.root, "--norms")
+    assert f"deleted the norms of {KEYS[1]}" in rest
+    assert "can no longer be accounted" in rest.replace("\n", " ")
+    assert "nothing was deleted" in printed("prune", files.root, "--norms")
     for key in KEYS:
         assert (read_epsilons(files.trial(key).epsilons).upper == before[key].upper).all()
-    assert CliRunner().invoke(app, ["verify", files.root]).exit_code == 0, "what was deleted as a whole is not missed"
+    assert invoked("verify", files.root).exit_code == 0, "what was deleted as a whole is not missed"
 
 
 def test_prune_keeps_the_norms_of_a_trial_with_damaged_epsilons(files: SweepFiles) -> None:
     part = next(Path(files.trial(KEYS[0]).epsilons).glob("*.arrow"))
     part.write_bytes(part.read_bytes()[:-1] + b"?")
-    refused = CliRunner().invoke(app, ["prune", files.root, "--norms"])
-    assert isinstance(refused.exception, DataCorruption)
+    refused(DataCorruption, "prune", files.root, "--norms")
     assert list_files(files.trial(KEYS[0]).norms)

@@ -99,7 +99,6 @@ def test_norms_bias_and_noise_are_drawn_by_group_and_norms_over_epochs() -> None
 
 
 @pytest.mark.long
-@pytest.mark.long
 def test_under_release_none_one_line_says_what_private_would_show_and_cost() -> None:
     data = replace(with_trace(RUN), disclosure="none")
     trial = replace(data.trials[0], individuals=None)

@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import digest_of, read_bytes
 from dpsweep.accounting.records.sealed import read_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.execution.completion import Times, complete_trial
 from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.store.integrity import met_other_data, write_public_reports
@@ -29,6 +27,7 @@ from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration import own_people
+from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.sample_grids import small
 
 
@@ -141,28 +140,24 @@ def test_report_notices_damage_to_private_and_public_files(trial: TrialFiles, tm
         render_again(str(tmp_path))
 
 
-def verified(folder: Path) -> Result:
-    return CliRunner().invoke(app, ["verify", str(folder)])
-
-
 def test_verify_notices_damage_to_the_report_and_its_tables(trial: TrialFiles, tmp_path: Path) -> None:
     render_again(str(tmp_path))
     files = SweepFiles(str(tmp_path))
-    assert verified(tmp_path).exit_code == 0
+    assert invoked("verify", tmp_path).exit_code == 0
     for uri in (files.report, files.results, files.comparison, files.private_report):
         written = Path(uri).read_bytes()
         for changed in (written.replace(b"a", b"e", 1), None):
             Path(uri).unlink() if changed is None else Path(uri).write_bytes(changed)
-            damaged = verified(tmp_path).exception
+            damaged = invoked("verify", tmp_path).exception
             assert isinstance(damaged, DataCorruption)
             assert str(damaged).startswith(f"{uri}: it")
             assert str(damaged).endswith(f"`dpsweep report {tmp_path}` writes it again")
         Path(uri).write_bytes(written)
     Path(files.report).write_text("")
     Path(files.report_digests).write_text("damaged")
-    assert str(verified(tmp_path).exception).startswith(f"{files.report_digests} is damaged")
+    assert refused(DataCorruption, "verify", tmp_path).startswith(f"{files.report_digests} is damaged")
     render_again(str(tmp_path))
-    assert verified(tmp_path).exit_code == 0
+    assert invoked("verify", tmp_path).exit_code == 0
 
 
 def test_no_file_of_the_report_is_read_to_note_its_digest(
@@ -182,8 +177,8 @@ def test_no_file_of_the_report_is_read_to_note_its_digest(
         patch.setattr("dpsweep.accounting.records.sealed.read_bytes", refusing(read_bytes))
         patch.setattr("dpsweep.orchestration.store.integrity.digest_of", refusing(digest_of))
         render_again(str(tmp_path))
-    assert verified(tmp_path).exit_code == 0
+    assert invoked("verify", tmp_path).exit_code == 0
     Path(files.results).write_text("[]")
     write_public_reports(files, {files.report: b"a page that grows"}, sensitive=False)
-    (line,) = str(verified(tmp_path).exception).splitlines()
+    (line,) = refused(DataCorruption, "verify", tmp_path).splitlines()
     assert line.startswith(f"{files.results}: its sha256 differs"), "what was noted of other files stays"

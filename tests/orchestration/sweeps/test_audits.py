@@ -6,22 +6,19 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
 from dpsweep.orchestration.commands import plan_notes
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.plan_notes import prospect_line
 from dpsweep.workers.spec import AuditSpec
 from dpsweep.workers.training.audit_prospects import AuditProspect
+from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import small
 
 
 def planned(tmp_path: Path, *flags: str, **changes: object) -> str:
     file = tmp_path / "sweep.yaml"
     file.write_text(small(clipping=["none", "flat"], noise="constant", data="digits", **changes))
-    done = CliRunner().invoke(app, ["plan", str(file), *flags])
-    assert done.exit_code == 0, done.output
-    return done.stdout
+    return printed("plan", file, *flags)
 
 
 def test_once_for_both_seeds_and_not_for_the_baseline(tmp_path: Path) -> None:
@@ -41,7 +38,7 @@ def test_names_the_trials_where_audits_differ(tmp_path: Path, monkeypatch: pytes
     audit = {"canaries": 100, "kind": "gradient", "transcript": "iterates"}
     clipping = ["none", "flat", "dpsgd_f"]
     file.write_text(small(clipping=clipping, noise="constant", data="digits", audit=audit))
-    shown = " ".join(CliRunner().invoke(app, ["plan", str(file)]).stdout.split())
+    shown = " ".join(printed("plan", file).split())
     assert shown.count("audit of flat-") == shown.count("audit of dpsgd_f-") == 1
     assert shown.count(" and 1 more, ε ") == 2
 

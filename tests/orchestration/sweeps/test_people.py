@@ -10,11 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
-from typer.testing import CliRunner
 
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.plan_notes import release_lines, source_of, ways_lines
 from dpsweep.orchestration.comparison.power import design, lines
 from dpsweep.orchestration.sweeps.people import Way, _best, comparisons
@@ -23,6 +21,7 @@ from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.workers.spec import UserSampling
 from tests.known import known
+from tests.orchestration.invoking import invoked
 from tests.orchestration.sample_people import data_of, sweep_of_people, write_people
 
 COUNTS = {1: 30, 2: 40}
@@ -86,7 +85,7 @@ def test_a_released_distribution_is_paid_for_by_every_private_trial(table: Path)
 def test_plan_says_where_the_numbers_come_from_and_releases_them_on_request(table: Path, tmp_path: Path) -> None:
     def output(text: str, *options: str) -> str:
         (tmp_path / "sweep.yaml").write_text(text)
-        return CliRunner().invoke(app, ["plan", str(tmp_path / "sweep.yaml"), *options]).output
+        return invoked("plan", tmp_path / "sweep.yaml", *options).output
 
     undeclared = output(sweep_of_people(table))
     assert "which is private. Declare privacy.rows_per_user" in undeclared
@@ -174,7 +173,7 @@ def test_a_refused_plan_with_known_owners_does_not_call_them_private(table: Path
     for adjacency, says_private in (("add_remove", True), ("fixed_graph", False)):
         text = sweep_of_people(table, adjacency=adjacency, user_sampling="els")
         (tmp_path / "refused.yaml").write_text(text.replace("poisson", "shuffle"))
-        done = CliRunner().invoke(app, ["plan", str(tmp_path / "refused.yaml")])
+        done = invoked("plan", tmp_path / "refused.yaml")
         assert done.exit_code == 2
         assert ("which is private. Declare privacy.rows_per_user" in " ".join(done.stdout.split())) == says_private
 

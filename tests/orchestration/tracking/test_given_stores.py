@@ -9,10 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.store import remembered
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.states import TrialState
@@ -20,6 +18,7 @@ from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.store.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.tracking.given_stores import given_store, is_given, note_given
+from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.sample_results import stored_sample
 
 from mlflow import MlflowClient  # isort: skip
@@ -63,10 +62,6 @@ def left(files: SweepFiles, store: str, experiment: str = "dpsweep", sweep_id: s
     write_snapshot(files.status, snapshot, private=False)
 
 
-def dpsweep(*arguments: str) -> Result:
-    return CliRunner().invoke(app, arguments)
-
-
 ASKING = [["status"], ["list"], ["record"], ["best", "--register", "people"]]
 """Commands that open the store in which a sweep was recorded."""
 
@@ -78,7 +73,7 @@ def test_the_address_of_a_record_gets_no_request_and_no_login(
     monkeypatch.setenv("MLFLOW_TRACKING_TOKEN", "secret")
     store = f"http://127.0.0.1:{listening.getsockname()[1]}"
     left(files, store)
-    done = dpsweep(*command, files.root)
+    done = invoked(*command, files.root)
     said = done.stderr + str(done.exception or "")
     assert store in said
     assert "MLFLOW_TRACKING_URI to its address" in said or "give it as --tracking-uri" in said
@@ -90,7 +85,7 @@ def test_the_address_of_a_record_gets_no_request_and_no_login(
 def test_the_database_of_a_record_is_not_opened(files: SweepFiles, tmp_path: Path, command: list[str]) -> None:
     (tmp_path / "mine.db").write_bytes(b"")
     left(files, f"sqlite:///{tmp_path}/mine.db")
-    dpsweep(*command, files.root)
+    invoked(*command, files.root)
     assert (tmp_path / "mine.db").read_bytes() == b""
 
 
@@ -99,7 +94,7 @@ def test_the_own_database_is_not_opened_through_a_link(files: SweepFiles, tmp_pa
     files.database.unlink(missing_ok=True)
     files.database.symlink_to(tmp_path / "mine.db")
     left(files, f"sqlite:///{files.database}")
-    assert "mlflow.db is a symbolic link" in dpsweep("status", files.root).stderr
+    assert "mlflow.db is a symbolic link" in invoked("status", files.root).stderr
     assert (tmp_path / "mine.db").read_bytes() == b""
 
 
@@ -132,14 +127,14 @@ def test_an_experiment_that_only_a_record_names_is_not_written_to(
     store = f"sqlite:///{tmp_path}/mine.db"
     manifest = known(read_manifest(files))
     left(files, store, "of somebody", manifest.sweep_id)
-    refused = dpsweep("record", files.root, "--tracking-uri", store).exception
-    assert isinstance(refused, InvalidInput)
-    assert "in MLflow's experiment 'of somebody', where you have not recorded it" in str(refused)
+    assert "in MLflow's experiment 'of somebody', where you have not recorded it" in refused(
+        InvalidInput, "record", files.root, "--tracking-uri", store
+    )
     assert not (tmp_path / "mine.db").exists()
     monkeypatch.setenv("MLFLOW_EXPERIMENT_NAME", "of ann")
-    assert dpsweep("record", files.root, "--tracking-uri", store).exit_code == 0
+    assert invoked("record", files.root, "--tracking-uri", store).exit_code == 0
     monkeypatch.delenv("MLFLOW_EXPERIMENT_NAME")
-    assert dpsweep("record", files.root, "--tracking-uri", store).exit_code == 0
+    assert invoked("record", files.root, "--tracking-uri", store).exit_code == 0
     names = {each.name for each in MlflowClient(store).search_experiments()}
     assert names - {"Default"} == {"of ann"}, (
         "the second command, from another shell, goes on where the first one recorded"
@@ -151,7 +146,5 @@ def test_a_given_store_is_asked_again(files: SweepFiles, listening: socket.socke
     listening.close()
     left(files, store)
     note_given(recording_of(store), "a", files)
-    assert f"cannot close the sweep in MLflow at {store}" in dpsweep("status", files.root).stderr
-    refused = dpsweep("record", files.root).exception
-    assert isinstance(refused, InvalidInput)
-    assert f"cannot use MLflow at {store}" in str(refused)
+    assert f"cannot close the sweep in MLflow at {store}" in invoked("status", files.root).stderr
+    assert f"cannot use MLflow at {store}" in refused(InvalidInput, "record", files.root)

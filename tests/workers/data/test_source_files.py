@@ -21,7 +21,6 @@ import torch
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import load_dataset, load_source
 from dpsweep.workers.data.idx import read_idx
-from dpsweep.workers.data.source_files import locate
 from dpsweep.workers.spec import DataSpec
 from tests.known import known
 from tests.workers.data_folders import (
@@ -166,12 +165,6 @@ class TestWhereDataIs:
         monkeypatch.setenv("DPSWEEP_DATA", str(make_fashion(tmp_path)))
         assert len(load_source(DataSpec("fashion_mnist")).train) == 60
 
-    def test_otherwise_the_cache_is_filled(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.delenv("DPSWEEP_DATA", raising=False)
-        monkeypatch.setattr("dpsweep.workers.data.source_files.CACHE", tmp_path / "cache")
-        found = locate("some", ("data.txt",), None, lambda cache: (cache / "data.txt").write_text("x"))
-        assert found == tmp_path / "cache" / "data.txt"
-
     def test_fashion_mnist_is_downloaded_into_the_cache(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         mirror = make_fashion(tmp_path / "mirror") / "FashionMNIST" / "raw"
         for file in mirror.glob("t10k-*"):
@@ -187,17 +180,8 @@ class TestWhereDataIs:
         assert (len(source.train), len(known(source.test))) == (60, 20)
         assert torch.equal(load_source(DataSpec("fashion_mnist")).train.features, source.train.features)
         shutil.rmtree(tmp_path / "cache")
-        with pytest.raises(InvalidInput, match=r"the download into .*cache failed .*DPSWEEP_DATA"):
+        with pytest.raises(InvalidInput, match=r"the download into .*cache failed \(.+\); .*DPSWEEP_DATA"):
             load_source(DataSpec("fashion_mnist"))
-
-    def test_a_failed_download_says_what_to_do(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-        def fail(cache: Path) -> None:
-            raise OSError("no route to host")
-
-        monkeypatch.delenv("DPSWEEP_DATA", raising=False)
-        monkeypatch.setattr("dpsweep.workers.data.source_files.CACHE", tmp_path)
-        with pytest.raises(InvalidInput, match=r"download .* failed \(no route to host\); .*DPSWEEP_DATA"):
-            locate("some", ("data.txt",), None, fail)
 
     def test_data_that_nobody_may_redistribute_is_not_downloaded(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
