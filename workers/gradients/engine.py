@@ -555,7 +555,7 @@ class GradientEngine:
         if losses.shape != (rows,):
             raise InvalidInput(
                 f"the loss returned shape {list(losses.shape)} for a batch of {rows} rows, "
-                f"but must return one number for each, [{rows}]"
+                f"but must return one number for each, [{rows}], as with reduction='none'"
             )
         return losses
 

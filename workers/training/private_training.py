@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -55,6 +56,7 @@ from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of, with_noise
 
+_ADDRESS = re.compile(" at 0x[0-9a-f]+")
 Named = str | Mapping[str, Any]
 """A registered part as sweep files name it: ``"flat"``, or ``{"name": "flat", "bound": 0.5}``."""
 
@@ -176,7 +178,10 @@ class PrivateTraining:
             expected = self._spec.sampling.expected_size(size)
             rehearse(method, PublicFacts(self._dataset.group_names, ("first layer", "last layer"), size, expected))
         self._whole = mechanism.trace(epochs)
-        self._owner = fingerprint(self._spec.to_json(), mechanism, self._dataset.digest())
+        named = _ADDRESS.sub(
+            "", f"{model!r}, {loss!r}, {optimizer if isinstance(optimizer, Mapping) else type(optimizer)}"
+        )
+        self._owner = fingerprint(self._spec.to_json(), mechanism, self._dataset.digest(), named)
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
@@ -224,7 +229,8 @@ class PrivateTraining:
 
     def _drawn(self) -> Batch:
         trainer = self._trainer
-        return Batch(trainer.step_count, trainer.epoch, trainer.draw(), trainer.local.data.inputs)
+        self._rows = trainer.draw()
+        return Batch(trainer.step_count, trainer.epoch, self._rows.clone(), trainer.local.data.inputs)
 
     def step(self, batch: Batch) -> None:
         """Clip the gradients of the batch, add noise to their sum, and update the model.
@@ -234,12 +240,12 @@ class PrivateTraining:
         Raises: InvalidInput for anything but the batch that was drawn last, and for models and losses whose rows are
         not independent; LackOfMemory.
         """
-        if batch is not self._pending:
+        if self._pending is None or batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
         try:
             with self._own_randomness():
                 set_modes(self._model, self._modes)
-                self._trainer.step(batch.rows)
+                self._trainer.step(self._rows)
         finally:
             if self.steps > batch.step:
                 self._pending = None
@@ -320,7 +326,12 @@ class PrivateTraining:
         Raises: as `epsilons`.
         """
         steps, contributions, _ = self._recorded()
-        return epsilon_of_examples(self.trace, steps, contributions[np.asarray(examples)], self._spec.delta)
+        rows = np.asarray(examples, np.int64)
+        if rows.size == 0 or not 0 <= rows.min() <= rows.max() < len(contributions):
+            raise InvalidInput(
+                f"examples must be positions in the data, from 0 to {len(contributions) - 1}, at least one"
+            )
+        return epsilon_of_examples(self.trace, steps, contributions[rows], self._spec.delta)
 
     def _recorded(self) -> tuple[list[int], npt.NDArray[np.float64], NormSnapshot]:
         """Return the steps of the snapshots, contributions [n, snapshots], and the last snapshot."""
@@ -347,10 +358,10 @@ class PrivateTraining:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of the same run. Raises: InvalidInput for that of another one."""
-        if state["owner"] != self._owner:
+        if state.get("owner") != self._owner:
             raise InvalidInput(
-                "the state is that of another run: data, parts, lengths, privacy and execution (threads, device) must "
-                "be those that it began with"
+                "the state is that of another run: data, model, loss, optimizer, lengths, privacy and execution "
+                "(threads, device) must be those that it began with, as its noise must not cover other gradients too"
             )
         state, self._pending = copy.deepcopy(dict(state)), None
         with self._own_randomness():

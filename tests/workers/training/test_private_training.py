@@ -150,8 +150,14 @@ def test_it_goes_on_bit_for_bit_from_a_file_and_leaves_the_callers_randomness_al
     other = net()
     run(engine_of(other, **UNCALIBRATED))
     assert not all(map(torch.equal, first.parameters(), other.parameters())), "each run has keys of its own"
-    with pytest.raises(dpsweep.InvalidInput, match="the state is that of another run"):
-        engine_of(net(), epochs=3, **UNCALIBRATED).load_state_dict(engine.state_dict())
+    other.add_module("1", nn.Dropout(0.3))
+    for strange, state in (
+        (engine_of(net(), epochs=3, **UNCALIBRATED), engine.state_dict()),
+        (engine_of(other, **UNCALIBRATED), engine.state_dict()),
+        (again, other.state_dict()),
+    ):
+        with pytest.raises(dpsweep.InvalidInput, match="the state is that of another run"):
+            strange.load_state_dict(state)
 
 
 def test_defaults_are_poisson_batches_and_secret_keys_and_the_epsilon_so_far_rises() -> None:
@@ -166,6 +172,9 @@ def test_defaults_are_poisson_batches_and_secret_keys_and_the_epsilon_so_far_ris
     assert largest <= two
     assert (engine.privacy().kind, engine.privacy().reasons) == ("guarantee", ())
     assert engine.privacy(4).epsilon > engine.epsilon_of([3, 4]).upper > engine.epsilons().upper[[3, 4]].max()
+    for strange in ([], [-1], [len(LABELS)]):
+        with pytest.raises(dpsweep.InvalidInput, match="positions in the data, from 0 to 119"):
+            engine.epsilon_of(strange)
 
 
 class Rows(Dataset[tuple[Tensor, int]]):
@@ -203,6 +212,8 @@ def test_a_batch_is_stepped_once_and_none_is_passed_over() -> None:
     batch = next(batches)
     assert torch.equal(batch.features, FEATURES[batch.rows])
     assert torch.equal(batch.labels, LABELS[batch.rows])
+    with pytest.raises(dpsweep.InvalidInput, match="the batch that the engine drew last"):
+        engine_of(net(), **UNCALIBRATED).step(None)  # type: ignore[arg-type]
     assert (len(batch), batch.step, batch.epoch) == (len(batch.rows), 0, 0)
     with pytest.raises(dpsweep.InvalidInput, match="take the state after step"):
         engine.state_dict()
