@@ -9,6 +9,7 @@ baseline of its combination.
 from __future__ import annotations
 
 import itertools
+import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -437,7 +438,8 @@ def _users(choice: Choice, declared: RowsPerUserSettings | None) -> UserSpec | N
 
 
 def _labelled(sweep: SweepSpec, found: tuple[GridPoint, ...]) -> tuple[GridPoint, ...]:
-    choices = [shown_choice(point.choice) for point in found]
+    hidden = _hidden(found)
+    choices = [{**shown_choice(point.choice), **_values(point, hidden)} for point in found]
     by_axis = labels_by_axis(choices)
 
     def labels(choice: Choice) -> dict[str, Label]:
@@ -448,10 +450,35 @@ def _labelled(sweep: SweepSpec, found: tuple[GridPoint, ...]) -> tuple[GridPoint
             }
             return {**always, **labels_of(choice, by_axis)}
         # a baseline with its own optimizer has no value on the axis optimizer
-        own = {axis: value for axis, value in choice.items() if axis != "optimizer" or not sweep.baseline.optimizer}
+        own = {
+            axis: value
+            for axis, value in choice.items()
+            if axis in hidden or axis != "optimizer" or not sweep.baseline.optimizer
+        }
         return {"clipping": NON_PRIVATE, "schedule": "none", **labels_of(own, by_axis)}
 
     return tuple(replace(point, labels=labels(choice)) for point, choice in zip(found, choices, strict=True))
+
+
+def _hidden(found: Sequence[GridPoint]) -> set[str]:
+    """Return the fields without an axis in which trials of one choice differ, such as the noise source of an earlier
+    version of the file; without a label they would count as further seeds.
+    """
+    alike: dict[frozenset[tuple[str, Any]], set[tuple[str, str]]] = {}
+    hidden = set[str]()
+    for point in () if all(each.is_asked for each in found) else found:
+        own = {(name, json.dumps(value)) for name, value in json.loads(point.content).items()}
+        hidden |= {name for name, _ in own ^ alike.setdefault(frozenset(point.choice.items()), own)}
+    return hidden
+
+
+def _values(point: GridPoint, fields: Iterable[str]) -> dict[str, Any]:
+    """Return the values of these fields of a trial's `content`: scalars and components; others as they are spelt."""
+    written, plain = json.loads(point.content) if fields else {}, str | int | float | Component
+    found = {name: getattr(point.spec, name, None) for name in sorted(fields)}
+    return {
+        name: each if isinstance(each, plain) else str(written.get(name, "default")) for name, each in found.items()
+    }
 
 
 Choice = Mapping[str, Any]
@@ -501,7 +528,8 @@ _LEVELS = {"epsilon", "sigma"}
 
 
 def _texts(axis: str, values: Sequence[Any]) -> dict[Any, str]:
-    texts = _TEXTS.get(axis, varying_texts)(values)
+    of_components = all(value is None or isinstance(value, Component) for value in values)
+    texts = _TEXTS.get(axis, varying_texts if of_components else _numbered(""))(values)
     return {
         value: text if texts.count(text) == 1 else f"{text}.{texts[:index].count(text) + 1}"
         for index, (value, text) in enumerate(zip(values, texts, strict=True))

@@ -157,7 +157,7 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
     file.
 
     text: the file of ``sweep``. root: folder of the stored sweep, for errors. Raises: InvalidInput for a sweep of
-    another name, and for another release mode if stored results hold statistics of training examples.
+    another name or delta, and for another release mode if stored results hold statistics of training examples.
     """
     if manifest.sweep == sweep.plain() and manifest.text == text:
         return manifest
@@ -166,6 +166,12 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
         raise InvalidInput(
             f"{root} holds the sweep {stored.name!r}, not {sweep.name!r}; restore the name, or choose another folder "
             "with --output"
+        )
+    before, now = stored.privacy.delta, sweep.privacy.delta
+    if before != now:
+        raise InvalidInput(
+            f"every ε in {root} is at privacy.delta = {before:g}, not {now:g}; restore it, account for what is there "
+            f"by `dpsweep account --delta {now:g}`, or choose another folder with --output"
         )
     if stored.release != sweep.release and release_mode(stored.disclosure).statistics is not None:
         raise InvalidInput(

@@ -151,6 +151,7 @@ def test_what_does_not_define_a_trial_may_always_change(files: SweepFiles) -> No
     ("first", "then", "message"),
     [
         ({}, {"name": "other"}, "holds the sweep 'small', not 'other'; restore the name"),
+        ({}, {"privacy": {"target_epsilon": 5, "delta": 1e-6}}, "is at privacy.delta = 1e-05, not 1e-06; restore it"),
         ({"release": "raw"}, {}, "holds results with release: raw, .* so its release cannot change"),
         ({"release": "private"}, {"release": "raw"}, "holds results with release: private"),
     ],

@@ -9,7 +9,7 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps import grid as grids
-from dpsweep.orchestration.sweeps.grid import GridPoint, grid
+from dpsweep.orchestration.sweeps.grid import GridPoint, Past, grid
 from dpsweep.orchestration.sweeps.identity import content
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -38,6 +38,21 @@ def test_a_sweep_that_grows_renames_no_trial(growth: str) -> None:
     assert before.keys() < after.keys()
     for key, point in before.items():
         assert replace(after[key], labels=point.labels) == point, "only what tells it from others may change"
+
+
+@pytest.mark.parametrize(
+    ("changes", "label"),
+    [
+        ({"noise_source": "os_entropy"}, "noise_source"),
+        ({"release": "private"}, "release"),
+        ({"baseline": {"optimizer": {"name": "sgd", "learning_rate": 9.0}}}, "optimizer"),
+        ({"reference": True}, "reference"),
+    ],
+)
+def test_no_trial_of_another_version_of_the_file_counts_as_one_more_seed(changes: dict[str, Any], label: str) -> None:
+    found = grid(parse_sweep(small(**{**ONE, **changes})), Past(earlier=(parse_sweep(small(**ONE)),)))
+    assert len({str(sorted(point.labels.items())) for point in found}) == len(found)
+    assert len({point.labels[label] for point in found}) == 2
 
 
 NOT_OF_A_TRIAL: dict[str, dict[str, Any]] = {
