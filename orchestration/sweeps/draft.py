@@ -557,9 +557,11 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
         yield f"# The bound also falls with the deviation of the targets, {spread}. CONFIRM: read off the data."
     yield f"optimizer: {{name: sgd, learning_rate: {_number(rate)}, momentum: 0.9}}"
     yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"
-    why = "a tenth of the rows: noise costs large batches less"
-    yield f"sampling: {{method: poisson, batch_size: {batch_size(rows)}}}    # {why}"
-    yield "epochs: 30    # about 300 steps: fewer learn less, and more have more noise each"
+    batch, trained = batch_size(rows), 0.8 * rows
+    why = f"{batch / trained:.0%} of the rows: noise costs large batches less"
+    yield f"sampling: {{method: poisson, batch_size: {batch}}}    # {why}"
+    steps = float(f"{30 * trained / batch:.1g}")
+    yield f"epochs: 30    # about {steps:,.0f} steps: fewer learn less, and more have more noise each"
     yield ""
     yield "clipping:"
     yield "  - none    # the non-private baseline"
