@@ -244,8 +244,15 @@ def _arguments(value: object, kind: type, subject: str) -> str:
     if inspect.isclass(value):
         return ""
     usual = {name: each.default for name, each in inspect.signature(kind).parameters.items()}
-    kept = {name: getattr(value, name, None) for name in usual if name != "reduction"}
+    kept = {name: getattr(value, name, None) for name in usual}
     given = {name: each for name, each in kept.items() if each is not None and each is not usual[name]}
+    if given.get("reduction") == "none":  # as every loss is taken
+        del given["reduction"]
+    if "weight" in given or "pos_weight" in given:
+        raise InvalidInput(
+            f"{subject} holds a tensor of weights; give a function, which makes it where the outputs are: lambda "
+            "outputs, labels: F.cross_entropy(outputs, labels, outputs.new_tensor([1.0, 4.0]), reduction='none')"
+        )
     return ", ".join(f"{name}={_plain(each, f'{subject}: {name}')!r}" for name, each in given.items())
 
 

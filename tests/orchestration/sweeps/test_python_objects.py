@@ -125,6 +125,7 @@ def test_two_objects_of_one_name_are_told_apart() -> None:
         ({"model": 3}, "model is 3, of type int; give a name, a function or a class"),
         ({"optimizer": nn.Linear}, "optimizer is .*, of type type; give numbers, .* taken as data, model, loss"),
         ({"privacy": {"delta": object()}}, "privacy.delta is .*, of type object; give numbers"),
+        ({"loss": nn.CrossEntropyLoss(torch.ones(2))}, "holds a tensor of weights; give a function"),
         ({"model": "__main__:Net"}, "give the function or class itself, as in model=Net"),
     ],
 )
@@ -154,6 +155,14 @@ def test_each_form_of_a_loss_is_the_loss_of_rows(loss: object, params: dict[str,
     outputs, labels = torch.randn(5, 3, generator=torch.Generator().manual_seed(0)), torch.tensor([0, 1, 2, 1, 0])
     found = build_loss(component, UserCode(objects.modules))(outputs, labels)
     assert found.equal(build_loss(Component("cross_entropy"))(outputs, labels))
+
+
+@pytest.mark.parametrize("reduction", ["sum", "mean", "none"])
+def test_a_module_of_loss_sums_or_averages_the_targets_of_a_row(reduction: str) -> None:
+    objects = Objects(Path.cwd())
+    named = objects.plain({"loss": nn.MSELoss(reduction=reduction)})["loss"]
+    found = build_loss(Component(named), UserCode(objects.modules))(torch.ones(2, 3), torch.zeros(2, 3))
+    assert found.tolist() == [3.0 if reduction == "sum" else 1.0] * 2
 
 
 def test_a_model_loads_by_its_stored_source_and_an_edit_is_refused(tmp_path: Path) -> None:
