@@ -17,6 +17,7 @@ from dataclasses import replace
 from pathlib import Path, PurePath
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.store.layout import absolute
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import UserCode, UserModule, split_import_path
 from dpsweep.workers.own_code.own_modules import SourceFile, python_finds
@@ -96,7 +97,7 @@ def allowance(name: str) -> UserModule:
     Raises: InvalidInput if there is none of that name.
     """
     if name.endswith(".py"):
-        file = Path(name).resolve()
+        file = Path(absolute(name))
         if not file.is_file():
             raise InvalidInput(f"--allow-code {name!r}: there is no file {file}; correct the path")
         return UserModule(str(file), str(file))
@@ -119,7 +120,7 @@ def _own_file(location: str, subject: str, folder: Path, allowances: Mapping[str
     """Return a file, named relative to the sweep file's folder. Raises: InvalidInput if it may not run or is
     missing.
     """
-    file = (folder / location).resolve()
+    file = Path(absolute(str(folder / location)))
     if str(file) not in allowances:
         _require_inside(folder, [file], subject, str(file))
     if not file.is_file():

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.formats import MASK, masked
@@ -23,7 +22,7 @@ def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
     store = snapshot.recording.store
     given = os.environ.get("MLFLOW_TRACKING_URI", "")
     uri = given if masked(given, given) == store else store
-    if uri.startswith("sqlite:") and not Path(uri.removeprefix("sqlite:///")).exists():
+    if uri.startswith("sqlite:") and not os.path.exists(uri.removeprefix("sqlite:///")):
         return ""  # on another machine; it is closed by whoever asks there
     own = next((each for each in (files, SweepFiles(files.tuning)) if uri == f"sqlite:///{each.database}"), None)
     if own is None and uri != given and (MASK in uri or not is_given(snapshot.recording, snapshot.sweep_id, files)):

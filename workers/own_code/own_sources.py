@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib
+import os
 import re
 import sys
 import sysconfig
@@ -78,7 +79,7 @@ def module_file(folder: Path, location: str) -> Path | None:
     """Return the Python file of module ``location`` below ``folder``, or None; imports nothing."""
     stem = folder.joinpath(*location.split("."))
     candidates = (stem / "__init__.py", stem.with_name(f"{stem.name}.py"))
-    return next((file for file in candidates if file.is_file()), None)
+    return next((file for file in candidates if os.path.isfile(file)), None)  # no file for a name that none can have
 
 
 def is_installed(file: Path, within: Path) -> bool:

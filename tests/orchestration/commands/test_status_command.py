@@ -124,6 +124,13 @@ def test_a_driver_of_this_host_that_has_ended_is_lost(tmp_path: Path, command: C
     assert lines[2].startswith("its driver has ended without saying how: it was killed, or could not write; the same")
 
 
+def test_a_store_whose_name_no_file_can_have_is_not_asked(tmp_path: Path, command: Command) -> None:
+    forged = Recording(trials=4, store=f"sqlite:////{'a' * 300}", failure="interrupted")
+    ended = replace(snapshot(state="interrupted"), recording=forged)
+    write_snapshot(f"{tmp_path}/status.json", ended, private=False)
+    assert status(command, tmp_path).startswith("small: interrupted")
+
+
 def test_runs_in_mlflow_of_a_lost_driver_are_ended_once_it_is_silent() -> None:
     """A lock that does not reach makes a living driver look lost."""
     lost = replace(snapshot(state="lost"), recording=Recording(trials=4))

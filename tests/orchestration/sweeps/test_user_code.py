@@ -108,6 +108,11 @@ def test_a_sweep_file_cannot_run_a_shell_command(
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("location", [f"{'a' * 300}.py", "a" * 300, "a\0b.py", f"{'a' * 254}"])
+def test_a_name_that_no_file_can_have_is_one_line(tmp_path: Path, command: Command, location: str) -> None:
+    assert location.partition("\0")[0] in command.refusal("plan", write(tmp_path, model=f"{location}:make"))
+
+
 def test_nothing_outside_the_folder_is_imported(tmp_path: Path, command: Command) -> None:
     """By links, relative paths, environments in the folder, names of the standard library, and names within names."""
     folder, marker = tmp_path / "sweeps", tmp_path / "marker"
