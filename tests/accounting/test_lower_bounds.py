@@ -31,6 +31,7 @@ from dpsweep.accounting import (
     IndependentNoise,
     PoissonSampling,
     PrivacyEstimate,
+    PureRelease,
     RandomTrials,
     Sampling,
     Segment,
@@ -51,9 +52,10 @@ from dpsweep.accounting import (
 )
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
 from dpsweep.accounting.mechanism.filters import RenyiFilter
-from dpsweep.accounting.mechanism.samplings import Draws, RandomAllocationSampling, stored_kinds
+from dpsweep.accounting.mechanism.samplings import Adjacency, Draws, RandomAllocationSampling, stored_kinds
 from dpsweep.accounting.mechanism.units import EXAMPLE, User
 from dpsweep.accounting.pld import delta_pld, epsilon_pld, grows_at_least_linearly, linear_growth
+from tests.known import known
 
 DELTA = 1e-3
 EPSILON = 0.7
@@ -362,6 +364,15 @@ def test_without_a_full_batch_of_others_there_is_none() -> None:
     assert account(trace, DELTA, group_size=3).lower_epsilon is None
     assert account_together([trace] * 2, DELTA, 3).lower_epsilon is None
     assert privacy_curve(trace, 3).profile.lower is None
+
+
+@pytest.mark.parametrize(("size", "adjacency"), [(2, "add_remove"), (1, "replace_one")])
+def test_a_pure_release_about_several_records_has_none(size: int, adjacency: Adjacency) -> None:
+    """Two steps of epsilon 2 are at most 0.87 apart in total variation, and randomised response of 4 is 0.96."""
+    trace = Trace(9, releases=(PureRelease("answer", 2.0),), adjacency=adjacency)
+    assert account(trace, DELTA, group_size=size).lower_epsilon is None
+    assert privacy_curve(trace, size).advantage.lower is None
+    assert known(account(replace(trace, adjacency="add_remove"), DELTA).lower_epsilon) > 1.9
 
 
 def test_several_given_records_have_none_as_their_sums_are_rounded_up() -> None:

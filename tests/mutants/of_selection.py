@@ -95,6 +95,12 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "a group displaces others that a full batch does not have",
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
+        B(
+            "group_size == 1 and trace.adjacency",
+            "trace.adjacency",
+            "a pure release tells a group from none as randomised response does",
+            tests=("tests/accounting/test_lower_bounds.py",),
+        ),
     ),
     *bugs_in(
         "accounting/mechanism/samplings.py",

@@ -185,7 +185,7 @@ class TestOfCompositions:
 
     def test_a_pure_release_is_randomised_response(self) -> None:
         epsilon = 1.3
-        curve = privacy_curve(Trace(10, releases=(PureRelease("choice", epsilon / 2),)), group_size=2)
+        curve = privacy_curve(Trace(10, releases=(PureRelease("choice", epsilon),)))
         exact = np.minimum(math.exp(epsilon) * RATES, 1.0 - math.exp(-epsilon) * (1.0 - RATES))
         assert_brackets(curve, RATES, exact, upper=1e-3, lower=5e-3)
 
