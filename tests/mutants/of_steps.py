@@ -33,8 +33,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/training/gradient_canaries.py",
         CANARIES,
         B(
-            "weights -= self.directions.along(gradients)",
-            "pass",
+            "weights - self._shown.taken_off(gradients), gradients)",
+            "weights, gradients)",
             "real examples move the parameters that canaries have for themselves",
         ),
         B(
