@@ -55,18 +55,15 @@ class Trained:
         return present(read_exact_statistics(self.files.private_summary, ""))
 
 
-def trained(folder: Path, release: object) -> Trained:
-    changes: dict[str, object] = {} if release is None else {"release": release}
-    sweep = parse_sweep(
-        small(
-            clipping={"name": "flat", "bound": 6.0},
-            noise="constant",
-            seeds=0,
-            privacy={"noise_multiplier": 1.0, "delta": DELTA, "accountant": "rdp"},
-            attacks={"loss_threshold": True},
-            **changes,
-        )
-    )
+def asked(**changes: object) -> SweepSpec:
+    privacy = {"noise_multiplier": 1.0, "delta": DELTA, "accountant": "rdp"}
+    clipping = {"name": "flat", "bound": 6.0}
+    settings = {"clipping": clipping, "noise": "constant", "seeds": 0, "privacy": privacy}
+    return parse_sweep(small(**settings, attacks={"loss_threshold": True}, **changes))
+
+
+def trained(folder: Path, **changes: object) -> Trained:
+    sweep = asked(**changes)
     (planned,) = plan_sweep(sweep).trials
     files = TrialFiles(str(folder))
     run_trial(planned.spec, files.root, releases=planned.releases)
@@ -76,27 +73,17 @@ def trained(folder: Path, release: object) -> Trained:
 @pytest.fixture(scope="module")
 def default(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     """Of a sweep that does not mention `release`."""
-    return trained(tmp_path_factory.mktemp("default"), None)
+    return trained(tmp_path_factory.mktemp("default"))
 
 
 @pytest.fixture(scope="module")
 def released(tmp_path_factory: pytest.TempPathFactory) -> Trained:
-    return trained(tmp_path_factory.mktemp("released"), {"name": "private", **NOISE})
+    return trained(tmp_path_factory.mktemp("released"), release={"name": "private", **NOISE})
 
 
 def as_mode(trial: Trained, mode: str) -> Trained:
     """The same training under another mode without mechanisms of its own."""
-    sweep = parse_sweep(
-        small(
-            clipping={"name": "flat", "bound": 6.0},
-            noise="constant",
-            seeds=0,
-            privacy={"noise_multiplier": 1.0, "delta": DELTA, "accountant": "rdp"},
-            attacks={"loss_threshold": True},
-            release=mode,
-        )
-    )
-    return replace(trial, sweep=sweep)
+    return replace(trial, sweep=asked(release=mode))
 
 
 def test_the_default_mode_discloses_nothing_of_training_examples(default: Trained) -> None:

@@ -5,9 +5,9 @@ from __future__ import annotations
 import json
 import stat
 from collections.abc import Callable
-from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 
@@ -22,13 +22,17 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.results import TrialResult, read_result
 from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
-from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration import own_people
 from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.sample_grids import small
+
+
+class Trained(NamedTuple):
+    files: TrialFiles
+    complete: Callable[[], object]
 
 
 @pytest.fixture
@@ -38,21 +42,9 @@ def trial(trained: Trained) -> TrialFiles:
     return trained.files
 
 
-@dataclass(frozen=True)
-class Trained:
-    """A trial that has trained and is not accounted."""
-
-    planned: PlannedTrial
-    files: TrialFiles
-    sweep: SweepSpec
-
-    def complete(self) -> None:
-        complete_trial(self.planned, self.files, self.sweep, Times(0.0, 1.0))
-
-
 @pytest.fixture
 def trained(tmp_path: Path) -> Trained:
-    """The one trial of a sweep in ``tmp_path``."""
+    """The one trial of a sweep in ``tmp_path``, which is not accounted yet."""
     own_people.store(tmp_path / "people.npy", 41_000.0)
     text = small(
         data={"name": f"{own_people.__file__}:people", "path": str(tmp_path / "people.npy")},
@@ -69,7 +61,7 @@ def trained(tmp_path: Path) -> Trained:
     (planned,) = plan_sweep(sweep, code).trials
     found = files.trial(planned.spec.key)
     run_trial(planned.spec, found.root, code=code, releases=planned.releases)
-    return Trained(planned, found, sweep)
+    return Trained(found, partial(complete_trial, planned, found, sweep, Times(0.0, 1.0)))
 
 
 def test_a_forged_fingerprint_of_data_is_damage(tmp_path: Path) -> None:
