@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, di
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
-from dpsweep.orchestration.comparison.settings import Setting, first_seed, served_worst, whose
+from dpsweep.orchestration.comparison.settings import Setting, served_worst, whose
 from dpsweep.orchestration.comparison.spoken import (
     between,
     difference_between,
@@ -149,8 +149,8 @@ class Best:
 
     @property
     def trial(self) -> PublishedTrial:
-        """The run whose model represents the setting: the first by seed (`first_seed`)."""
-        return first_seed(self.setting)
+        """The run whose model represents the setting: `Setting.first_seed`."""
+        return self.setting.first_seed
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain values for JSON."""

@@ -273,6 +273,13 @@ class Setting:
         return -math.inf if found is None else found
 
     @property
+    def first_seed(self) -> PublishedTrial:
+        """The trial with the lowest seeds, which represents the setting; choosing the best trial would bias its
+        result.
+        """
+        return min(self.trials, key=lambda trial: (*(int(trial.labels.get(name, 0)) for name in RUNS), trial.key))
+
+    @property
     def highest_epsilon(self) -> float | None:
         """The largest worst-case epsilon of a trial; None for a baseline."""
         found = self.over_seeds(epsilon)
@@ -287,11 +294,9 @@ class Setting:
         return math.inf if found is None else float(f"{found:.2g}")
 
 
-def first_seed(setting: Setting) -> PublishedTrial:
-    """Return the trial with the lowest seeds, which represents its setting; choosing the best trial would bias its
-    result.
-    """
-    return min(setting.trials, key=lambda trial: (*(int(trial.labels.get(name, 0)) for name in RUNS), trial.key))
+def levels(settings: Iterable[Setting]) -> list[float]:
+    """Return the finite `Setting.level` of settings, ascending and each once."""
+    return sorted({setting.level for setting in settings if math.isfinite(setting.level)})
 
 
 def shown_over_seeds(metric: Metric, setting: Setting) -> str:

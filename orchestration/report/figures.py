@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any, Final, TypeGuard
 
 from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
-from dpsweep.orchestration.comparison.formats import SHARES
+from dpsweep.orchestration.comparison.formats import SHARES, Format
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.settings import (
     Setting,
@@ -17,11 +17,11 @@ from dpsweep.orchestration.comparison.settings import (
     group_epsilon_error,
     group_value,
 )
+from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.report.plot import BAND, FONT, INK, MUTED, RULE, Plot, Style
-from dpsweep.orchestration.store.published import PublishedEpoch, PublishedGroup, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedEpoch, PublishedGroup
 from dpsweep.workers.tasks import task_called
 
-Value = Callable[[PublishedTrial], float | None]
 SHARE_TICKS: Final = ".2~%"
 """Tick format of axes of shares."""
 
@@ -58,7 +58,12 @@ class Scene:
     @property
     def main_ticks(self) -> str:
         """Tick format of axes that show `main`."""
-        return SHARE_TICKS if self.main.format in SHARES else ".3~g"
+        return ticks_of(self.main.format)
+
+
+def ticks_of(shown: Format) -> str:
+    """Return the tick format of axes of numbers in this format."""
+    return SHARE_TICKS if shown in SHARES else ".3~g"
 
 
 def range_mode(ticks: str) -> str:

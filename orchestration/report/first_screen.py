@@ -5,7 +5,6 @@ The three questions are those that people bring: how private is it, for whom, an
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -39,6 +38,7 @@ from dpsweep.orchestration.comparison.settings import (
     class_names,
     group_names,
     group_value,
+    levels,
     served_worst,
     whose,
 )
@@ -112,8 +112,6 @@ def decision(found: Findings, delta: float) -> list[str]:
     choice = f" after choosing among {among}" if among else ""
     within = f" [{between(interval, shown)}{choice}]" if interval else ""
     claim = "" if not best.reasons else ", an estimate and no guarantee"
-    several = len({each.level for each in found.useful if math.isfinite(each.level)}) > 1
-    are_comparable = len({each.neighbours for each in found.useful}) == 1
     doubts = unsure(found, best)
     taken = f"Take {best.name}:" if len(found.private) > 1 and not doubts else f"{best.name} reaches"
     sentences = [
@@ -122,9 +120,7 @@ def decision(found: Findings, delta: float) -> list[str]:
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
     sentences += [*doubts, *_alike(found, best)]
-    if several and are_comparable:
-        sentences += [_by_level(found)]
-    return [*sentences, *unknown_of_one_seed(found.settings)]
+    return [*sentences, *_by_level(found), *unknown_of_one_seed(found.settings)]
 
 
 def _nothing_to_take(found: Findings) -> str:
@@ -221,18 +217,14 @@ def _alike(found: Findings, best: Setting) -> list[str]:
     return sentences
 
 
-def _by_level(found: Findings) -> str:
-    """Return a sentence on the best setting at each epsilon, ascending."""
-    levels: dict[float, list[Setting]] = {}
-    for setting in found.useful:
-        if math.isfinite(setting.level):
-            levels.setdefault(setting.level, []).append(setting)
-    of, clauses = found.main, []
-    for level, settings in sorted(levels.items()):
-        best = found.best(of.name, settings)
-        if best:
-            clauses.append(f"ε = {number(level)}: {of.format.one(best.mean(of.value))}")
-    return f"The best at {listed(clauses)}."
+def _by_level(found: Findings) -> list[str]:
+    """Return a sentence on the best setting at each of several epsilons of one adjacency, ascending; else nothing."""
+    of, costs = found.main, levels(found.useful)
+    if len(costs) < 2 or len({each.neighbours for each in found.useful}) > 1:
+        return []
+    best = {level: found.best(of.name, [each for each in found.useful if each.level == level]) for level in costs}
+    reached = [f"ε = {number(level)}: {of.format.one(one.mean(of.value))}" for level, one in best.items() if one]
+    return [f"The best at {listed(reached)}."]
 
 
 def _how_private(data: PublishedSweep, setting: Setting) -> Tile:

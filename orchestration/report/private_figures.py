@@ -9,7 +9,7 @@ from typing import Any, Final
 from dpsweep.accounting.attacks import epsilon_of_area
 from dpsweep.orchestration.comparison.formats import correlation
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
-from dpsweep.orchestration.comparison.settings import Setting, first_seed, group_value
+from dpsweep.orchestration.comparison.settings import Setting, group_value
 from dpsweep.orchestration.report.figures import (
     Scene,
     blank,
@@ -51,7 +51,7 @@ def norms_over_epochs(scene: Scene) -> Plot:
     """
     figure = blank(height=360)
     for setting in scene.settings:
-        trial = first_seed(setting)
+        trial = setting.first_seed
         groups = (
             {group.name: group.training for group in trial.quality.groups if group.training} if trial.quality else {}
         )
@@ -104,7 +104,7 @@ def risks(scene: Scene) -> dict[str, Plot | None]:
     """
     drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
-        trial = first_seed(setting)
+        trial = setting.first_seed
         if trial.privacy is not None and trial.privacy.is_private and trial.memberships:
             drawn[setting.name] = _risk(scene, setting, trial, trial.privacy)
     return drawn
@@ -172,7 +172,7 @@ def _densities(
     """Return one figure for each setting whose first seed has a density; keys are its name with Pearson's r."""
     drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
-        density, r = found(first_seed(setting))
+        density, r = found(setting.first_seed)
         if density is not None:
             title = f"{setting.name}, r = {correlation(r)}" if r is not None else setting.name
             drawn[title] = _heatmap(scene, setting, density, across, up)

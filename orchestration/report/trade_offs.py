@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from dpsweep.orchestration.comparison.formats import SHARES
 from dpsweep.orchestration.comparison.parameters import in_words
 from dpsweep.orchestration.comparison.rate_metrics import spoken, spoken_worst
-from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs
+from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs, levels
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.report.figures import (
-    SHARE_TICKS,
     Axis,
     Scene,
     blank,
@@ -20,6 +17,7 @@ from dpsweep.orchestration.report.figures import (
     numbers,
     plain_text,
     range_mode,
+    ticks_of,
     whiskers,
 )
 from dpsweep.orchestration.report.plot import INK, MUTED, Plot
@@ -68,24 +66,22 @@ def total_axis(scene: Scene, where: str = " on test data") -> Axis:
 def worst_axis(scene: Scene) -> Axis:
     """Return the axis of the worst-group metric that the sweep compares settings by."""
     of = scene.worst_group
-    return Axis(
-        f"{spoken_worst(of)} of the worst-served group", of.value, SHARE_TICKS if of.format in SHARES else ".3~g"
-    )
+    return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, ticks_of(of.format))
 
 
 def _privacy(scene: Scene, y: Axis) -> Plot | None:
     """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
     private = [setting for setting in scene.settings if not setting.is_baseline]
-    if len({setting.level for setting in private if math.isfinite(setting.level)}) < 2:
+    if len(levels(private)) < 2:
         return None
     figure = _scatter(replace(scene, settings=private), _EPSILON_AXIS, y)
     figure.update_xaxes(type="log", dtick="D2")
     baselines = [setting for setting in scene.settings if setting.is_baseline]
-    levels = sorted((level, each.name) for each in baselines if (level := each.mean(y.value)) is not None)
-    for mean, _ in levels:
+    lines = sorted((mean, each.name) for each in baselines if (mean := each.mean(y.value)) is not None)
+    for mean, _ in lines:
         figure.add_hline(mean, line={"color": MUTED, "width": 1, "dash": "dot"})
     # the highest above its line and the lowest below: names of lines close together would cover each other
-    for (mean, name), anchor in {levels[0]: "top", levels[-1]: "bottom"}.items() if levels else ():
+    for (mean, name), anchor in {lines[0]: "top", lines[-1]: "bottom"}.items() if lines else ():
         figure.add_annotation(x=0, xref="paper", xanchor="left", y=mean, yanchor=anchor, text=name)
     return figure
 

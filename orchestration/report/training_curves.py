@@ -9,7 +9,7 @@ import contextlib
 import functools
 import itertools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
 from dpsweep.accounting.accountants.account import account
@@ -44,18 +44,19 @@ _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", 
 
 
 def accuracy_over_epochs(scene: Scene) -> Plot:
-    """Return Accuracy, or the main score, on test data after each epoch: one line per setting, for its first seed."""
-    return _over_epochs(scene, f"test_{scene.main.name}", f"{spoken(scene.main)} on test data", scene.main_ticks)
+    """Return Accuracy, or the main score, on test data after each epoch."""
+    title = f"{spoken(scene.main)} on test data"
+    return _over_epochs(scene, title, _metric(f"test_{scene.main.name}"), scene.main_ticks)
 
 
 def loss_over_epochs(scene: Scene) -> Plot:
-    """Return the mean loss on test data after each epoch: one line per setting, for its first seed."""
-    return _over_epochs(scene, "test_loss", "loss on test data", ".3~g")
+    """Return the mean loss on test data after each epoch."""
+    return _over_epochs(scene, "loss on test data", _metric("test_loss"), ".3~g")
 
 
 def epsilon_over_epochs(scene: Scene) -> Plot:
-    """Return worst-case epsilon of the steps so far (paper C, Figure 2): one line per setting, for its first seed."""
-    return _over_epochs(scene, "epsilon", "worst-case ε so far", ".3~g")
+    """Return worst-case epsilon of the steps so far (paper C, Figure 2)."""
+    return _over_epochs(scene, "worst-case ε so far", _metric("epsilon"), ".3~g")
 
 
 def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
@@ -65,8 +66,8 @@ def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
     """
     drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
-        found = None if setting.is_baseline or setting.schedule in drawn else _last_trace(setting.trials[0])
-        history = setting.trials[0].history
+        found = None if setting.is_baseline or setting.schedule in drawn else _last_trace(setting.first_seed)
+        history = setting.first_seed.history
         if found is not None and history:
             trace, delta = found
             places = sorted({round(share * (len(history) - 1)) for share in (0.0, 0.15, 0.4, 0.7, 1.0)})
@@ -114,33 +115,25 @@ def _by_accountant(trace: Trace, delta: float, steps: tuple[int, ...]) -> dict[s
 
 
 def rho_over_epochs(scene: Scene) -> Plot:
-    """Return zCDP rho of the steps so far (paper C), for runs without sampling: one line per setting, for its first
-    seed.
-    """
-    figure = blank(height=360)
-    for setting in scene.settings:
-        found, history = _last_trace(setting.trials[0]), setting.trials[0].history
-        if found is None or setting.is_baseline:
-            continue
+    """Return zCDP rho of the steps so far (paper C), for runs without sampling."""
+
+    def rhos(trial: PublishedTrial) -> list[float]:
+        found = None if trial.is_baseline else _last_trace(trial)
         with contextlib.suppress(UnsupportedMechanism):
-            rhos = [total_rho(found[0].until(min(epoch.step, found[0].steps))) for epoch in history]
-            line(figure, setting, scene.style, history, rhos, setting.name)
-    figure.update_xaxes(title_text="epoch")
-    figure.update_yaxes(title_text="ρ so far", tickformat=".3~g", rangemode="tozero")
-    return figure
+            if found is not None:
+                return [total_rho(found[0].until(min(epoch.step, found[0].steps))) for epoch in trial.history]
+        return []
+
+    return _over_epochs(scene, "ρ so far", rhos, ".3~g")
 
 
 def noise(scene: Scene) -> Plot:
-    """Return the noise multiplier per epoch: one line per setting, for its first seed."""
-    figure = blank(height=360)
-    for setting in scene.settings:
-        history = setting.trials[0].history
-        if setting.is_baseline or not history:
-            continue
-        line(figure, setting, scene.style, history, [epoch.noise_multiplier for epoch in history], setting.name)
-    figure.update_xaxes(title_text="epoch")
-    figure.update_yaxes(title_text="noise multiplier σ", rangemode="tozero")
-    return figure
+    """Return the noise multiplier per epoch."""
+
+    def multipliers(trial: PublishedTrial) -> list[float]:
+        return [] if trial.is_baseline else [epoch.noise_multiplier for epoch in trial.history]
+
+    return _over_epochs(scene, "noise multiplier σ", multipliers)
 
 
 def clipping_bounds(scene: Scene) -> Plot:
@@ -151,7 +144,7 @@ def clipping_bounds(scene: Scene) -> Plot:
     settings, style = scene.settings, scene.style
     figure = blank(height=360)
     for setting in settings:
-        history = setting.trials[0].history
+        history = setting.first_seed.history
         bounds = {
             name: [epoch.clipping_bounds.get(name) for epoch in history]
             for name in dict.fromkeys(name for epoch in history for name in epoch.clipping_bounds)
@@ -185,7 +178,7 @@ def departures(scene: Scene) -> Plot:
     """
     figure = blank(height=360)
     for setting in scene.settings:
-        trial = setting.trials[0]
+        trial = setting.first_seed
         ends = [group.left[-1] / group.examples for group in trial.departures if group.left]
         for group in trial.departures:
             values, whose = [left / group.examples for left in group.left], f"{setting.name}: {group.name}"
@@ -197,13 +190,25 @@ def departures(scene: Scene) -> Plot:
     return figure
 
 
-def _over_epochs(scene: Scene, name: str, title: str, ticks: str) -> Plot:
+def _metric(name: str) -> Callable[[PublishedTrial], Sequence[float | None]]:
+    """Return a function from a trial to a metric after each epoch; to nothing if none is finite."""
+
+    def values(trial: PublishedTrial) -> list[float | None]:
+        found = [epoch.metrics.get(name) for epoch in trial.history]
+        return found if any(value is not None and math.isfinite(value) for value in found) else []
+
+    return values
+
+
+def _over_epochs(
+    scene: Scene, title: str, values: Callable[[PublishedTrial], Sequence[float | None]], ticks: str | None = None
+) -> Plot:
+    """Return one line for each setting whose first seed has ``values``, one after each epoch."""
     figure = blank(height=360)
     for setting in scene.settings:
-        history = setting.trials[0].history
-        values = [epoch.metrics.get(name) for epoch in history]
-        if any(value is not None and math.isfinite(value) for value in values):
-            line(figure, setting, scene.style, history, values, setting.name)
+        trial = setting.first_seed
+        if found := values(trial):
+            line(figure, setting, scene.style, trial.history, found, setting.name)
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text=title, tickformat=ticks, rangemode="tozero")
     return figure
@@ -216,7 +221,7 @@ def epsilon_over_group_size(scene: Scene) -> Plot | None:
     """
     figure = blank(height=430)
     for setting in scene.settings:
-        trial = setting.trials[0]
+        trial = setting.first_seed
         found = dict(sorted(trial.privacy.group_epsilons.items())) if trial.privacy else {}
         if setting.is_baseline or len(found) < 2:
             continue
@@ -339,7 +344,7 @@ def searched_curves(scene: Scene) -> dict[str, Plot]:
     """Return the score that tuning maximises (a loss: minimises) against each tuned number: every setting's best per
     value.
     """
-    tuned = [(setting, tuning) for setting in scene.settings if (tuning := setting.trials[0].tuning) is not None]
+    tuned = [(setting, tuning) for setting in scene.settings if (tuning := setting.first_seed.tuning) is not None]
     places = dict.fromkeys(place for _, found in tuned for values, _ in found.tried for place in values)
     drawn = {}
     for place in places:

@@ -18,7 +18,7 @@ from dpsweep.orchestration.comparison.entries import Metric as Measured
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.metrics import final_metrics, metric
 from dpsweep.orchestration.comparison.parameters import varying
-from dpsweep.orchestration.comparison.settings import Setting, first_seed
+from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.store.published import PublishedTrial
 
@@ -69,8 +69,8 @@ def comparison(found: Findings) -> Compared:
     return Compared(
         _numbers(found),
         short_names(found),
-        {first_seed(setting).key: _means(found, setting) for setting in found.private},
-        frozenset(first_seed(setting).key for setting in best_settings(found)),
+        {setting.first_seed.key: _means(found, setting) for setting in found.private},
+        frozenset(setting.first_seed.key for setting in best_settings(found)),
         "" if best is None else best.name,
         {} if best is None else {name: over.mean for name, over in spreads(best.trials).items()},
         _view(found),

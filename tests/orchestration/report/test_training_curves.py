@@ -7,7 +7,6 @@ from dataclasses import replace
 import pytest
 
 from dpsweep.accounting import (
-    FixedBatchSampling,
     PoissonSampling,
     ShuffledSampling,
     account,
@@ -36,6 +35,14 @@ def test_accuracy_loss_and_cost_are_drawn_over_the_epochs() -> None:
     data = replace(sample_sweep(), trials=(replace(sample_trial(), history=losses),))
     assert figures(data)["loss"].data[0].y[1] == 1.0
     assert "accuracy" not in figures(data)
+
+
+def test_curves_are_of_the_lowest_seed_in_whatever_order_seeds_are_listed() -> None:
+    late, early = sample_trial(seed=3), sample_trial(seed=1)
+    late = replace(late, history=tuple(replace(epoch, noise_multiplier=9.0) for epoch in late.history))
+    for trials in ((late, early), (early, late)):
+        (line,) = figures(replace(sample_sweep(), trials=trials))["noise"].data
+        assert list(line.y) == [epoch.noise_multiplier for epoch in early.history]
 
 
 RUN = planned_trace(parse_schedule("exponential:decay=0.05", 1.5), PoissonSampling(0.02), 30, 23, 5000)
@@ -110,7 +117,7 @@ def test_under_release_none_one_line_says_what_private_would_show_and_cost() -> 
 
 GROUP_RUNS = {
     "one sampled step": (0.5, PoissonSampling(0.01), 1, False),
-    "every example in every step": (20.0, FixedBatchSampling(5000, 5000), 50, True),
+    "every example in every step": (20.0, PoissonSampling(1.0), 50, True),
 }
 
 
