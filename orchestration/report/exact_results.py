@@ -30,7 +30,7 @@ from dpsweep.orchestration.comparison.settings import (
     group_value,
 )
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
-from dpsweep.orchestration.report.html import Cell, named, section, table
+from dpsweep.orchestration.report.html import named, section, table
 from dpsweep.orchestration.report.plot import Style
 from dpsweep.orchestration.store.published import (
     EstimateQuality,
@@ -60,38 +60,38 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
         mean = setting.over_seeds(quality(lambda found: found.mean_error))
         largest = setting.over_seeds(quality(lambda found: found.largest_error))
         rows.append(
-            [
-                (named(setting, style), ""),
-                (f"{examples.mean * examples.count:.0f}", "n"),
-                (f"{r.mean:.4f}" if r else MISSING, "n"),
-                (number(mean.mean if mean else None), "n"),
-                (number(largest.high if largest else None), "n"),
-            ]
+            (
+                named(setting, style),
+                f"{examples.mean * examples.count:.0f}",
+                f"{r.mean:.4f}" if r else MISSING,
+                number(mean.mean if mean else None),
+                number(largest.high if largest else None),
+            )
         )
-    heads = (
-        ("εᵢ as estimated against εᵢ from norms of every step", ""), ("Examples tracked", "n"), ("Pearson’s r", "n"),
-        ("Mean error", "n"), ("Largest error", "n"),
-    )  # fmt: skip
-    return "<h3>How good the estimates are</h3>" + table(heads, rows) if rows else ""
+    words = ("εᵢ as estimated against εᵢ from norms of every step",)
+    numbers = ("Examples tracked", "Pearson’s r", "Mean error", "Largest error")
+    return "<h3>How good the estimates are</h3>" + table(words, numbers, rows) if rows else ""
 
 
 def losses_table(settings: Sequence[Setting], style: Style) -> str:
     """Return the correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
     names = group_names([trial for setting in settings for trial in setting.trials])
     values = (loss_correlation, *map(group_loss_correlation, names))
-    rows: list[list[Cell]] = []
+    rows = []
     for setting in settings:
         found = [setting.over_seeds(value) for value in values]
         if any(found):
-            cells = [CORRELATION.over_seeds(spread) if spread else MISSING for spread in found]
-            rows.append([(named(setting, style), ""), *((text, "n") for text in cells)])
-    heads = [("Pearson’s r of εᵢ and log loss", ""), ("All", "n"), *((name, "n") for name in names)]
-    return "<h3>εᵢ and loss</h3>" + table(heads, rows) if rows else ""
+            cells = (CORRELATION.over_seeds(spread) if spread else MISSING for spread in found)
+            rows.append((named(setting, style), *cells))
+    words = ("Pearson’s r of εᵢ and log loss",)
+    return "<h3>εᵢ and loss</h3>" + table(words, ("All", *names), rows) if rows else ""
 
 
-def _section(heading: str, text: str, heads: Iterable[tuple[str, str]], rows: Sequence[Sequence[Cell]]) -> str:
+def _section(
+    heading: str, text: str, words: Iterable[str], numbers: Iterable[str], html: Sequence[Sequence[str]]
+) -> str:
     """Return the section around a table; "" without a row."""
-    return section(heading, text, table(heads, rows)) if rows else ""
+    return section(heading, text, table(words, numbers, html)) if html else ""
 
 
 def training_scores_section(settings: Sequence[Setting], style: Style, task: str) -> str:
@@ -101,17 +101,14 @@ def training_scores_section(settings: Sequence[Setting], style: Style, task: str
     names = group_names([trial for setting in scored for trial in setting.trials])
     of_groups = ((group_value(name, _on_training), group_value(name, _on_test)) for name in names)
     pairs = [(on_training, main.value), *of_groups]
-    rows: list[list[Cell]] = [
-        [(named(setting, style), ""), *((_beside_test(setting, main, *pair), "n") for pair in pairs)]
-        for setting in scored
-    ]
-    heads = [(f"{opening(main.heading.removeprefix('Test '))} on training examples", ""), ("All", "n")]
+    rows = [(named(setting, style), *(_beside_test(setting, main, *pair) for pair in pairs)) for setting in scored]
     return _section(
         "How well the models know their training examples",
         "<p>The final models on their own training examples, and below, how much better or worse that is than on test "
         "data. Where it is better, guessing that an example was trained on if it is predicted right succeeds more "
         "often than chance (Yeom et al. 2018).</p>",
-        [*heads, *((name, "n") for name in names)],
+        (f"{opening(main.heading.removeprefix('Test '))} on training examples",),
+        ("All", *names),
         rows,
     )
 
@@ -138,16 +135,14 @@ def attacks_section(settings: Sequence[Setting], style: Style) -> str:
     """Return the section on membership attacks; "" if no trial was attacked or the results are withheld."""
     attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
     names = group_names([trial for setting in attacked for trial in setting.trials])
-    rows: list[list[Cell]] = [
-        [(named(setting, style), ""), *((_attack_cell(setting, name), "n") for name in names)] for setting in attacked
-    ]
-    heads = [("Right guesses of membership", ""), *((name, "n") for name in names)]
+    rows = [(named(setting, style), *(_attack_cell(setting, name) for name in names)) for setting in attacked]
     return _section(
         "Who can be found in the model",
         "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "
         "example. Guessing is right for 50%. Below each share, the examples it was measured on and the mean εᵢ of the "
         "group.</p>",
-        heads,
+        ("Right guesses of membership",),
+        names,
         rows,
     )
 
@@ -168,19 +163,17 @@ def memberships_section(trials: Sequence[PublishedTrial]) -> str:
     """Return the section on likelihood-ratio attacks; "" if no trial was attacked so or the results are withheld."""
     attacked = [trial for trial in trials if trial.memberships]
     names = dict.fromkeys(group.name for trial in attacked for group in trial.memberships)
-    rows: list[list[Cell]] = []
+    rows = []
     for trial in attacked:
         found = {group.name: group for group in trial.memberships}
-        rows.append(
-            [(escape(trial.key), ""), *((_area(found.get(name), _allowed(trial, name)), "n") for name in names)]
-        )
-    heads = [("Area under the ROC curve", ""), *((name, "n") for name in names)]
+        rows.append((escape(trial.key), *(_area(found.get(name), _allowed(trial, name)) for name in names)))
     return _section(
         "Who can be found with reference models",
         "<p>A membership attack on each group (RMIA): an example is scored by its probability under the trained model "
         "over its mean probability under models trained with and without it. The area is the probability that a "
         "training example scores above another one, with a 95% interval; guessing gives 0.5.</p>",
-        heads,
+        ("Area under the ROC curve",),
+        names,
         rows,
     )
 
@@ -203,22 +196,22 @@ def _area(found: MembershipAttack | None, allowed: float | None) -> str:
 
 def exposures_section(trials: Sequence[PublishedTrial]) -> str:
     """Return the section on secrets; "" if no trial was trained on any or the results are withheld."""
-    rows: list[list[Cell]] = []
+    rows = []
     for trial in trials:
         if (found := trial.exposure) is not None:
             mean = f"{found.mean:.2f}<br><small>{found.lower:.2f} to {found.upper:.2f}</small>"
             paid = _epsilon_of_secret(trial, found)
             allowed = MISSING if paid is None else at_most(exposure_limit(*paid, found.candidates))
             counts = f"{found.canaries} × {found.repeats}"
-            shown = (mean, allowed, f"{found.extracted} of {found.canaries}", counts, f"{found.candidates:,}")
-            rows.append([(escape(trial.key), ""), *((value, "n") for value in shown)])
-    names = ("Exposure in bits", "ε allows", "Extracted", "Secrets × examples", "Candidates")
+            extracted = f"{found.extracted} of {found.canaries}"
+            rows.append((escape(trial.key), mean, allowed, extracted, counts, f"{found.candidates:,}"))
     return _section(
         "Which secrets can be extracted",
         "<p>Random sequences of tokens were written over training examples. The exposure of one is log<sub>2</sub> R − "
         "log<sub>2</sub> r bits, where r is the rank of its loss among R sequences that the model has not seen; "
         "guessing gives 1.4. It has rank 1 where it can be extracted. The limit is what ε allows.</p>",
-        [("Trial", ""), *((name, "n") for name in names)],
+        ("Trial",),
+        ("Exposure in bits", "ε allows", "Extracted", "Secrets × examples", "Candidates"),
         rows,
     )
 
@@ -244,7 +237,7 @@ def audits_section(trials: Sequence[PublishedTrial]) -> str:
         count = len(trial.audits)
         audited += [(trial, each, f", in copy {place} of {count}") for place, each in enumerate(trial.audits, 1)]
     names = dict.fromkeys(name for _, audit, _ in audited for name in audit.groups)
-    rows: list[list[Cell]] = []
+    rows = []
     for trial, audit, copy in audited:
         claimed = trial.privacy.epsilon if trial.privacy else None
         best = _audited(audit.epsilon, claimed if audit.of_canary is None else audit.of_canary)
@@ -253,9 +246,7 @@ def audits_section(trials: Sequence[PublishedTrial]) -> str:
         facts = [at_most(claimed), at_most(audit.of_canary), f"{100 * audit.confidence:g}%", guessed]
         tests = [f"{name} {at_least(bound)}" for name, bound in audit.tests.items()]
         whom = f"{_CANARIES[audit.kind]}, {_TRANSCRIPTS[audit.transcript]}{copy}<br><small>{', '.join(tests)}</small>"
-        rows.append([(escape(trial.key), ""), (whom, ""), *((text, "n") for text in (*facts, *bounds))])
-    numbers = ("Claimed ε", "ε of a gradient", "Confidence", "Right guesses", "ε at least")
-    heads = [("Trial", ""), ("Canaries", ""), *((text, "n") for text in numbers)]
+        rows.append((escape(trial.key), whom, *facts, *bounds))
     return _section(
         "What an audit proves",
         "<p>A fair coin for each canary, a random training example or a made-up gradient, decided whether it was "
@@ -265,7 +256,8 @@ def audits_section(trials: Sequence[PublishedTrial]) -> str:
         "right trial in twenty may accuse it, and all audits are kept. A low bound does not show that little leaks. "
         "One above the claim contradicts it, and so does one above what a made-up gradient pays. That is less where a "
         "filter or further releases are part of the claim.</p>",
-        [*heads, *((name, "n") for name in names)],
+        ("Trial", "Canaries"),
+        ("Claimed ε", "ε of a gradient", "Confidence", "Right guesses", "ε at least", *names),
         rows,
     )
 
@@ -278,22 +270,20 @@ def _audited(bound: float | None, paid: float | None) -> str:
 
 def accounts_section(trials: Sequence[PublishedTrial]) -> str:
     """Return the section on what `dpsweep account` found; "" if it found nothing, or the results are withheld."""
-    words, numbers = ("Trial", "Method", "Groups"), ("δ", "ε", "Median εᵢ", "Mean εᵢ")
-    heads = (*((text, "") for text in words), *((text, "n") for text in numbers))
     rows = [_account_row(trial, account) for trial in trials for account in trial.accounts]
     return _section(
         "Accounted again",
         "<p>Finished trials at another δ, by another method or by other groups, from their stored norms. ε is that of "
         "the worst case; statistics of εᵢ are exact.</p>",
-        heads,
+        ("Trial", "Method", "Groups"),
+        ("δ", "ε", "Median εᵢ", "Mean εᵢ"),
         rows,
     )
 
 
-def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[Cell]:
+def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[str]:
     sizes = [f"any {size} records: ε {at_most(epsilon)}" for size, epsilon in account.group_epsilons.items()]
     means = [f"{name}: mean εᵢ {number(mean)}" for name, mean in account.group_means.items()]
     claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
-    values = (f"{account.delta:g}", *map(number, (account.epsilon, account.median, account.mean)))
-    words = (escape(trial.key), claim, escape("; ".join([*sizes, *means])))
-    return [*((text, "") for text in words), *((value, "n") for value in values)]
+    values = map(number, (account.epsilon, account.median, account.mean))
+    return [escape(trial.key), claim, escape("; ".join([*sizes, *means])), f"{account.delta:g}", *values]

@@ -12,9 +12,6 @@ from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.plot import INK, Style
 
-Cell = tuple[str, str]
-"""HTML of a table cell, and its CSS class: "n" for numbers, "" for text."""
-
 _SHAPES = {
     "circle": '<circle cx="6" cy="6" r="4.6"/>',
     "circle-open": '<circle cx="6" cy="6" r="4" fill="none" stroke-width="2"/>',
@@ -65,19 +62,24 @@ def _plot_title(title: str) -> str:
 
 
 def table(
-    heads: Iterable[tuple[str, str]],
-    rows: Iterable[Sequence[Cell]],
+    words: Iterable[str],
+    numbers: Iterable[str],
+    html: Iterable[Sequence[str]],
+    *,
+    remarks: Iterable[str] = (),
     looks: Sequence[str] = (),
     marks: Sequence[Mapping[str, str]] = (),
 ) -> str:
-    """Return a table. `heads`: text and CSS class of each column. `looks`: CSS class of each row.
+    """Return a table with the cells ``html``, row by row.
 
-    `marks`: data attributes of each row, by which buttons of the page show and hide it.
+    `words`, `numbers`, `remarks`: headings of columns of text, of numbers, and of text again. `looks`: CSS class of
+    each row. `marks`: data attributes of each row, by which buttons of the page show and hide it.
     """
-    head = "".join(f'<th scope="col" class="{look}"{_defined(text)}>{escape(text)}</th>' for text, look in heads)
+    columns = [(text, look) for look, texts in (("", words), ("n", numbers), ("", remarks)) for text in texts]
+    head = "".join(f'<th scope="col" class="{look}"{_defined(text)}>{escape(text)}</th>' for text, look in columns)
     body = []
-    for place, row in enumerate(rows):
-        cells = "".join(f'<td class="{look}">{html}</td>' for html, look in row)
+    for place, row in enumerate(html):
+        cells = "".join(f'<td class="{look}">{cell}</td>' for cell, (_, look) in zip(row, columns, strict=False))
         data = "".join(f' data-{name}="{escape(value)}"' for name, value in (marks[place] if marks else {}).items())
         body.append(f'<tr class="{looks[place] if looks else ""}"{data}>{cells}</tr>')
     rows_shown = f"<thead><tr>{head}</tr></thead><tbody>{''.join(body)}</tbody>"

@@ -45,7 +45,7 @@ from dpsweep.orchestration.report.exact_results import (
 )
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
-from dpsweep.orchestration.report.html import Cell, key, missing_panel, note, panel, section, sentence, table
+from dpsweep.orchestration.report.html import key, missing_panel, note, panel, section, sentence, table
 from dpsweep.orchestration.report.packing import packed, packed_plotly, script_safe
 from dpsweep.orchestration.report.plot import Style, style_of
 from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences, together
@@ -342,14 +342,16 @@ th,td{{text-align:left;padding:.3rem .8rem .3rem 0;vertical-align:top;border-bot
 
 def comparison_page(found: Comparison) -> str:
     """Return the comparison as one HTML document without references to other files."""
-    rows: list[list[Cell]] = []
-    for setting in found.settings:
-        for line in setting.lines:
-            sweep = f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>"
-            numbers = ((escape(text), "n") for text in cells(line, found))
-            rows.append([(escape(setting.short_name), ""), (sweep, ""), *numbers])
+    rows = [
+        (
+            escape(setting.short_name),
+            f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>",
+            *map(escape, cells(line, found)),
+        )
+        for setting in found.settings
+        for line in setting.lines
+    ]
     columns = heads(found)
-    looks = ("", "", *("n" for _ in columns[2:]))
     words = "".join(
         f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in shown_metrics(found)
     )
@@ -357,7 +359,7 @@ def comparison_page(found: Comparison) -> str:
         *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
         *(note(sentence, "sensitive") for sentence in found.differences),
         *([_between(found)] if found.between else []),
-        table(zip(columns, looks, strict=True), rows),
+        table(columns[:2], columns[2:], rows),
         *(f"<p>{escape(sentence)}</p>" for sentence in together(found.trials)),
         f"<h2>What the numbers mean</h2><dl>{words}</dl>",
     )
@@ -367,8 +369,7 @@ def comparison_page(found: Comparison) -> str:
 
 def _between(found: Comparison) -> str:
     """Return the table of parameters in which whole sweeps differ."""
-    rows = [[(escape(text), "") for text in each.cells()] for each in found.between]
-    return table([(head, "") for head in between_heads(found)], rows)
+    return table(between_heads(found), (), [[*map(escape, each.cells())] for each in found.between])
 
 
 def explorer_data(found: Findings, style: Style) -> dict[str, Any]:

@@ -35,7 +35,7 @@ from dpsweep.orchestration.comparison.settings import (
 )
 from dpsweep.orchestration.comparison.spoken import between, difference_between
 from dpsweep.orchestration.report.figures import meta_of
-from dpsweep.orchestration.report.html import Cell, named, table
+from dpsweep.orchestration.report.html import named, table
 from dpsweep.orchestration.report.plot import Style
 from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
@@ -53,21 +53,16 @@ def settings_table(found: Findings, style: Style) -> str:
     """
     settings, front = found.settings, best_trade_offs(found.settings, found.worst_group, found.useless)
     shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.trials)
-    heads = (("Setting", ""), ("Seeds", "n"), ("Composed ε", "n"), *((metric.heading, "n") for metric in shown))
-    rows: list[list[Cell]] = []
+    rows = []
     for setting in settings:
         beyond = ", beyond noise" if setting in found.front else ""
         mark = f'<span class="front">Pareto front{beyond}</span>' if setting in front else ""
         mark += f"<br><small>{escape(found.useless[setting.name])}</small>" if setting.name in found.useless else ""
-        rows.append(
-            [
-                (named(setting, style) + mark, ""),
-                (str(len(setting.trials)), "n"),
-                (_composed(setting), "n"),
-                *((_over_seeds(metric, setting) + _interval(found, setting, metric), "n") for metric in shown),
-            ]
-        )
-    return "<h3>Settings, averaged over seeds</h3>" + table(heads, rows, marks=[meta_of(each) for each in settings])
+        numbers = (_over_seeds(metric, setting) + _interval(found, setting, metric) for metric in shown)
+        rows.append((named(setting, style) + mark, str(len(setting.trials)), _composed(setting), *numbers))
+    heads = ("Seeds", "Composed ε", *(metric.heading for metric in shown))
+    marks = [meta_of(setting) for setting in settings]
+    return "<h3>Settings, averaged over seeds</h3>" + table(("Setting",), heads, rows, marks=marks)
 
 
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
@@ -86,14 +81,13 @@ def comparison_table(found: Findings, style: Style) -> str:
     """Return pairwise differences of the methods, each at its most accurate; "" for fewer than two or without
     intervals.
     """
-    rows: list[list[Cell]] = []
+    rows = []
     for one, other in itertools.combinations(found.methods, 2):
         differences = [found.difference(one, other, name) for name in found.headline]
         if any(each.interval for each in differences):
-            verdicts = [(_verdict(each), "n") for each in differences]
-            rows.append([(named(one, style), ""), (named(other, style), ""), *verdicts])
-    heads = (("Setting", ""), ("against", ""), *((_difference_heading(metric(name)), "n") for name in found.headline))
-    return "<h3>What can be told apart</h3>" + table(heads, rows) if rows else ""
+            rows.append((named(one, style), named(other, style), *map(_verdict, differences)))
+    heads = (_difference_heading(metric(name)) for name in found.headline)
+    return "<h3>What can be told apart</h3>" + table(("Setting", "against"), heads, rows) if rows else ""
 
 
 def _difference_heading(of: Metric) -> str:
@@ -114,16 +108,15 @@ def fairness_table(found: Findings, style: Style) -> str:
         for metric in columns(MetricTable.FAIRNESS, found.worst_group.name, found.trials)
         if any(setting.over_seeds(metric.value) is not None for setting in found.settings)
     ]
+    if not shown:
+        return ""
     rows = [
-        [
-            (named(setting, style), ""),
-            *((_over_seeds(metric, setting) + _interval(found, setting, metric), "n") for metric in shown),
-        ]
+        (named(setting, style), *(_over_seeds(metric, setting) + _interval(found, setting, metric) for metric in shown))
         for setting in found.settings
     ]
-    heads = [("Setting", ""), *((metric.heading, "n") for metric in shown)]
     marks = [meta_of(setting) for setting in found.settings]
-    return "<h3>Rates and gaps between groups, on test data</h3>" + table(heads, rows, marks=marks) if shown else ""
+    heads = (metric.heading for metric in shown)
+    return "<h3>Rates and gaps between groups, on test data</h3>" + table(("Setting",), heads, rows, marks=marks)
 
 
 def by_group_table(found: Findings, style: Style) -> str:
@@ -134,14 +127,15 @@ def by_group_table(found: Findings, style: Style) -> str:
         for each in GROUP_METRICS
         if any(setting.over_seeds(group_value(name, each.value)) for setting in found.settings for name in names)
     ]
-    rows: list[list[Cell]] = []
-    for name in names:
-        for setting in found.settings:
-            cells = [(_of_group(found, setting, name, each), "n") for each in shown]
-            rows.append([(escape(name), ""), (named(setting, style), ""), *cells])
-    heads = [("Group", ""), ("Setting", ""), *((each.heading, "n") for each in shown)]
-    marks = [meta_of(setting) for _ in names for setting in found.settings]
-    return "<h3>Every group under every setting</h3>" + table(heads, rows, marks=marks) if rows else ""
+    if not names:
+        return ""
+    pairs = list(itertools.product(names, found.settings))
+    rows = [
+        (escape(name), named(setting, style), *(_of_group(found, setting, name, each) for each in shown))
+        for name, setting in pairs
+    ]
+    marks, heads = [meta_of(setting) for _, setting in pairs], (each.heading for each in shown)
+    return "<h3>Every group under every setting</h3>" + table(("Group", "Setting"), heads, rows, marks=marks)
 
 
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
@@ -155,8 +149,7 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
 
     Returns "" if no trial has counts, and for more than `_MOST_CLASSES` classes.
     """
-    rows: list[list[Cell]] = []
-    marks = []
+    rows, marks = [], []
     names = dict[int, tuple[str, ...]]()
     for setting in settings:
         counts = [trial.quality.counts.matrix for trial in setting.trials if trial.quality and trial.quality.counts]
@@ -166,11 +159,12 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
             for label, (recall, row) in enumerate(zip(recalls(matrix), matrix, strict=True)):
                 cells = [PERCENT.one(None if math.isnan(recall) else float(recall)), *(f"{each:.0f}" for each in row)]
                 name = escape(names[len(matrix)][label])
-                rows.append([(name, ""), (named(setting, style), ""), *((cell, "n") for cell in cells)])
+                rows.append((name, named(setting, style), *cells))
                 marks.append(meta_of(setting))
-    predicted = [(f"as {name}", "n") for name in names.get(max(names, default=0), ())]
-    heads = [("Class", ""), ("Setting", ""), ("Recall", "n"), *predicted]
-    return "<h3>What each class is taken for, on test data</h3>" + table(heads, rows, marks=marks) if rows else ""
+    if not rows:
+        return ""
+    heads = ("Recall", *(f"as {name}" for name in names[max(names)]))
+    return "<h3>What each class is taken for, on test data</h3>" + table(("Class", "Setting"), heads, rows, marks=marks)
 
 
 def parts_table(settings: Sequence[Setting], style: Style) -> str:
@@ -187,14 +181,14 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
     def number_of(name: str, head: str) -> Callable[[PublishedTrial], float | None]:
         return lambda trial: trial.quality.parts.get(name, {}).get(head) if trial.quality else None
 
-    rows: list[list[Cell]] = []
+    rows, marks = [], []
     for name, setting in itertools.product(names, settings):
         found = [setting.over_seeds(number_of(name, head)) for head in heads]
-        cells = [CORRELATION.over_seeds(each) if each else MISSING for each in found]
-        rows.append([(escape(name), ""), (named(setting, style), ""), *((cell, "n") for cell in cells)])
-    marks = [meta_of(setting) for _ in names for setting in settings]
-    words = [("Label, target or class", ""), ("Setting", ""), *((head.replace("_", " "), "n") for head in heads)]
-    return "<h3>Every label, target or class, on test data</h3>" + table(words, rows, marks=marks)
+        cells = (CORRELATION.over_seeds(each) if each else MISSING for each in found)
+        rows.append((escape(name), named(setting, style), *cells))
+        marks.append(meta_of(setting))
+    words, numbers = ("Label, target or class", "Setting"), (head.replace("_", " ") for head in heads)
+    return "<h3>Every label, target or class, on test data</h3>" + table(words, numbers, rows, marks=marks)
 
 
 def _composed(setting: Setting) -> str:
@@ -226,10 +220,10 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
     for setting in (setting for setting in settings if not setting.is_baseline):
         found = [[cost(k)(trial) for trial in setting.trials] for k in sizes]
         worst = [max((value for value in values if value is not None), default=None) for values in found]
-        cells = [_with_risk(number(value), setting, k) for value, k in zip(worst, sizes, strict=True)]
-        rows.append([(named(setting, style), ""), *((cell, "n") for cell in cells)])
-    heads = [("Worst-case ε for any k records together", ""), *((f"k = {k}", "n") for k in sizes)]
-    return "<h3>Groups of records</h3>" + table(heads, rows)
+        cells = (_with_risk(number(value), setting, k) for value, k in zip(worst, sizes, strict=True))
+        rows.append((named(setting, style), *cells))
+    heads = (f"k = {k}" for k in sizes)
+    return "<h3>Groups of records</h3>" + table(("Worst-case ε for any k records together",), heads, rows)
 
 
 def _with_risk(shown: str, setting: Setting, size: int) -> str:
@@ -247,22 +241,23 @@ def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
     worst_group: as in `metrics.columns`.
     """
     shown = columns(MetricTable.TRIALS, worst_group, trials)
+    if not trials:
+        return "<p>None.</p>"
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
-    heads = (*((text, "") for text in words), *((text, "n") for text in numbers), ("Remarks", ""))
-    rows = [_trial_row(trial, shown) for trial in trials]
-    return table(heads, rows, [trial.state.word for trial in trials]) if rows else "<p>None.</p>"
+    rows, looks = [_trial_row(trial, shown) for trial in trials], [trial.state.word for trial in trials]
+    return table(words, numbers, rows, remarks=("Remarks",), looks=looks)
 
 
-def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[Cell]:
+def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[str]:
     privacy = trial.privacy
     seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
     remarks = [*([trial.error] if trial.error else []), *trial.notes]
     return [
-        (f"{escape(setting_name(trial) + seed)}<br><small>{escape(trial.key)}</small>", ""),
-        (trial.state.word, ""),
-        (_claim(privacy) if privacy and privacy.is_private else MISSING, ""),
-        *((metric.format.one(metric.value(trial)), "n") for metric in shown),
-        (escape("; ".join(remarks)), ""),
+        f"{escape(setting_name(trial) + seed)}<br><small>{escape(trial.key)}</small>",
+        trial.state.word,
+        _claim(privacy) if privacy and privacy.is_private else MISSING,
+        *(metric.format.one(metric.value(trial)) for metric in shown),
+        escape("; ".join(remarks)),
     ]
 
 
