@@ -149,17 +149,10 @@ from __future__ import annotations
 
 import typer
 
-from dpsweep.orchestration.commands import options
-
 
 def greet() -> None:
     """Greet."""
     typer.echo("good morning")
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command ``greet`` to ``app``."""
-    app.command(**options.listed(options.RESULTS, "greet"))(greet)
 '''
 NOTING = '''"""A toy: notes the keys of trials in a file of the working directory."""
 
@@ -279,7 +272,9 @@ ADDITIONS: Mapping[str, Addition] = {
     "command": Addition(
         {
             "orchestration/commands/main.py": {
-                "dashboard.register(app)\n": "greeting.register(app)\n",
+                '    (_RESULTS, dashboard.dashboard, "dashboard runs"),\n': (
+                    '    (_RESULTS, greeting.greet, "greet"),\n'
+                ),
                 "    init,\n": "    greeting,\n",
             }
         },

@@ -9,7 +9,6 @@ from typing import Annotated
 
 import typer
 
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, Pace, TrackingUri, warn
 from dpsweep.orchestration.comparison.formats import at_least, at_most, for_terminal, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
@@ -94,11 +93,3 @@ def _epochs_printed() -> Callable[[str, Progress], None]:
             typer.echo(for_terminal(f"{key}: step {now.step} of {now.total_steps} of the copy"), err=True)
 
     return tell
-
-
-_EXAMPLE = "audit runs/quickstart --only flat-constant-epsilon8-seed0-d02bd6168b"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command ``audit`` to ``app``."""
-    app.command(**options.listed(options.PRIVACY, _EXAMPLE))(audit)

@@ -38,7 +38,6 @@ from dpsweep.accounting.mechanism.schedules import (
     with_initial,
 )
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.run_flags import (
     SELECTION,
     AccountantName,
@@ -241,9 +240,3 @@ _SOLVERS: Mapping[str, Solver] = {
     "epochs": _solve_length(lambda flags, length: replace(flags, epochs=length), LARGEST_EPOCHS),
     "steps": _solve_length(lambda flags, length: replace(flags, steps=length), 100_000_000),
 }
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command ``calibrate`` to ``app``."""
-    example = "calibrate --target-epsilon 3 --delta 1e-5 --sample-rate 0.01 --epochs 50"
-    app.command("calibrate", **options.listed(options.PRIVACY, example))(calibrate)

@@ -16,7 +16,6 @@ import typer
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, StorageError
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, require_key
 from dpsweep.accounting.records.files import exists
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import (
     CLUSTER_ADDRESS,
     MaxGpuHours,
@@ -340,16 +339,3 @@ def _describe(package: Package) -> None:
 def _say(text: str) -> None:
     """Print text, made safe by `for_terminal`, because others may have chosen the names in it."""
     print(for_terminal(text))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands to ``app``."""
-    app.command(
-        **options.listed(
-            options.CLUSTER, "submit sweeps/mnist.yaml --address http://HEAD:8265 --output s3://BUCKET/mnist"
-        )
-    )(submit)
-    app.command(**options.listed(options.CLUSTER, "logs mnist-1f0c5e2a9b --address http://HEAD:8265 --follow"))(logs)
-    app.command(**options.listed(options.CLUSTER, "stop mnist-1f0c5e2a9b --address http://HEAD:8265"))(stop)
-    app.command(hidden=True)(drive)
-    app.command(hidden=True)(tell_failed)

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import warn
 from dpsweep.orchestration.store.layout import absolute
 
@@ -149,8 +148,3 @@ def _html(content: str, policy: str) -> Response:
 
     headers = {"Content-Security-Policy": policy, "Cache-Control": "no-store", "X-Content-Type-Options": "nosniff"}
     return HTMLResponse(content, headers=headers)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command ``dashboard`` to ``app``."""
-    app.command(**options.listed(options.RESULTS, "dashboard runs"))(dashboard)

@@ -35,7 +35,6 @@ from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weaken
 from dpsweep.accounting.mechanism.schedules import parse_schedule
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import whole_numbers, write_file
 from dpsweep.orchestration.commands.run_flags import (
     SELECTION,
@@ -556,9 +555,3 @@ def _reconstruction(curve: PrivacyCurve, prior: float) -> float | None:
 def _interval(found: CertifiedInterval) -> str:
     upper = at_most_share(found.upper)
     return upper if found.lower is None else f"{upper} ({at_least_share(found.lower)})"
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command ``epsilon`` to ``app``."""
-    example = "epsilon --noise-multiplier 1.0 --sample-rate 0.01 --steps 2000 --delta 1e-6"
-    app.command("epsilon", **options.listed(options.PRIVACY, example))(epsilon)

@@ -10,7 +10,6 @@ from typing import Annotated
 import typer
 
 from dpsweep.accounting.errors import InvalidInput, full_text
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.comparison.formats import for_terminal
 
@@ -66,8 +65,3 @@ def init(
     typer.echo(
         for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {shlex.quote(str(target))}")
     )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command ``init`` to ``app``."""
-    app.command(**options.listed(options.RUN, "init people.csv --label approved --group sex"))(init)

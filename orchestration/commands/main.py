@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import errno
 import sys
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Final, Literal
 
 import typer
 
@@ -23,7 +24,6 @@ from dpsweep.orchestration.commands import (
     dashboard,
     epsilon,
     init,
-    options,
     owner_report,
     plan_command,
     results_commands,
@@ -53,20 +53,8 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-init.register(app)
-epsilon.register(app)
-calibrate.register(app)
-owner_report.register(app)
-audit.register(app)
-cluster_jobs.register(app)
-status_command.register(app)
-dashboard.register(app)
-upkeep_commands.register(app)
-results_commands.register(app)
-plan_command.register(app)
 
 
-@app.command(**options.listed(options.RUN, "run sweeps/quickstart.yaml --output runs/quickstart"))
 def run(
     sweep: SweepFile,
     output: Annotated[str | None, typer.Option(help="Folder or URI of the sweep (default: runs/NAME).")] = None,
@@ -126,7 +114,6 @@ def run(
         run_to_the_end(asked, as_json)
 
 
-@app.command(**options.listed(options.RESULTS, "report runs/quickstart --watch"))
 def report(
     folder: Folder,
     watch: Annotated[
@@ -154,7 +141,6 @@ def report(
     show_outcome(outcome, as_json)
 
 
-@app.command(**options.listed(options.PRIVACY, "forget runs/quickstart"))
 def forget(
     folder: Folder,
 ) -> None:
@@ -168,6 +154,42 @@ def forget(
     for key in forgotten:
         print(f"forgotten: {name_for_terminal(key)}")
     print(f"{len(forgotten)} trials kept a key; what they have shown stays counted if they are resumed")
+
+
+_RUN, _CLUSTER, _RESULTS, _PRIVACY = "Run", "Cluster", "Results", "Privacy"
+_TRIAL = "flat-constant-epsilon8-seed0-d02bd6168b"
+_COMMANDS: Final[Sequence[tuple[str, Callable[..., None], str]]] = (
+    (_RUN, init.init, "init people.csv --label approved --group sex"),
+    (_PRIVACY, epsilon.epsilon, "epsilon --noise-multiplier 1.0 --sample-rate 0.01 --steps 2000 --delta 1e-6"),
+    (_PRIVACY, calibrate.calibrate, "calibrate --target-epsilon 3 --delta 1e-5 --sample-rate 0.01 --epochs 50"),
+    (_PRIVACY, owner_report.owner, f"owner-report runs/quickstart/trials/{_TRIAL} --example-id 17"),
+    (_PRIVACY, owner_report.decrypt, "decrypt runs/quickstart/private/report.html --to report.html"),
+    (_PRIVACY, audit.audit, f"audit runs/quickstart --only {_TRIAL}"),
+    (_CLUSTER, cluster_jobs.submit, "submit sweeps/mnist.yaml --address http://HEAD:8265 --output s3://BUCKET/mnist"),
+    (_CLUSTER, cluster_jobs.logs, "logs mnist-1f0c5e2a9b --address http://HEAD:8265 --follow"),
+    (_CLUSTER, cluster_jobs.stop, "stop mnist-1f0c5e2a9b --address http://HEAD:8265"),
+    (_CLUSTER, status_command.status, "status runs/quickstart --watch"),
+    (_RESULTS, status_command.list_sweeps, "list runs"),
+    (_RESULTS, dashboard.dashboard, "dashboard runs"),
+    (_RESULTS, upkeep_commands.verify, "verify runs/quickstart"),
+    (_RESULTS, upkeep_commands.account, "account runs/quickstart --delta 1e-6 --individual pld"),
+    (_RESULTS, upkeep_commands.prune, "prune runs/quickstart --norms --older-than 30"),
+    (_RESULTS, upkeep_commands.delete, "delete runs/quickstart"),
+    (_RESULTS, upkeep_commands.record, "record runs/quickstart --tracking-uri http://HOST:5000"),
+    (_RESULTS, results_commands.best, "best runs/quickstart --at-least worst_group=0.2"),
+    (_RESULTS, results_commands.export, "export runs/quickstart --to results.csv"),
+    (_RESULTS, results_commands.compare, "compare runs/quickstart runs/mnist --html comparison.html"),
+    (_RUN, plan_command.plan, "plan sweeps/quickstart.yaml --probe --price-per-hour 0.40"),
+    (_RUN, run, "run sweeps/quickstart.yaml --output runs/quickstart"),
+    (_RESULTS, report, "report runs/quickstart --watch"),
+    (_PRIVACY, forget, "forget runs/quickstart"),
+)
+"""Every command, in the order of ``dpsweep --help``: its group there, its function, and an example, which begins with
+its name."""
+for _panel, _command, _example in _COMMANDS:
+    app.command(_example.split()[0], rich_help_panel=_panel, epilog=f"Example: dpsweep {_example}")(_command)
+for _command in (cluster_jobs.drive, cluster_jobs.tell_failed):
+    app.command(hidden=True)(_command)
 
 
 def main() -> None:

@@ -1,4 +1,4 @@
-"""Parts that commands share: groups in ``dpsweep --help``, arguments, options, lists of numbers, output."""
+"""Parts that commands share: arguments, options, lists of numbers, output."""
 
 from __future__ import annotations
 
@@ -15,19 +15,6 @@ from rich.table import Table
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.local_files import UnsafeFile, others_can_write, replace_file
 from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting, for_terminal
-
-RUN: Final = "Run"
-CLUSTER: Final = "Cluster"
-RESULTS: Final = "Results"
-PRIVACY: Final = "Privacy"
-
-
-def listed(panel: str, example: str) -> dict[str, Any]:
-    """Return options of ``app.command``: the group, and the epilog with an example. example: arguments after
-    ``dpsweep``.
-    """
-    return {"rich_help_panel": panel, "epilog": f"Example: dpsweep {example}"}
-
 
 Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
 AllowCode = Annotated[

@@ -26,7 +26,6 @@ from dpsweep.accounting.records.sealed import read_encrypted
 from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
 from dpsweep.orchestration.comparison.formats import for_terminal
@@ -178,9 +177,6 @@ def owner_risk(files: TrialFiles, trace: Trace, example_id: int) -> AttackRisk |
     return attack_risk(curve_of_examples(trace, own.steps, own.contributions))
 
 
-_EXAMPLE = "runs/quickstart/trials/flat-constant-epsilon8-seed0-d02bd6168b"
-
-
 def decrypt(
     file: Annotated[str, typer.Argument(help="A file below a folder private/, or its URI.", metavar="FILE")],
     to: Annotated[Path, typer.Option(help="The file to write, readable by you only.", metavar="FILE")],
@@ -193,14 +189,3 @@ def decrypt(
         raise InvalidInput(f"there is no {uri}; name a file below a folder private/ of a sweep") from None
     write_file("--to", to, content, private=True)
     typer.echo(for_terminal(f"{to}: {len(content):,} bytes, not encrypted and readable by you only"))
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands ``owner-report`` and ``decrypt`` to ``app``."""
-    app.command(
-        "owner-report",
-        **options.listed(options.PRIVACY, f"owner-report {_EXAMPLE} --example-id 17"),
-    )(owner)
-    app.command(**options.listed(options.PRIVACY, "decrypt runs/quickstart/private/report.html --to report.html"))(
-        decrypt
-    )

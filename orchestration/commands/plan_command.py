@@ -13,7 +13,6 @@ from rich.text import Text
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import protects_users
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AllowCode, AsJson, SweepFile
 from dpsweep.orchestration.commands.running import print_json
 from dpsweep.orchestration.comparison.formats import for_terminal, print_line
@@ -82,11 +81,6 @@ _WITHHELD: Final = (
     "the texts of these errors may quote the data; `dpsweep run`, which refuses the sweep too, keeps them in its "
     "private folder"
 )
-
-
-def register(app: typer.Typer) -> None:
-    """Add the command to ``app``."""
-    app.command(**options.listed(options.RUN, "plan sweeps/quickstart.yaml --probe --price-per-hour 0.40"))(plan)
 
 
 def _show_release(spec: SweepSpec, planned: Plan, noise_multiplier: float) -> None:

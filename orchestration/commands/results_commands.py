@@ -12,7 +12,6 @@ from rich.table import Table
 from rich.text import Text
 
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, show, stdout, warn, write_file
 from dpsweep.orchestration.commands.running import print_json
 from dpsweep.orchestration.comparison.formats import for_terminal, print_line
@@ -161,10 +160,3 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for row in rows:
         table.add_row(*(Text(for_terminal(text)) for text in row))
     return table
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands ``best``, ``export`` and ``compare`` to ``app``."""
-    app.command(**options.listed(options.RESULTS, "best runs/quickstart --at-least worst_group=0.2"))(best)
-    app.command(**options.listed(options.RESULTS, "export runs/quickstart --to results.csv"))(export)
-    app.command(**options.listed(options.RESULTS, "compare runs/quickstart runs/mnist --html comparison.html"))(compare)

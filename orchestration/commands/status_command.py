@@ -21,7 +21,6 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.registry import lookup, one_of
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at
 from dpsweep.orchestration.commands.options import CLUSTER_ADDRESS, AsJson, show, stdout, warn
 from dpsweep.orchestration.comparison.formats import (
@@ -469,9 +468,3 @@ def _counted(trials: Mapping[str, int]) -> str:
 
 def _minute(seconds: float) -> str:
     return datetime.datetime.fromtimestamp(seconds, datetime.UTC).isoformat(" ", "minutes")[:16]
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands ``status`` and ``list`` to ``app``."""
-    app.command(**options.listed(options.CLUSTER, "status runs/quickstart --watch"))(status)
-    app.command("list", **options.listed(options.RESULTS, "list runs"))(list_sweeps)

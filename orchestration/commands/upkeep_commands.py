@@ -19,7 +19,6 @@ from dpsweep.accounting.records.files import exists, list_files
 from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.options import AsJson, Folder, Pace, TrackingUri, warn, whole_numbers
 from dpsweep.orchestration.commands.running import INTERRUPTED, NOT_RECORDED, print_json
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
@@ -350,12 +349,3 @@ class _Printer:
         self.last = recording
         if recording.goes_on and self._pace.is_due():
             print(for_terminal(recording.line()), file=sys.stderr, flush=True)
-
-
-def register(app: typer.Typer) -> None:
-    """Add the commands ``verify``, ``account``, ``prune``, ``delete`` and ``record`` to ``app``."""
-    app.command(**options.listed(options.RESULTS, "verify runs/quickstart"))(verify)
-    app.command(**options.listed(options.RESULTS, "account runs/quickstart --delta 1e-6 --individual pld"))(account)
-    app.command(**options.listed(options.RESULTS, "prune runs/quickstart --norms --older-than 30"))(prune)
-    app.command(**options.listed(options.RESULTS, "delete runs/quickstart"))(delete)
-    app.command(**options.listed(options.RESULTS, "record runs/quickstart --tracking-uri http://HOST:5000"))(record)

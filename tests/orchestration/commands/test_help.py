@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 import typer
 
-from dpsweep.orchestration.commands import options
 from dpsweep.orchestration.commands.main import app
 from tests.orchestration.invoking import printed
 from tests.orchestration.processes import environment
@@ -21,7 +20,7 @@ COMMANDS = {
     for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
     if not command.hidden
 }
-PANELS = (options.RUN, options.CLUSTER, options.RESULTS, options.PRIVACY)
+PANELS = ("Run", "Cluster", "Results", "Privacy")
 
 
 def test_the_help_groups_every_command() -> None:
