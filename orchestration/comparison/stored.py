@@ -38,18 +38,16 @@ def stored_record(files: SweepFiles) -> SweepRecord:
         raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
     sweep = parse_sweep(manifest.text, files.manifest)
     points = grid(sweep, past_of(manifest))
-    asked = tuple(point for point in points if point.is_asked)
-    former = (point for point in points if not point.is_asked)
-    found, kept = _read(files, asked, manifest), stored_trials(files, former, manifest)
+    found = _read(files, tuple(each for each in points if each.is_asked or _is_there(files, each.key)), manifest)
     return SweepRecord(
         manifest,
         sweep,
-        (*asked, *kept.points),
-        {**_earlier_failures(files), **kept.statuses, **found.statuses},
-        {**found.attempts, **kept.attempts},
-        {**found.accounts, **kept.accounts},
+        found.points,
+        {**_earlier_failures(files), **found.statuses},
+        found.attempts,
+        found.accounts,
         candidate_attempts(files, sweep),
-        {**found.audits, **kept.audits},
+        found.audits,
     )
 
 

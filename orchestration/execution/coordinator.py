@@ -108,11 +108,12 @@ class Coordinator:
                 self._accounts[key] = read_accounts(self._files.trial(key))
                 self._audits[key] = read_audits(self._files, key)
             self._log_start(key, result)
-        self._record().data(exact(self._files))  # find damage to what the report reads before any trial trains
-        if wrong := list(unfounded(self._files, self._record())):
+        record = self._record()
+        record.data(exact(self._files))  # find damage to what the report reads before any trial trains
+        if wrong := list(unfounded(self._files, record)):
             raise DataCorruption("\n".join(wrong))
         self._require_same_data()
-        self._tracker.open_sweep(tracked(self._record(), self._files), self._anew)
+        self._tracker.open_sweep(tracked(record, self._files), self._anew)
         self._recorder.start()
         for key in self._planned:
             if self._is_left_to_account(key):

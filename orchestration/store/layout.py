@@ -205,12 +205,12 @@ def require_safe(files: SweepFiles) -> None:
     plain, folders, in_place = _plain(files), _local(files.folders), files.in_place
     try:
         require_own_folder(str(files.local_folder))
-        _require_plain(files, plain)
+        require_plain(*plain)
         for folder in folders:
             require_plain_folder(folder)
             require_own_folders(folder)
         require_library_files(in_place)
-    except (UnsafeFile, StorageError, OSError) as error:
+    except (UnsafeFile, OSError) as error:
         reason = f"cannot look into {files.root}: {error.strerror}" if isinstance(error, OSError) else error
         raise InvalidInput(f"{reason}; another --output is a new folder, which only you can change") from error
 
@@ -220,7 +220,12 @@ def require_no_links(files: SweepFiles) -> None:
 
     Raises: UnsafeFile naming the first; StorageError for a folder that may not be read.
     """
-    _require_plain(files, _plain(files))
+    try:
+        require_plain(*_plain(files))
+    except OSError as error:
+        raise StorageError(
+            f"cannot look at every file in {files.root}: {error.strerror}; only the user who ran the sweep can"
+        ) from error
 
 
 def with_candidates(files: SweepFiles) -> tuple[SweepFiles, SweepFiles, SweepFiles]:
@@ -233,15 +238,6 @@ def _plain(files: SweepFiles) -> tuple[list[str], list[str]]:
     sweeps = with_candidates(files)
     own = [path for each in sweeps for path in (*each.top_files, each.manifest, each.lock)]
     return _local(own), _local(folder for each in sweeps for folder in each.folders)
-
-
-def _require_plain(files: SweepFiles, plain: tuple[list[str], list[str]]) -> None:
-    try:
-        require_plain(*plain)
-    except OSError as error:
-        raise StorageError(
-            f"cannot look at every file in {files.root}: {error.strerror}; only the user who ran the sweep can"
-        ) from error
 
 
 def require_safe_tracking(files: SweepFiles) -> None:

@@ -289,9 +289,7 @@ def begin(
         fitted = make_preprocessing(spec.preprocessing).fit(dataset, noise)
     dataset = _preprocessed(spec, dataset, fitted)
     parts_before = [_parts(files, stored["trainer"]) if stored else set[str]()]
-    random_states = first_random_states(spec, ranks, device)
-    if stored is not None:
-        random_states = _of_as_many(stored, ranks)
+    random_states = _of_as_many(stored, ranks) if stored else first_random_states(spec, ranks, device)
     parts, optimizer = _divided(parts_of(spec, method, dataset, code), spec, group)
     trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts)
 
