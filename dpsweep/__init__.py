@@ -61,10 +61,10 @@ __all__ = [
     "run",
 ]
 
-_LIBRARY, _LOOP = "dpsweep.orchestration.library", "dpsweep.workers.training.private_training"
+_LIBRARY = "dpsweep.orchestration.library"
 _PLACES = {
     "DPClassifier": ("dpsweep.workers.training.classifier", "DPClassifier"),
-    "PrivateTraining": (_LOOP, "PrivateTraining"),
+    "PrivateTraining": ("dpsweep.workers.training.private_training", "PrivateTraining"),
     "StoredSweep": (_LIBRARY, "StoredSweep"),
     "Sweep": ("dpsweep.parts", "Sweep"),
     "Trial": (_LIBRARY, "Trial"),

@@ -16,7 +16,7 @@ from typing import Self
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, StorageError
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.accounting.records.files import delete_folder, exists, modified
+from dpsweep.accounting.records.files import delete, delete_folder, exists, modified
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.claims import unfounded
@@ -35,7 +35,7 @@ from dpsweep.orchestration.execution.completion import (
 from dpsweep.orchestration.execution.publication import Publish, Published, empty_pages, published, steps
 from dpsweep.orchestration.execution.storage_checks import PAUSES, patiently
 from dpsweep.orchestration.store.attempts import Attempt, AttemptLog
-from dpsweep.orchestration.store.failures import forget_failure, record_failure
+from dpsweep.orchestration.store.failures import record_failure
 from dpsweep.orchestration.store.integrity import met_other_data
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -267,7 +267,7 @@ class Coordinator:
 
     def _account(self, key: str) -> StoredResult:
         planned, files, status = self._planned[key], self._files.trial(key), self._status[key]
-        forget_failure(files)
+        delete(files.error)  # of an earlier attempt
         if isinstance(status.result, StoppedTrial):
             return self._account_stopped(planned, status.result)
         times = self._times(key)

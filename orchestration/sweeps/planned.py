@@ -8,18 +8,21 @@ process (`dpsweep.orchestration.execution.backends`), and so never loads torch i
 
 from __future__ import annotations
 
+import contextlib
 import html
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.parameter_search import rounded_up
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Release, Trace
-from dpsweep.orchestration.store.failures import record_refusals
+from dpsweep.accounting.records.files import delete
+from dpsweep.accounting.records.local_files import make_folders
+from dpsweep.accounting.records.sealed import write_private
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -133,10 +136,19 @@ def _enumerated(keys: Sequence[str]) -> str:
 
 
 def accept(plan: Plan, files: SweepFiles) -> Plan:
-    """Return the plan if every trial can run. Raises: InvalidInput with one line per reason of refusal."""
-    where = record_refusals(plan.refusals, files)
+    """Return the plan if every trial can run. Its withheld error texts replace those of an earlier plan in the private
+    folder. Raises: InvalidInput with one line per reason of refusal.
+    """
+    hidden = [f"{refusal.key}\n{refusal.hidden}" for refusal in plan.refusals if refusal.hidden]
+    if hidden:
+        make_folders(str(files.local_folder), 0o755)
+        write_private(files.error, "\n".join(hidden).encode())
+    else:
+        with contextlib.suppress(StorageError):
+            delete(files.error)
     if plan.refusals:
-        raise InvalidInput("\n".join(filter(None, (*plan.reasons(), where))))
+        where = [f"the texts of these errors, which may quote the data, are in {files.error}"] if hidden else []
+        raise InvalidInput("\n".join([*plan.reasons(), *where]))
     return plan
 
 

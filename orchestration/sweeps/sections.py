@@ -216,20 +216,18 @@ class PrivacySettings(SweepSection):
     @model_validator(mode="after")
     def _users_are_described(self) -> Self:
         of_users = protects_users(self.unit)
-        if self.rows_per_user is not None and not of_users:
-            raise InvalidInput("rows_per_user is given, but unit is example; set unit: user, or leave it out")
         if self.adjacency == "fixed_graph" and not of_users:
             raise InvalidInput("adjacency is fixed_graph, which is of users, but unit is example; set unit: user")
         if self.adjacency == "fixed_graph" and self.rows_per_user is not None:
             raise InvalidInput(
                 "rows_per_user is given, but fixed_graph takes them as known from the data; leave it out"
             )
-        given = {"user_sampling": self.user_sampling, "max_records_per_user": self.max_records_per_user}
-        for key, value in given.items():
-            if of_users and value is None:
-                raise InvalidInput(f"unit is user, but {key} is missing; give {_OF_USERS[key]}")
-            if value is not None and not of_users:
+        for key in ("rows_per_user", *_OF_USERS):
+            is_given = getattr(self, key) is not None
+            if is_given and not of_users:
                 raise InvalidInput(f"{key} is given, but unit is example; set unit: user, or leave it out")
+            if of_users and not is_given and key in _OF_USERS:
+                raise InvalidInput(f"unit is user, but {key} is missing; give {_OF_USERS[key]}")
         return self
 
 
