@@ -86,6 +86,21 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "orchestration/comparison/sanity.py",
+        ("tests/orchestration/comparison/test_sanity.py",),
+        B("interval.low > chance", "interval.high > chance", "what chance may have found is of use"),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/grid.py",
+        ("tests/orchestration/sweeps/test_identity.py",),
+        B("for point in () if all(", "for point in () if any(", "trials of another version are further seeds"),
+    ),
+    *bugs_in(
+        "orchestration/sweeps/manifest.py",
+        ("tests/orchestration/test_growth.py",),
+        B("    if before != now:", "    if False:", "an epsilon at one delta is told at another"),
+    ),
+    *bugs_in(
         "orchestration/comparison/findings.py",
         ("tests/orchestration/comparison/test_findings.py",),
         B("(self.interval.low > 0.0) == (metric", "(self.interval.low < 0.0) == (metric", "better is worse"),
