@@ -46,6 +46,11 @@ def in_process(text: str, folder: str | Path, tracking_uri: str | None = NO_TRAC
     return RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, tracking_uri, **more)
 
 
+def contents(folder: str | Path) -> dict[Path, bytes]:
+    """All files of a folder, by their paths."""
+    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
+
+
 def keys_of(text: str) -> dict[str, str]:
     """The keys of a sweep's trials by their labels, such as ``flat-seed0``."""
     found = drafts(parse_sweep(text))

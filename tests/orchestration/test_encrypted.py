@@ -29,7 +29,7 @@ from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.invoking import invoked, printed, refused
-from tests.orchestration.sample_grids import in_process, small
+from tests.orchestration.sample_grids import contents, in_process, small
 from tests.workers.trial_specs import small_trial
 
 KEY, OTHER = "5a" * 32, "a5" * 32
@@ -82,7 +82,7 @@ def test_all_that_is_private_is_encrypted_and_nothing_else(files: SweepFiles) ->
 
 def test_every_command_works_with_the_key(files: SweepFiles, tmp_path: Path) -> None:
     trial = trial_of(files)
-    before = {path: path.read_bytes() for path in Path(trial.private).rglob("*") if path.is_file()}
+    before = contents(trial.private)
     page = tmp_path / "report.html"
     for arguments in (
         ("verify", files.root),
@@ -103,7 +103,7 @@ def test_every_command_works_with_the_key(files: SweepFiles, tmp_path: Path) -> 
     assert not Path(trial.norms, "complete.json").exists()
     kept = {path: content for path, content in before.items() if "norms" not in path.parts}
     assert {path: path.read_bytes() for path in kept} == kept, "nothing was written anew"
-    assert all(path.read_bytes().startswith(ENCRYPTED) for path in Path(trial.private).rglob("*") if path.is_file())
+    assert all(content.startswith(ENCRYPTED) for content in contents(trial.private).values())
     stored = dpsweep.open(files.root)
     assert len(stored.trials[trial.root.rpartition("/")[2]].epsilons().upper) == len(
         read_epsilons(trial.epsilons).upper
@@ -125,7 +125,7 @@ def test_results_are_those_without_a_key(files: SweepFiles, tmp_path: Path, monk
     found = read_epsilons(trial_of(files).epsilons)
     monkeypatch.delenv(KEY_VARIABLE)
     plain = trial_of(swept(tmp_path / "plain"))
-    assert not [path for path in Path(plain.root).rglob("*") if path.is_file() and ENCRYPTED in path.read_bytes()]
+    assert not [path for path, content in contents(plain.root).items() if ENCRYPTED in content]
     np.testing.assert_array_equal(found.upper, read_epsilons(plain.epsilons).upper)
     assert Path(plain.model).read_bytes() == Path(trial_of(files).model).read_bytes()
 
@@ -149,7 +149,7 @@ WITHOUT: dict[str, tuple[str, ...]] = {
 def test_no_key_or_another_one_is_one_line(
     files: SweepFiles, monkeypatch: pytest.MonkeyPatch, name: str, key: str, said: str
 ) -> None:
-    before = {path: path.read_bytes() for path in Path(files.root).rglob("*") if path.is_file()}
+    before = contents(files.root)
     monkeypatch.setenv(KEY_VARIABLE, key)
     places = {"FOLDER": files.root, "TRIAL": trial_of(files).root}
     arguments = [places.get(word, word.replace("FOLDER", files.root)) for word in WITHOUT[name]]

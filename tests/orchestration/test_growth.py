@@ -33,7 +33,7 @@ from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
-from tests.orchestration.sample_grids import in_process, small
+from tests.orchestration.sample_grids import contents, in_process, small
 from tests.orchestration.told import Told
 from tests.orchestration.tracking.recordings import client_of, runs_of
 
@@ -51,10 +51,6 @@ def run(
     text = small(**{**ONE, **changes})
     request = RunRequest(parse_sweep(text), text, str(folder), IN_PROCESS, tracking_uri, sources=sources)
     return run_sweep(request, told or Told())
-
-
-def contents(folder: str | Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in Path(folder).rglob("*") if path.is_file()}
 
 
 def rows(files: SweepFiles) -> dict[str, dict[str, Any]]:

@@ -21,7 +21,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
-from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
+from tests.orchestration.sample_grids import contents, in_process, key_in, small, trial_in
 from tests.orchestration.told import Told
 
 CHANGES = {"clipping": ["none", {"name": "flat", "bound": 1.0}], "noise": "constant", "seeds": 0}
@@ -49,10 +49,6 @@ def test_a_finished_sweep_starts_no_cluster(outcome: Outcome, tmp_path: Path) ->
     assert backend(EMBEDDED, plan, outcome.files) is nothing_left
     assert backend(EMBEDDED, plan, SweepFiles(str(tmp_path))) is embedded
     assert backend("10.0.0.1:6379", plan, outcome.files) is on_cluster
-
-
-def contents(folder: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_folder_with_this_very_sweep_is_continued_and_its_user_told(outcome: Outcome) -> None:

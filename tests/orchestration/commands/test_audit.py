@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import stat
 from pathlib import Path
@@ -20,6 +19,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained, trained_sweep
 from tests.orchestration.invoking import invoked
 from tests.orchestration.public_values import words
+from tests.orchestration.sample_grids import contents
 
 __all__ = ["files", "trained"]
 
@@ -29,11 +29,6 @@ NAME = "gradient-iterates-100"
 def audited(files: SweepFiles, *arguments: str, only: str = KEYS[0]) -> Result:
     asked = ["audit", files.root, "--only", only, "--canaries", "100", "--tracking-uri", "none", *arguments]
     return invoked(*asked)
-
-
-def contents(folder: str) -> dict[str, str]:
-    found = (path for path in Path(folder).rglob("*") if path.is_file())
-    return {str(path): hashlib.sha256(path.read_bytes()).hexdigest() for path in found}
 
 
 def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(files: SweepFiles) -> None:

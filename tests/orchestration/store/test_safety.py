@@ -13,6 +13,7 @@ from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.accounting.records.sealed import write_sealed
 from dpsweep.orchestration.execution.upkeep import damaged_reports, delete_sweep, forget_keys, prune_norms
 from dpsweep.orchestration.store.layout import SweepFiles, require_no_links, require_safe, require_safe_tracking
+from tests.orchestration.sample_grids import contents
 from tests.orchestration.sample_results import stored_sample
 
 ROOT = pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -28,10 +29,6 @@ def other(tmp_path: Path) -> SweepFiles:
     return stored_sample(tmp_path / "other")
 
 
-def contents(files: SweepFiles) -> dict[str, bytes]:
-    return {str(path): path.read_bytes() for path in Path(files.root).rglob("*") if path.is_file()}
-
-
 def test_a_new_folder_and_ones_own_are_safe(tmp_path: Path, files: SweepFiles) -> None:
     require_safe(SweepFiles(str(tmp_path / "new")))
     require_safe(files)
@@ -45,7 +42,7 @@ def test_a_folder_that_leads_to_another_sweep_is_refused_by_name(
     if place.exists():
         place.rename(Path(files.root) / "moved")
     place.symlink_to(Path(other.root) / name)
-    before = contents(other)
+    before = contents(other.root)
     with pytest.raises(InvalidInput, match=rf"{place} is a symbolic link.*another --output is a new folder"):
         require_safe(files)
     for command in (delete_sweep, require_no_links, lambda files: prune_norms(files, 0.0)):
@@ -53,7 +50,7 @@ def test_a_folder_that_leads_to_another_sweep_is_refused_by_name(
             command(files)
     with pytest.raises(UnsafeFile, match=f"{place} is a symbolic link"):
         forget_keys(files.root)
-    assert contents(other) == before
+    assert contents(other.root) == before
     assert Path(files.manifest).exists()
 
 
