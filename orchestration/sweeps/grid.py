@@ -9,7 +9,6 @@ baseline of its combination.
 from __future__ import annotations
 
 import itertools
-import json
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.mechanism.units import of_records
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label
 from dpsweep.orchestration.sweeps.identity import content, short_name, trial_key
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -467,14 +467,14 @@ def _hidden(found: Sequence[GridPoint]) -> set[str]:
     alike: dict[frozenset[tuple[str, Any]], set[tuple[str, str]]] = {}
     hidden = set[str]()
     for point in () if all(each.is_asked for each in found) else found:
-        own = {(name, json.dumps(value)) for name, value in json.loads(point.content).items()}
+        own = {(name, repr(value)) for name, value in parsed_json(point.content).items()}
         hidden |= {name for name, _ in own ^ alike.setdefault(frozenset(point.choice.items()), own)}
     return hidden
 
 
 def _values(point: GridPoint, fields: Iterable[str]) -> dict[str, Any]:
     """Return the values of these fields of a trial's `content`: scalars and components; others as they are spelt."""
-    written, plain = json.loads(point.content) if fields else {}, str | int | float | Component
+    written, plain = parsed_json(point.content) if fields else {}, str | int | float | Component
     found = {name: getattr(point.spec, name, None) for name in sorted(fields)}
     return {
         name: each if isinstance(each, plain) else str(written.get(name, "default")) for name, each in found.items()
