@@ -19,11 +19,9 @@ import json
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass
-from pathlib import PurePath
 from typing import Any, Final
 
 from dpsweep.accounting.jobs.release import ReleaseSpec
-from dpsweep.workers.own_code.own_sources import GIVEN
 from dpsweep.workers.spec import NormSpec, TrialSpec
 
 LONGEST_KEY: Final = 120
@@ -81,18 +79,6 @@ def trial_key(words: Sequence[str], canonical: str) -> str:
     digest = hashlib.sha256(canonical.encode()).hexdigest()[:_HASH]
     readable = re.sub(r"[^A-Za-z0-9_.=+-]+", "_", "-".join(words))
     return f"{readable[: LONGEST_KEY - _HASH - 1]}-{digest}"
-
-
-def short_name(name: str) -> str:
-    """Return a name without the folder and suffix of the user's own file; of an object, its name alone.
-
-    >>> short_name("models/file.py:function"), short_name("given/Net.py:Net"), short_name("flat")
-    ('file:function', 'Net', 'flat')
-    """
-    location, _, function = name.rpartition(":")
-    if location == f"{GIVEN}/{function}.py":
-        return function
-    return f"{PurePath(location).stem}:{function}" if location.endswith(".py") else name
 
 
 def _plain(value: Any) -> Any:

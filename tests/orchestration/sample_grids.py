@@ -11,8 +11,8 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import NON_PRIVATE
-from dpsweep.orchestration.sweeps.grid import drafts, labels_by_axis
-from dpsweep.orchestration.sweeps.identity import short_name
+from dpsweep.orchestration.sweeps.grid import drafts
+from dpsweep.orchestration.sweeps.labels import labels_by_axis, short_name
 from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
