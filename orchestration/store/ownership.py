@@ -29,6 +29,10 @@ PERIOD = 20.0
 """Seconds between two renewals of a claim; a claim expires after three periods without renewal."""
 
 
+_NO_WORD = (StorageError, InvalidInput)
+"""Errors while a claim is renewed: its store is unreachable, as trials report, or it is damaged, and refuses others."""
+
+
 @dataclass(frozen=True)
 class Claim:
     """The claim of the driver that runs a sweep. renewed: seconds since 1970 UTC, or 0 once the driver has ended."""
@@ -99,7 +103,7 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
     finally:
         ended.set()
         renewal.join()
-        with contextlib.suppress(StorageError):
+        with contextlib.suppress(*_NO_WORD):
             if _is_ours(uri, mine):
                 _write(uri, replace(mine, renewed=0.0))
 
@@ -130,7 +134,7 @@ def _await_free(uri: str, period: float) -> None:
 
 def _renew(uri: str, mine: Claim, period: float, ended: threading.Event) -> None:
     while not ended.wait(period):
-        with contextlib.suppress(StorageError):  # store unreachable for now: trials report it themselves
+        with contextlib.suppress(*_NO_WORD):
             if not _is_ours(uri, mine):
                 print(f"error: another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends", file=sys.stderr)
                 # not SIGINT, which a process started in the background of a script ignores

@@ -16,6 +16,7 @@ from dpsweep.accounting.records.files import write_bytes_atomically
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import claimed, exclusive
+from tests.orchestration.processes import wait_until
 
 PERIOD = 0.2
 
@@ -107,6 +108,15 @@ def test_a_damaged_claim_is_no_claim_to_guess_about(uri: str, tmp_path: Path) ->
     (tmp_path / "sweep" / "driver.json").write_text("{}")
     with pytest.raises(InvalidInput, match="damaged; delete it"), claimed(uri, PERIOD):
         pass
+
+
+def test_a_claim_that_is_damaged_meanwhile_ends_no_driver(uri: str, tmp_path: Path) -> None:
+    with claimed(uri, PERIOD):
+        (tmp_path / "sweep" / "driver.json").write_text("{}")
+        time.sleep(3.0 * PERIOD)
+        (tmp_path / "sweep" / "driver.json").unlink()
+        wait_until((tmp_path / "sweep" / "driver.json").exists, "a renewal")
+        (tmp_path / "sweep" / "driver.json").write_text("{}")
 
 
 def test_a_second_run_is_refused_until_the_first_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
