@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 import numpy as np
@@ -149,41 +149,6 @@ class Evidence:
             better = corrected(extreme, found) if len(names) > len(extreme.of) else None
         ends = _finite(ConfidenceInterval(value, low, high, found.runs, found.covers, better))
         return ends and ends.within(*_possible(name))
-
-    def best_interval(
-        self,
-        setting: Setting,
-        name: str,
-        among: Sequence[Setting],
-        value: Callable[[Setting], float],
-        beside: Setting | None = None,
-    ) -> ConfidenceInterval | None:
-        """Return the interval of a setting that was chosen as the best of S settings ``among`` by ``value``.
-
-        beside: subtract this setting, which was not chosen. Say that higher is better, and that L_s and U_s are bounds
-        of each setting s with value p_s. The chosen one lies above L_s except with S times the probability for one
-        (Bonferroni). It lies below p_s + max_t (U_t - p_t) as a single setting does: else the truly best one, m, which
-        has p_m <= p_s, would lie above U_m.
-        """
-
-        def interval(each: Setting, level: float) -> ConfidenceInterval | None:
-            if beside is None:
-                return self.interval(each, name, level=level)
-            return self.difference(each, beside, name, level=level)
-
-        plain = interval(setting, LEVEL)
-        spans = [(value(each), found) for each in among if (found := interval(each, LEVEL)) is not None]
-        strict = interval(setting, 1.0 - (1.0 - LEVEL) / max(1, len(among)))
-        if plain is None or strict is None or len(spans) < 2:
-            return plain
-        chosen = value(setting)
-        if metric(name).better == "lower":
-            low = chosen - max(mean - found.low for mean, found in spans)
-            found = replace(strict, low=min(low, strict.high))
-        else:
-            high = chosen + max(found.high - mean for mean, found in spans)
-            found = replace(strict, high=max(high, strict.low))
-        return found.within(*(_possible_differences if beside else _possible)(("", name)))
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1, level: float = LEVEL

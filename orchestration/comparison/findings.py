@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import cached_property
 from typing import Any, Final, Literal
 
@@ -17,7 +17,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
-from dpsweep.orchestration.comparison.formats import SHARES, amount, first_few, is_shown, listed
+from dpsweep.orchestration.comparison.formats import SHARES, amount, first_few, is_shown, listed, possible
 from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import (
@@ -258,10 +258,30 @@ class Findings:
     ) -> ConfidenceInterval | None:
         """Return the interval of the setting that `best` has chosen from ``among``, which allows for that choice.
 
-        beside: a setting to subtract.
+        beside: subtract this setting, which was not chosen. Say that higher is better, and that L_s and U_s are bounds
+        of each setting s with value p_s. The chosen one lies above L_s except with S times the probability for one
+        (Bonferroni). It lies below p_s + max_t (U_t - p_t) as a single setting does: else the truly best one, m, which
+        has p_m <= p_s, would lie above U_m.
         """
+
+        def interval(each: Setting, level: float = LEVEL) -> ConfidenceInterval | None:
+            if beside is None:
+                return self.evidence.interval(each, name, level=level)
+            return self.evidence.difference(each, beside, name, level=level)
+
         known = self._known(name, among)
-        return self.evidence.best_interval(best, name, known, lambda setting: self.value(setting, name), beside)
+        plain, strict = interval(best), interval(best, 1.0 - (1.0 - LEVEL) / max(1, len(known)))
+        spans = [(self.value(each, name), found) for each in known if (found := interval(each)) is not None]
+        if plain is None or strict is None or len(spans) < 2:
+            return plain
+        chosen, (least, most) = self.value(best, name), possible(metric(name).format)
+        if metric(name).better == "lower":
+            low = chosen - max(mean - found.low for mean, found in spans)
+            allowed = replace(strict, low=min(low, strict.high))
+        else:
+            high = chosen + max(found.high - mean for mean, found in spans)
+            allowed = replace(strict, high=max(high, strict.low))
+        return allowed.within(*((least, most) if beside is None else (least - most, most - least)))
 
     def choice(self, name: str) -> int:
         """Return how many settings `interval_of_best` allows for; 0 where it has nothing to choose from."""

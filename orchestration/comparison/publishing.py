@@ -30,7 +30,7 @@ from dpsweep.workers.training.history import Progress
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:
     """Return a finished trial, compared with its baseline if given.
 
-    Shows ``result.individuals`` and ``result.attacks`` as they are: choose them by a `record.View` first.
+    Shows ``result.individuals`` and ``result.attacks`` as they are, exact or not.
     """
     return PublishedTrial(
         key=point.key,

@@ -8,7 +8,7 @@ import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, union
 from dpsweep.orchestration.comparison import publishing
@@ -45,43 +45,27 @@ NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 Result = TypeVar("Result", TrialResult, StoppedTrial)
 
 
-class View(Protocol):
-    """Replaces ``individuals`` of a result, and ``attacks``, ``departures`` and ``courses`` of a finished one, by the
-    part that the reader may see."""
-
-    def __call__(self, result: Result, /) -> Result:
-        """Return the result as the reader may see it."""
-
-
-def disclosed(result: Result) -> Result:
-    """Return the view under the sweep's release mode, which is the result as stored."""
-    return result
-
-
-def exact(files: SweepFiles) -> View:
-    """Return the view with exact statistics, attacks, counts, departures and courses, for the owner of the data.
-
-    The view raises `DataCorruption` for damaged files.
+def _seen(result: Result, owned: SweepFiles | None) -> Result:
+    """Return the result as stored, or as `SweepRecord.data` says of ``owned``: with exact statistics, attacks, counts,
+    departures and courses. Raises: DataCorruption for damaged files.
     """
-
-    def view(result: Result) -> Result:
-        trial = files.trial(result.key)
-        next_step = f"delete {trial.result} and resume, which rebuilds both"
-        statistics = read_exact_statistics(trial.private_summary, next_step)
-        if isinstance(result, StoppedTrial):
-            return replace(result, individuals=statistics)
-        counters = read_counters(trial.private_training)
-        return replace(
-            result,
-            individuals=statistics,
-            attacks=read_attacks(trial.attacks),
-            departures=tuple(counters.departures),
-            non_finite_gradients=counters.non_finite_gradients,
-            texts=counters.texts,
-            courses=tuple(counters.courses),
-        )
-
-    return view
+    if owned is None:
+        return result
+    trial = owned.trial(result.key)
+    next_step = f"delete {trial.result} and resume, which rebuilds both"
+    statistics = read_exact_statistics(trial.private_summary, next_step)
+    if isinstance(result, StoppedTrial):
+        return replace(result, individuals=statistics)
+    counters = read_counters(trial.private_training)
+    return replace(
+        result,
+        individuals=statistics,
+        attacks=read_attacks(trial.attacks),
+        departures=tuple(counters.departures),
+        non_finite_gradients=counters.non_finite_gradients,
+        texts=counters.texts,
+        courses=tuple(counters.courses),
+    )
 
 
 @dataclass(frozen=True)
@@ -164,9 +148,10 @@ class SweepRecord:
             return known[0].key
         return None if self.finished(point.baseline) else point.baseline
 
-    def trial(self, point: GridPoint, view: View = disclosed) -> PublishedTrial:
-        """Return one trial as published under ``view``, compared with its baseline if both are finished."""
-        result, outcome = self.finished(point.key), self._outcome(point, view)
+    def trial(self, point: GridPoint, owned: SweepFiles | None = None) -> PublishedTrial:
+        """Return one trial as published, compared with its baseline if both are finished. owned: as of `data`."""
+        result, outcome = self.finished(point.key), self._outcome(point, owned)
+        is_exact = owned is not None or release_mode(self.disclosure).statistics == "exact"
         reasons = outcome.reasons
         spec = result.spec if result else point.spec
         note = tuning_note(self.sweep, point)
@@ -179,8 +164,8 @@ class SweepRecord:
             dataset=dataset_of(spec.data, result.training) if result else None,
             attempts=self.attempts.get(point.key, ()),
             candidates=self.candidates.get(point.setting, ()) if point.is_private else (),
-            accounts=self._accounts(point.key, reasons) if self._shows_exact(view) else (),
-            audits=self.audits.get(point.key, ()) if self._shows_exact(view) else (),
+            accounts=self._accounts(point.key, reasons) if is_exact else (),
+            audits=self.audits.get(point.key, ()) if is_exact else (),
             tags={
                 "baseline": self.baseline(point) or "",
                 **({"tuning": self.sweep.tune.privacy} if self.sweep.tune else {}),
@@ -192,35 +177,34 @@ class SweepRecord:
     def _accounts(self, key: str, reasons: tuple[Reason, ...]) -> tuple[PublishedAccount, ...]:
         return tuple(claimed_account(account, reasons) for account in self.accounts.get(key, ()))
 
-    def _shows_exact(self, view: View) -> bool:
-        return view is not disclosed or release_mode(self.disclosure).statistics == "exact"
-
-    def _outcome(self, point: GridPoint, view: View) -> PublishedTrial:
+    def _outcome(self, point: GridPoint, owned: SweepFiles | None) -> PublishedTrial:
         status = self.status(point.key)
         match status.result:
             case TrialResult() as result:
-                return publishing.finished(
-                    point, claimed(view(result), result.reasons), self.finished(self.baseline(point))
-                )
+                seen = claimed(_seen(result, owned), result.reasons)
+                return publishing.finished(point, seen, self.finished(self.baseline(point)))
             case StoppedTrial() as result:
-                return publishing.stopped(point, claimed(view(result), result.reasons))
+                return publishing.stopped(point, claimed(_seen(result, owned), result.reasons))
         return publishing.unfinished(point, status)
 
-    def data(self, view: View = disclosed) -> PublishedSweep:
-        """Return the whole sweep as published under ``view``."""
-        return self._disclosed if view is disclosed else self._seen(view)
+    def data(self, owned: SweepFiles | None = None) -> PublishedSweep:
+        """Return the whole sweep as published under its release mode.
+
+        owned: the sweep's files, for a page with exact statistics, which only the owner of the data may see.
+        """
+        return self._disclosed if owned is None else self._published(owned)
 
     @cached_property
     def _disclosed(self) -> PublishedSweep:
         """The sweep under its release mode, which many readers ask for."""
-        return self._seen(disclosed)
+        return self._published(None)
 
-    def _seen(self, view: View) -> PublishedSweep:
+    def _published(self, owned: SweepFiles | None) -> PublishedSweep:
         return PublishedSweep(
             name=self.sweep.name,
-            trials=tuple(self.trial(point, view) for point in self.points),
+            trials=tuple(self.trial(point, owned) for point in self.points),
             delta=self.sweep.privacy.delta,
-            disclosure=EXACT if view is not disclosed else self.disclosure,
+            disclosure=self.disclosure if owned is None else EXACT,
             created=self.manifest.created,
             provenance=self.manifest.provenance(),
             worst_group=self.worst_group,

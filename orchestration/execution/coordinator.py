@@ -20,7 +20,7 @@ from dpsweep.accounting.records.files import delete, delete_folder, exists, modi
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.claims import unfounded
-from dpsweep.orchestration.comparison.record import SweepRecord, exact
+from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import candidate_attempts, stored_trials
 from dpsweep.orchestration.execution.backend import Backend
 from dpsweep.orchestration.execution.completion import (
@@ -109,7 +109,7 @@ class Coordinator:
                 self._audits[key] = read_audits(self._files, key)
             self._log_start(key, result)
         record = self._record()
-        record.data(exact(self._files))  # find damage to what the report reads before any trial trains
+        record.data(self._files)  # find damage to what the report reads before any trial trains
         if wrong := list(unfounded(self._files, record)):
             raise DataCorruption("\n".join(wrong))
         self._require_same_data()

@@ -15,7 +15,7 @@ from typing import Final
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.claims import require_founded
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, of_trials
-from dpsweep.orchestration.comparison.record import SweepRecord, exact, rows
+from dpsweep.orchestration.comparison.record import SweepRecord, rows
 from dpsweep.orchestration.comparison.stored import owned_record, stored_evidence
 from dpsweep.orchestration.report.page import render, renewed
 from dpsweep.orchestration.store.integrity import write_private_report, write_public_reports
@@ -40,7 +40,7 @@ def write_reports(files: SweepFiles, record: SweepRecord) -> tuple[str, Findings
     sensitive = release_mode(record.disclosure).is_sensitive
     compared = as_dict(found)
     table = rows(record, of_trials(compared))
-    write_private_report(files, render(record.data(exact(files)), evidence).encode())
+    write_private_report(files, render(record.data(files), evidence).encode())
     contents = {
         files.report: page.encode(),
         files.comparison: json.dumps(compared, indent=2, allow_nan=False).encode(),

@@ -16,7 +16,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         "orchestration/comparison/record.py",
         RECORD,
         B(
-            "disclosure=EXACT if view is not disclosed else self.disclosure",
+            "disclosure=self.disclosure if owned is None else EXACT",
             "disclosure=self.disclosure",
             "the owner's report is not marked sensitive",
             True,

@@ -12,7 +12,7 @@ import pytest
 from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
-from dpsweep.orchestration.comparison.record import SweepRecord, exact, parse_failures, rows
+from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures, rows
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import SENSITIVE, headline
 from dpsweep.orchestration.store.published import PublishedTrial
@@ -36,7 +36,7 @@ def first_private(record: SweepRecord) -> PublishedTrial:
 
 def test_the_owners_report_is_marked_as_sensitive_whatever_the_sweep_says(tmp_path: Path) -> None:
     record, files = sample_record(tmp_path)
-    everybody, owner = record.data(), record.data(exact(files))
+    everybody, owner = record.data(), record.data(files)
     assert (everybody.disclosure, owner.disclosure) == ("none", "raw")
     assert {trial.key: trial.individuals for trial in owner.trials}[PRIVATE] == EXACT
     assert not any(trial.individuals for trial in everybody.trials)

@@ -19,7 +19,7 @@ from dpsweep.accounting.jobs.parallel import AccountingFailed
 from dpsweep.accounting.records.epsilon_files import read_epsilons
 from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.orchestration.comparison.record import SweepRecord, exact
+from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.backend import TrialContext
 from dpsweep.orchestration.execution.coordinator import Coordinator, initial_status
 from dpsweep.orchestration.execution.in_process import InProcess
@@ -308,7 +308,7 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
 
     assert stopped.trace == read_trace(files.trace)
     epsilons = read_epsilons(files.epsilons).upper
-    shown = record.data(exact(bench.files)).trials
+    shown = record.data(bench.files).trials
     (individuals,) = [known(trial.individuals) for trial in shown if trial.key == FIRST]
     assert individuals.mean == pytest.approx(epsilons.clip(max=stopped.worst_case.epsilon).mean())
     assert read_result(files.result) == stopped
