@@ -8,7 +8,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -57,21 +57,6 @@ MOST_SHOWN: Final = 30
 _WORDS: Final = one_of([each.value for each in TrialState])
 
 
-@dataclass(frozen=True)
-class _Shown:
-    """Trials to show. states: words of states, empty for all. all: all of many."""
-
-    states: Sequence[str] | None = None
-    all: bool = False
-
-    def __post_init__(self) -> None:
-        for word in self.states or ():
-            lookup({each.value: each for each in TrialState}, word, "state")
-
-
-_BY_DEFAULT: Final = _Shown()
-
-
 def status(
     sweep: Annotated[str, typer.Argument(help="Folder or URI of a sweep, or the id of a job.", metavar="DIR|URI|ID")],
     address: Address = None,
@@ -86,7 +71,7 @@ def status(
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch one object per line.")] = False,
 ) -> None:
     """Show how far a sweep has come, and whether its driver is alive, from any machine that sees the folder."""
-    shown = _Shown(state, trials)
+    states = [lookup({each.value: each for each in TrialState}, word, "state") for word in state or ()]
     files, asked = _found(sweep, address)
     if asked is not None and address is not None and watch:
         asked = _awaited(asked, files, address)
@@ -102,11 +87,11 @@ def status(
         return
     console = stdout()
     if not watch:
-        show(picture(now, shown))
+        show(picture(now, states, trials))
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
             for snapshot in _snapshots(files):
-                live.update(picture(snapshot, shown), refresh=True)
+                live.update(picture(snapshot, states, trials), refresh=True)
     else:
         for snapshot in _snapshots(files):
             console.print(headline(snapshot), soft_wrap=True)
@@ -245,8 +230,10 @@ def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:
             warn(problem)
 
 
-def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableType:
-    """Return the headline, the driver, the cluster, the recording, and the trials to show."""
+def picture(snapshot: SweepSnapshot, states: Sequence[TrialState] = (), show_all: bool = False) -> RenderableType:
+    """Return the headline, the driver, the cluster, the recording, and trials: those in some ``states``, or all of
+    many.
+    """
     job = f", job {snapshot.job}" if snapshot.job else ""
     driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago")
     lines = [headline(snapshot), Text(driver, style="dim")]
@@ -264,7 +251,7 @@ def picture(snapshot: SweepSnapshot, shown: _Shown = _BY_DEFAULT) -> RenderableT
     lines += map(Text, _devices(snapshot))
     if snapshot.recording is not None:
         lines += _recording(snapshot.recording)
-    trials, hidden = _chosen(snapshot, shown)
+    trials, hidden = _chosen(snapshot, states, show_all)
     failed = [
         Text.assemble(("failed", "red"), for_terminal(f" {trial.key}: {trial.error}"))
         for trial in trials
@@ -288,12 +275,14 @@ def _recording(recording: Recording) -> list[Text]:
     return [Text(for_terminal(f"MLflow: {recording.page}"), style="dim")]
 
 
-def _chosen(snapshot: SweepSnapshot, shown: _Shown) -> tuple[list[TrialSnapshot], list[Text]]:
+def _chosen(
+    snapshot: SweepSnapshot, states: Sequence[TrialState], show_all: bool
+) -> tuple[list[TrialSnapshot], list[Text]]:
     """Return the trials to show, and a summary of the others: by state, and their best result so far."""
-    if shown.states:
-        found = [trial for trial in snapshot.trials if trial.state in shown.states]
-        return found, [] if found else [Text(f"no trial is {' or '.join(shown.states)}")]
-    if shown.all or len(snapshot.trials) <= MOST_SHOWN:
+    if states:
+        found = [trial for trial in snapshot.trials if trial.state in states]
+        return found, [] if found else [Text(f"no trial is {' or '.join(state.value for state in states)}")]
+    if show_all or len(snapshot.trials) <= MOST_SHOWN:
         return list(snapshot.trials), []
     running = [trial for trial in snapshot.trials if trial.state.is_running]
     failed = [trial for trial in snapshot.trials if trial.state is TrialState.FAILED]

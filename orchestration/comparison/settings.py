@@ -153,20 +153,16 @@ def group_value(name: str, value: Callable[[PublishedGroup], float | None]) -> V
 
 def group_epsilon(name: str) -> Value:
     """Return a function from a trial to the mean epsilon_i of its training group called ``name``."""
-    return _group_paid(name, lambda group: group.mean)
+    return group_paid(name, lambda group: group.mean)
 
 
 def group_epsilon_error(name: str) -> Value:
     """Return a function from a trial to the published standard error of `group_epsilon`."""
-    return _group_paid(name, lambda group: group.standard_error)
+    return group_paid(name, lambda group: group.standard_error)
 
 
-def group_loss_correlation(name: str) -> Value:
-    """Return a function from a trial to `values.loss_correlation` within its training group called ``name``."""
-    return _group_paid(name, lambda group: group.loss_correlation)
-
-
-def _group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Value:
+def group_paid(name: str, value: Callable[[GroupEpsilon], float | None]) -> Value:
+    """Return a function from a trial to ``value`` of its training group called ``name``."""
     return lambda trial: _of_group(trial.individuals.groups if trial.individuals else (), name, value)
 
 

@@ -28,7 +28,7 @@ from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
-from dpsweep.orchestration.report.packing import packed_plotly, script_safe
+from dpsweep.orchestration.report.plot import packed_plotly, script_safe
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.store.states import TrialState

@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.formats import SHARES
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from dpsweep.orchestration.comparison.settings import finished_settings, group_names
 from dpsweep.orchestration.report import figures as draw
-from dpsweep.orchestration.report import private_figures, trade_offs, training_curves
+from dpsweep.orchestration.report import private_figures, training_curves
 from dpsweep.orchestration.report.figures import Scene
 from dpsweep.orchestration.report.plot import Plot, style_of
 from dpsweep.orchestration.report.training_curves import searched_curves, tuning_curves
@@ -99,9 +99,9 @@ def _one(draw: Callable[[Scene], Plot | None]) -> Callable[[Scene], Mapping[str,
 
 
 FIGURES: Final = (
-    Figure("utility-fairness", "Utility and fairness", "results", _one(trade_offs.utility_fairness), in_mlflow=True),
-    Figure("privacy-utility", "Privacy and utility", "results", _one(trade_offs.privacy_utility)),
-    Figure("privacy-fairness", "Privacy and fairness", "results", _one(trade_offs.privacy_fairness)),
+    Figure("utility-fairness", "Utility and fairness", "results", _one(draw.utility_fairness), in_mlflow=True),
+    Figure("privacy-utility", "Privacy and utility", "results", _one(draw.privacy_utility)),
+    Figure("privacy-fairness", "Privacy and fairness", "results", _one(draw.privacy_fairness)),
     Figure("group-size", "Any k records together", "results", _one(training_curves.epsilon_over_group_size)),
     Figure("tuning: ", "", "tuning", tuning_curves),
     Figure("tried: ", "", "tuning", searched_curves),

@@ -25,8 +25,8 @@ from dpsweep.orchestration.comparison.settings import (
     Setting,
     group_attack,
     group_epsilon,
-    group_loss_correlation,
     group_names,
+    group_paid,
     group_value,
 )
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
@@ -76,7 +76,7 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
 def losses_table(settings: Sequence[Setting], style: Style) -> str:
     """Return the correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
     names = group_names([trial for setting in settings for trial in setting.trials])
-    values = (loss_correlation, *map(group_loss_correlation, names))
+    values = (loss_correlation, *(group_paid(name, lambda group: group.loss_correlation) for name in names))
     rows = []
     for setting in settings:
         found = [setting.over_seeds(value) for value in values]
@@ -180,8 +180,7 @@ def memberships_section(trials: Sequence[PublishedTrial]) -> str:
 
 def _allowed(trial: PublishedTrial, name: str) -> float | None:
     """Return the largest area that the mean epsilon_i of a group allows; None where it is not known."""
-    groups = trial.individuals.groups if trial.individuals else ()
-    mean = next((group.mean for group in groups if group.name == name), None)
+    mean = group_epsilon(name)(trial)
     return None if mean is None or trial.privacy is None else area_limit(max(mean, 0.0), trial.privacy.delta)
 
 

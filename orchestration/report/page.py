@@ -46,8 +46,7 @@ from dpsweep.orchestration.report.exact_results import (
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
 from dpsweep.orchestration.report.html import key, missing_panel, note, panel, section, sentence, table
-from dpsweep.orchestration.report.packing import packed, packed_plotly, script_safe
-from dpsweep.orchestration.report.plot import Style, style_of
+from dpsweep.orchestration.report.plot import Style, packed, packed_plotly, script_safe, style_of
 from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences, together
 from dpsweep.orchestration.report.tables import (
     by_group_table,

@@ -15,7 +15,6 @@ from dpsweep.orchestration.comparison.formats import (
     PERCENT,
     SHARES,
     Format,
-    at_most,
     at_most_share,
     number,
     per_unit,
@@ -193,11 +192,8 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
 
 def _composed(setting: Setting) -> str:
     """Composed epsilon of all seeds that the row averages over."""
-    found = setting.composition
-    if found is None:
-        return number(math.inf) if setting.is_baseline else MISSING
-    claim = f"<br><small class='claim'>{found.estimate.kind}</small>" if found.estimate else ""
-    return at_most(found.epsilon) + claim
+    cost, _, kind = setting.composed_cost.partition(" ")
+    return f"{cost}<br><small class='claim'>{kind}</small>" if kind else cost
 
 
 def _over_seeds(metric: Metric, setting: Setting) -> str:

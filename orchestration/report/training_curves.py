@@ -33,10 +33,11 @@ from dpsweep.orchestration.report.figures import (
     meta_of,
     numbers,
     plain_text,
+    total_axis,
     whiskers,
+    worst_axis,
 )
 from dpsweep.orchestration.report.plot import PALETTE, Plot
-from dpsweep.orchestration.report.trade_offs import total_axis, worst_axis
 from dpsweep.orchestration.store.published import PublishedTrial, PublishedTuning
 
 _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")

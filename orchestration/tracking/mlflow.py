@@ -60,7 +60,7 @@ from dpsweep.orchestration.tracking.tracker import (
     TrackingUnavailable,
     composition_entries,
     epoch_metrics,
-    group_table,
+    group_rows,
 )
 
 Tags = Mapping[str, str]
@@ -292,9 +292,9 @@ class MlflowTracker:
 
     def _log_groups(self, trials: Sequence[PublishedTrial]) -> dict[str, str]:
         """Write the table of groups if it changed; returns the tags by which MLflow's page and a later run find it."""
-        table = group_table(trials)
-        rows = [list(row) for row in zip(*table.values(), strict=True)]
-        content = json.dumps({"columns": list(table), "data": rows})
+        rows = group_rows(trials)
+        columns = list(dict.fromkeys(name for row in rows for name in row))
+        content = json.dumps({"columns": columns, "data": [[row.get(name) for name in columns] for row in rows]})
         digest = hashlib.sha256(content.encode()).hexdigest()
         if not rows or self._written.held(self._parent).tags.get(_GROUPS) == digest:
             return {}

@@ -16,8 +16,15 @@ from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.settings import group_attack, group_epsilon, group_epsilon_error
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedEpoch, PublishedSweep, PublishedTrial, task_of
+from dpsweep.orchestration.store.published import (
+    PublishedEpoch,
+    PublishedGroup,
+    PublishedSweep,
+    PublishedTrial,
+    task_of,
+)
 from dpsweep.orchestration.tracking.plain_comparison import Compared
 
 EXPERIMENT = "dpsweep"
@@ -126,42 +133,32 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
     return finite, {**tags, "composed_reasons": ", ".join(found.reasons), "composed_refusal": found.refusal}
 
 
-def group_table(trials: Iterable[PublishedTrial]) -> dict[str, list[str | float | None]]:
-    """Return the columns of MLflow's table of the test groups of all trials. They are trial, clipping, group and
-    `GROUP_METRICS`. If published, they include the mean epsilon_i of each group's training examples, the success rate
-    of the membership attack, and the audit's lower bound. A value is None where a trial has none."""
-    parts = [(trial, _groups_of(trial)) for trial in trials]
-    shown = [(trial, part) for trial, part in parts if part["group"]]
-    names = dict.fromkeys(name for _, part in shown for name in part)
-    table: dict[str, list[str | float | None]] = {name: [] for name in ("trial", "clipping", *names)}
-    for trial, part in shown:
-        rows = len(part["group"])
-        table["trial"] += [trial.key] * rows
-        table["clipping"] += [str(trial.labels.get("clipping", ""))] * rows
-        for name in names:
-            table[name] += part.get(name, [None] * rows)
-    return table
+def group_rows(trials: Iterable[PublishedTrial]) -> list[dict[str, str | float | None]]:
+    """Return the rows of MLflow's table of the test groups of all trials: trial, clipping, group and `GROUP_METRICS`.
+
+    If published, also the mean epsilon_i of the group's training examples, the success rate of the membership attack,
+    and the audit's lower bound. A value is None where the group has none.
+    """
+    return [
+        {"trial": trial.key, "clipping": str(trial.labels.get("clipping", "")), **_row(trial, group)}
+        for trial in trials
+        for group in (trial.quality.groups if trial.quality else ())
+    ]
 
 
-def _groups_of(trial: PublishedTrial) -> dict[str, list[str | float | None]]:
-    groups, task = trial.quality.groups if trial.quality else (), task_of([trial])
-    known = [metric for metric in GROUP_METRICS if metric.task in (None, task)]
-    table: dict[str, list[str | float | None]] = {
-        "group": [group.name for group in groups],
-        **{metric.name: [metric.value(group) for group in groups] for metric in known},
-    }
+def _row(trial: PublishedTrial, group: PublishedGroup) -> dict[str, str | float | None]:
+    known = (metric for metric in GROUP_METRICS if metric.task in (None, task_of([trial])))
+    row: dict[str, str | float | None] = {"group": group.name, **{metric.name: metric.value(group) for metric in known}}
     if trial.individuals is not None and trial.individuals.groups:
-        paid = {group.name: group for group in trial.individuals.groups}
-        table["mean_epsilon_i"] = [paid[group.name].mean if group.name in paid else None for group in groups]
-        table["standard_error"] = [paid[group.name].standard_error if group.name in paid else None for group in groups]
+        paid, error = group_epsilon(group.name), group_epsilon_error(group.name)
+        row |= {"mean_epsilon_i": paid(trial), "standard_error": error(trial)}
     if trial.attacks:
-        attacks = {group.name: group for group in trial.attacks}
-        found = [attacks.get(group.name) for group in groups]
-        table["attack_success_rate"] = [attack.success_rate if attack else None for attack in found]
-        table["attack_standard_error"] = [attack.standard_error if attack else None for attack in found]
+        rate = group_attack(group.name, lambda attack: attack.success_rate)
+        error = group_attack(group.name, lambda attack: attack.standard_error)
+        row |= {"attack_success_rate": rate(trial), "attack_standard_error": error(trial)}
     if trial.audit is not None:
-        table["audited_epsilon"] = [trial.audit.groups.get(group.name) for group in groups]
-    return table
+        row["audited_epsilon"] = trial.audit.groups.get(group.name)
+    return row
 
 
 NO_TRACKING: Final = "none"

@@ -15,7 +15,7 @@ from dpsweep.orchestration.pipeline import render_again
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.tracker import group_table
+from dpsweep.orchestration.tracking.tracker import group_rows
 from dpsweep.workers.evaluation.attack_results import read_attacks, write_attacks
 from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.trials.trial import run_trial
@@ -62,7 +62,7 @@ def test_audits_stay_private(tmp_path: Path, release: str) -> None:
     record = render_again(files.root).record
     trial = record.trial(record.points[0])
     assert trial.audit is None
-    assert "audited_epsilon" not in group_table([trial])
+    assert not any("audited_epsilon" in row for row in group_rows([trial]))
     assert "audit/lower_bound" not in final_metrics(trial)
 
 
@@ -75,7 +75,7 @@ def test_audits_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     assert final_metrics(trial)["audit/lower_bound"] == CANARY
     assert final_metrics(trial)["audit/confidence"] == 0.95
     assert "audit/lower_bound_steinke" in final_metrics(trial)
-    shown = group_table([trial])["audited_epsilon"]
+    shown = [row["audited_epsilon"] for row in group_rows([trial])]
     assert set(shown) <= {GROUP_CANARY, None}
     assert GROUP_CANARY in shown
 
