@@ -23,8 +23,12 @@ from dpsweep.orchestration.comparison.formats import (
     SECONDS,
 )
 from dpsweep.orchestration.comparison.ledger import composed_epsilon
-from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, RATE_METRICS, WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.score_metrics import SCORE_METRICS
+from dpsweep.orchestration.comparison.rate_metrics import (
+    GROUP_METRICS,
+    RATE_METRICS,
+    SCORE_METRICS,
+    WORST_GROUP_METRICS,
+)
 from dpsweep.orchestration.comparison.tested import change, change_by_group, of_counts, over_groups, overall
 from dpsweep.orchestration.comparison.values import (
     accounted_again,

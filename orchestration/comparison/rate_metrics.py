@@ -1,4 +1,4 @@
-"""Metrics computed from counts of test examples: overall rates, rates by group and of the worst group, and gaps.
+"""Metrics of test examples: the scores of every task, rates, those by group and of the worst group, and gaps.
 
 They are entries of `metrics.METRICS`, where callers look metrics up.
 """
@@ -6,35 +6,168 @@ They are entries of `metrics.METRICS`, where callers look metrics up.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.comparison.entries import Better, GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import Extreme
-from dpsweep.orchestration.comparison.formats import CORRELATION, COUNT, GAP, NUMBER, PERCENT, POINTS, Format
-from dpsweep.orchestration.comparison.score_metrics import (
-    SCORE_GROUP_METRICS,
-    on_training_examples,
-    on_training_examples_of_group,
+from dpsweep.orchestration.comparison.formats import (
+    CHANGE,
+    CORRELATION,
+    COUNT,
+    FIT,
+    GAP,
+    NUMBER,
+    PERCENT,
+    POINTS,
+    Format,
 )
 from dpsweep.orchestration.comparison.tested import (
-    Score,
+    Statistic,
     between_groups,
     by_group,
     calibration_error,
     change_by_group,
+    change_by_group_of,
+    change_of,
     log_loss,
     of_counts,
+    of_sums,
     of_two,
     over_groups,
     over_users,
     overall,
 )
-from dpsweep.orchestration.comparison.values import MAJORITY, Value, counted, gap_between_groups, in_training
-from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.comparison.values import (
+    MAJORITY,
+    Value,
+    counted,
+    gap_between_groups,
+    in_training,
+    on_training,
+)
+from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial
 from dpsweep.workers.evaluation import rates
-from dpsweep.workers.tasks import MAIN_SCORES
+from dpsweep.workers.tasks import MAIN_SCORES, TASKS, Score, Task, Unit
+
+_FORMATS: Final[Mapping[Unit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}
+
+
+def _metrics(task: Task) -> Iterator[Metric]:
+    for score in task.scores:
+        is_main = score.name == task.main
+        yield Metric(
+            score.name,
+            f"final/{score.name}",
+            score.heading,
+            _score(score.name),
+            _FORMATS[score.unit],
+            score.meaning + (_TESTED if is_main else ""),
+            frozenset(MetricTable) if is_main else frozenset({MetricTable.SETTINGS, MetricTable.FAIRNESS}),
+            of_model=True,
+            better=score.better,
+            measure=overall(of_sums(task.name, score.of)),
+            task=task.name,
+        )
+        if is_main:
+            yield from _compared(task, score)
+
+
+_TESTED: Final = (
+    " It, loss and groups are computed on held-out test data, which the guarantee does not cover: the models do not "
+    "depend on it, this page does."
+)
+
+
+def _on_training(name: str, heading: str, shown: Format, task: str) -> Metric:
+    """Return the metric for the main score of a task on training examples. name: name of the score on test examples."""
+    return Metric(
+        f"training_{name}",
+        f"final/training_{name}",
+        heading,
+        on_training,
+        shown,
+        "The final model on its own training examples. The better than on test data, the more it tells who they are: "
+        "guessing that an example was trained on if it is predicted right then succeeds more often (Yeom et al. 2018).",
+        of_model=True,
+        exact=True,
+        task=task,
+    )
+
+
+def _on_training_of_group(name: str, heading: str, shown: Format, task: str) -> GroupMetric:
+    """Return the group metric for the main score of a task on the group's training examples."""
+    return GroupMetric(f"training_{name}", heading, lambda group: group.on_training, shown, task=task)
+
+
+def _compared(task: Task, score: Score) -> Iterator[Metric]:
+    """Metrics from the main score: change against the baseline, gap between groups, and value on training examples."""
+    of, (change, shown) = of_sums(task.name, score.of), _as_change(score)
+    yield Metric(
+        f"{score.name}_change",
+        f"fairness/{score.name}_change",
+        change,
+        _score(f"{score.name}_change"),
+        shown,
+        f"Private minus non-private {score.heading}, same data, model and seed. No guarantee covers the non-private "
+        "baseline, and therefore none covers this change.",
+        frozenset({MetricTable.SETTINGS, MetricTable.TERMINAL}),
+        of_model=True,
+        better=score.better,
+        measure=change_of(of),
+        task=task.name,
+    )
+    yield Metric(
+        f"{score.name}_gap",
+        f"fairness/{score.name}_gap",
+        f"{score.heading} gap{change.removeprefix('Change')}",
+        gap_between_groups(_of_group(score.name)),
+        GAP if shown is POINTS else NUMBER,
+        "The best minus the worst of a group.",
+        frozenset({MetricTable.FAIRNESS}),
+        of_model=True,
+        better="lower",
+        measure=over_groups(by_group(of), rates.gap),
+        task=task.name,
+        extreme=Extreme("gap", (score.name,)),
+    )
+    yield _on_training(score.name, f"Training {score.heading}", _FORMATS[score.unit], task.name)
+
+
+def _of_groups(task: Task) -> Iterator[GroupMetric]:
+    for score in task.scores:
+        of = of_sums(task.name, score.of)
+        yield GroupMetric(
+            score.name,
+            score.heading,
+            _of_group(score.name),
+            _FORMATS[score.unit],
+            score.better,
+            by_group(of),
+            task.name,
+        )
+        if score.name == task.main:
+            yield _on_training_of_group(score.name, f"Training {score.heading}", _FORMATS[score.unit], task.name)
+            name, (heading, shown) = f"{score.name}_change", _as_change(score)
+            yield GroupMetric(name, heading, _of_group(name), shown, score.better, change_by_group_of(of), task.name)
+
+
+def _as_change(score: Score) -> tuple[str, Format]:
+    """Return heading and format of changes of a score."""
+    return ("Change, points", POINTS) if score.unit == "share" else ("Change", CHANGE)
+
+
+def _score(name: str) -> Value:
+    return lambda trial: trial.quality.scores.get(name) if trial.quality else None
+
+
+def _of_group(name: str) -> Callable[[PublishedGroup], float | None]:
+    return lambda group: group.scores.get(name)
+
+
+SCORE_METRICS: Final = tuple(metric for task in TASKS.values() for metric in _metrics(task))
+SCORE_GROUP_METRICS: Final = tuple(metric for task in TASKS.values() for metric in _of_groups(task))
 
 _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
     (
@@ -106,7 +239,7 @@ _GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
 )
 """Gaps between groups: name in `dpsweep.workers.evaluation.rates`, the extreme that it is, heading, format, direction,
 meaning."""
-_Rate = tuple[str, str, Score, Format, Better, str]
+_Rate = tuple[str, str, Statistic, Format, Better, str]
 _RATES: tuple[_Rate, ...] = (
     (
         "balanced_accuracy",
@@ -137,7 +270,7 @@ _OF_PROBABILITIES: tuple[_Rate, ...] = (
 )
 
 
-def _rate(name: str, heading: str, score: Score, shown: Format, better: Better, meaning: str) -> Metric:
+def _rate(name: str, heading: str, score: Statistic, shown: Format, better: Better, meaning: str) -> Metric:
     return Metric(
         name,
         f"final/{name}",
@@ -153,7 +286,7 @@ def _rate(name: str, heading: str, score: Score, shown: Format, better: Better, 
     )
 
 
-def _group_rate(name: str, heading: str, score: Score, shown: Format, better: Better, meaning: str) -> GroupMetric:
+def _group_rate(name: str, heading: str, score: Statistic, shown: Format, better: Better, meaning: str) -> GroupMetric:
     value, measure = (lambda group: counted(group.counts, score)), by_group(score)
     return GroupMetric(name, heading, value, shown, better, measure, "classification")
 
@@ -217,7 +350,7 @@ RATE_METRICS = (
         "",
         "The share of the most frequent class: the accuracy of a model that always predicts it.",
     ),
-    on_training_examples("accuracy", "Training accuracy", PERCENT, "classification"),
+    _on_training("accuracy", "Training accuracy", PERCENT, "classification"),
     *(_rate(*each) for each in _OF_PROBABILITIES),
 )
 GROUP_METRICS = (
@@ -253,7 +386,7 @@ GROUP_METRICS = (
     *SCORE_GROUP_METRICS,
     GroupMetric("loss", "Loss", lambda group: group.loss, NUMBER, "lower"),
     *(_group_rate(*each) for each in _OF_PROBABILITIES),
-    on_training_examples_of_group("accuracy", "Training accuracy", PERCENT, "classification"),
+    _on_training_of_group("accuracy", "Training accuracy", PERCENT, "classification"),
     GroupMetric("training_loss", "Training loss", in_training("losses"), NUMBER),
     GroupMetric("gradient_norm", "Gradient norm", in_training("norms"), NUMBER),
     GroupMetric("clipping_bias", "Clipping bias", in_training("biases"), NUMBER),

@@ -30,7 +30,7 @@ class ScoreSums:
 
 
 Seen = Tally | ScoreSums
-Score = Callable[[Seen], Array | None]
+Statistic = Callable[[Seen], Array | None]
 """A function from totals over test examples to a metric [...]; None if it is not defined."""
 
 
@@ -54,12 +54,12 @@ Measure = Callable[[Tested], Array | None]
 """A function from a trial to a metric of each resample [...], or of each of its groups [..., G]; None if undefined."""
 
 
-def of_counts(rate: Rate) -> Score:
+def of_counts(rate: Rate) -> Statistic:
     """Return the score that is a rate of counts; None for tasks without counts."""
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) else None
 
 
-def of_two(name: str) -> Score:
+def of_two(name: str) -> Statistic:
     """Return the score that is a rate of `dpsweep.workers.evaluation.rates.OF_TWO_CLASSES`; None unless there are two
     classes."""
     rate = rates.OF_TWO_CLASSES[name]
@@ -76,17 +76,17 @@ def calibration_error(seen: Seen) -> Array | None:
     return seen.calibration_error if isinstance(seen, Tally) else None
 
 
-def of_sums(task: str, score: Callable[[Array], Array]) -> Score:
+def of_sums(task: str, score: Callable[[Array], Array]) -> Statistic:
     """Return a score of a task (`dpsweep.workers.tasks.Score.of`); None for other tasks."""
     return lambda seen: score(seen.values) if isinstance(seen, ScoreSums) and seen.task == task else None
 
 
-def overall(score: Score) -> Measure:
+def overall(score: Statistic) -> Measure:
     """Measure a score on all test examples."""
     return lambda tested: score(tested.everyone)
 
 
-def by_group(score: Score) -> Measure:
+def by_group(score: Statistic) -> Measure:
     """Measure a score on each group."""
     return lambda tested: score(tested.groups)
 
@@ -110,12 +110,12 @@ def between_groups(name: str) -> Measure:
     return measure
 
 
-def change_of(score: Score) -> Measure:
+def change_of(score: Statistic) -> Measure:
     """Measure a score on all test examples, minus the baseline's score; None without a baseline."""
     return lambda tested: _minus(score(tested.everyone), score(tested.baseline.everyone)) if tested.baseline else None
 
 
-def change_by_group_of(score: Score) -> Measure:
+def change_by_group_of(score: Statistic) -> Measure:
     """Measure a score on each group, minus the baseline's score; None without a baseline."""
     return lambda tested: _minus(score(tested.groups), score(tested.baseline.groups)) if tested.baseline else None
 

@@ -10,7 +10,7 @@ from typing import Final
 import numpy as np
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
-from dpsweep.orchestration.comparison.tested import Score, Tally, of_counts
+from dpsweep.orchestration.comparison.tested import Statistic, Tally, of_counts
 from dpsweep.orchestration.store.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
 from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation import rates
@@ -176,7 +176,7 @@ def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
 
 
 @lru_cache(maxsize=2**14)
-def counted(found: ConfusionCounts | None, score: Score) -> float | None:
+def counted(found: ConfusionCounts | None, score: Statistic) -> float | None:
     """Return a score of counts; None if it is not defined. Cached, because every table and figure asks for the same
     ones.
     """
