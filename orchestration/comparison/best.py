@@ -18,7 +18,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, mean_of, warnings
-from dpsweep.orchestration.comparison.formats import SHARES, Format, at_most, difference, opening, per_unit
+from dpsweep.orchestration.comparison.formats import Format, at_most, difference, opening, per_unit
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
@@ -339,12 +339,11 @@ def _nearest(
 
 
 def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:
-    points = " points" * (shown in SHARES)
     of_other = replace(interval, value=-interval.value, low=-interval.high, high=-interval.low)
     if difference_says_nothing(of_other, shown):
-        measured = f"{difference(of_other.value, shown)}{points}"
+        measured = f"{difference(of_other.value, shown)}{shown.points}"
         return (
             f"{each.other} (measured {measured}, but {of_seeds(interval.runs)} cannot tell: any difference is possible)"
         )
     alone = ", by test examples alone" * interval.is_of_one_seed
-    return f"{each.other} (differs by {difference_between(of_other, shown)}{points}{alone})"
+    return f"{each.other} (differs by {difference_between(of_other, shown)}{shown.points}{alone})"

@@ -17,7 +17,7 @@ from dpsweep.orchestration.comparison.extremes import (
     extreme_difference_bounds,
     units_behind,
 )
-from dpsweep.orchestration.comparison.formats import SHARES, Format, possible
+from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.intervals import (
     LEVEL,
     Array,
@@ -148,7 +148,7 @@ class Evidence:
             low, high = extreme_bounds(extreme, found, tail)
             better = corrected(extreme, found) if len(names) > len(extreme.of) else None
         ends = _finite(ConfidenceInterval(value, low, high, found.runs, found.covers, better))
-        return ends and ends.within(*_possible(name))
+        return ends and ends.within(*_format(name).possible)
 
     def difference(
         self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1, level: float = LEVEL
@@ -323,16 +323,12 @@ def _extreme(name: Name) -> Extreme | None:
 
 
 def _reach(name: Name) -> tuple[float, float]:
-    least, most = possible(_format(name))
+    least, most = _format(name).possible
     return (least, most) if np.isfinite((least, most)).all() else (0.0, 1.0)  # not asked for: it is no share
 
 
-def _possible(name: Name) -> tuple[float, float]:
-    return possible(_format(name))
-
-
 def _possible_differences(name: Name) -> tuple[float, float]:
-    least, most = possible(_format(name))
+    least, most = _format(name).possible
     return least - most, most - least
 
 
@@ -392,7 +388,7 @@ def _units(each: _TestedTrial, names: Iterable[Name]) -> dict[Name, float]:
     everyone = np.ones(len(outcomes.groups), dtype=bool)
     return {
         (group, name): units_behind(
-            outcomes, name, of_group[group] if group else everyone, _format((group, name)) in SHARES
+            outcomes, name, of_group[group] if group else everyone, _format((group, name)).is_share
         )
         for group, name in names
         if group or metric(name).extreme is None

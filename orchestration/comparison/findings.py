@@ -17,7 +17,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
-from dpsweep.orchestration.comparison.formats import SHARES, amount, first_few, is_shown, listed, possible
+from dpsweep.orchestration.comparison.formats import amount, first_few, is_shown, listed
 from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import (
@@ -274,7 +274,7 @@ class Findings:
         spans = [(self.value(each, name), found) for each in known if (found := interval(each)) is not None]
         if plain is None or strict is None or len(spans) < 2:
             return plain
-        chosen, (least, most) = self.value(best, name), possible(metric(name).format)
+        chosen, (least, most) = self.value(best, name), metric(name).format.possible
         if metric(name).better == "lower":
             low = chosen - max(mean - found.low for mean, found in spans)
             allowed = replace(strict, low=min(low, strict.high))
@@ -524,7 +524,7 @@ def _above_baseline(found: Findings) -> list[str]:
 
 
 def _amount(gain: float, of: Metric) -> str:
-    return amount(gain, of.format) + ("" if of.format in SHARES else f" of {of.heading}")
+    return amount(gain, of.format) + ("" if of.format.is_share else f" of {of.heading}")
 
 
 def _constant(found: Findings) -> list[str]:

@@ -92,14 +92,25 @@ KINDS: Mapping[Kind, str] = {
 
 @dataclass(frozen=True)
 class Format:
-    """Format of one kind of number: ``one`` value, and the mean of ``several`` with their standard deviation."""
+    """Format of one kind of number: ``one`` value, and the mean of ``several`` with their deviation if that is shown.
+
+    `possible`: the smallest and the largest possible value. `is_share`: whether it is a share, or a difference of
+    shares; differences are then percentage points.
+    """
 
     one: Callable[[float | None], str]
-    several: Callable[[Spread], str]
+    several: Callable[[Spread], str] | None = None
+    possible: tuple[float, float] = (0.0, math.inf)
+    is_share: bool = False
 
     def over_seeds(self, found: Spread) -> str:
         """Return the mean over seeds, with the standard deviation if the format has one and there are several seeds."""
-        return self.one(found.mean) if found.count == 1 else self.several(found)
+        return self.one(found.mean) if found.count == 1 or self.several is None else self.several(found)
+
+    @property
+    def points(self) -> str:
+        """Return the unit of differences as words behind a number; "" if they have none."""
+        return " points" if self.is_share else ""
 
 
 def per_unit(unit: str) -> str:
@@ -256,29 +267,21 @@ def clock(value: float) -> str:
     return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
-EPSILON = Format(at_most, lambda found: at_most(found.mean))
+_SHARE = (0.0, 1.0)
+EPSILON = Format(at_most)
 """Format of upper bounds on epsilon."""
-NUMBER = Format(number, lambda found: number(found.mean))
-PRECISE = Format(lambda value: number(value, 4), lambda found: number(found.mean, 4))
-PERCENT = Format(percent, lambda found: f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}%")
-AT_MOST = Format(at_most_share, lambda found: at_most_share(found.high))
-POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.deviation:.1f}")
-CORRELATION = Format(correlation, lambda found: correlation(found.mean))
-GAP = Format(gap, lambda found: gap(found.mean))
-FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {found.deviation:.3f}")
+NUMBER = Format(number)
+PRECISE = Format(lambda value: number(value, 4))
+PERCENT = Format(percent, lambda found: f"{100 * found.mean:.1f} ± {100 * found.deviation:.1f}%", _SHARE, is_share=True)
+AT_MOST = Format(at_most_share, lambda found: at_most_share(found.high), _SHARE)
+POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.deviation:.1f}", (-1.0, 1.0), is_share=True)
+CORRELATION = Format(correlation, possible=_SHARE)
+GAP = Format(gap, possible=_SHARE, is_share=True)
+FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {found.deviation:.3f}", (-math.inf, 1.0))
 """Format of goodness-of-fit scores such as r2: at most 1, and possibly negative."""
-CHANGE = Format(signed, lambda found: signed(found.mean))
-SECONDS = Format(seconds, lambda found: seconds(found.mean))
-COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}", lambda found: f"{found.mean:,.0f}")
-_POSSIBLE: Mapping[int, tuple[float, float]] = {
-    id(POINTS): (-1.0, 1.0),
-    id(NUMBER): (0.0, math.inf),
-    id(EPSILON): (0.0, math.inf),
-    id(FIT): (-math.inf, 1.0),
-    id(CHANGE): (-math.inf, math.inf),
-}
-SHARES = (PERCENT, POINTS, GAP)
-"""Formats of shares, whose differences are percentage points."""
+CHANGE = Format(signed, possible=(-math.inf, math.inf))
+SECONDS = Format(seconds)
+COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}")
 
 
 def difference(value: float | None, shown: Format) -> str:
@@ -287,7 +290,7 @@ def difference(value: float | None, shown: Format) -> str:
     >>> difference(-0.0213, PERCENT), difference(0.0213, NUMBER)
     ('−2.1', '+0.0213')
     """
-    return points(value) if shown in SHARES else signed(value)
+    return points(value) if shown.is_share else signed(value)
 
 
 def amount(value: float, shown: Format) -> str:
@@ -296,17 +299,12 @@ def amount(value: float, shown: Format) -> str:
     >>> amount(-0.0213, PERCENT), amount(0.0213, NUMBER)
     ('2.1 points', '0.0213')
     """
-    return f"{abs(100 * value):.1f} points" if shown in SHARES else f"{abs(value):.3g}"
+    return f"{abs(100 * value):.1f} points" if shown.is_share else f"{abs(value):.3g}"
 
 
 def is_shown(change: float, shown: Format) -> bool:
     """Return whether a difference is another than 0 with the digits that are shown."""
     return amount(change, shown) != amount(0.0, shown)
-
-
-def possible(shown: Format) -> tuple[float, float]:
-    """Return the smallest and the largest possible value of a number in this format."""
-    return _POSSIBLE.get(id(shown), (0.0, 1.0))
 
 
 def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:

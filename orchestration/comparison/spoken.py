@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Final
 
-from dpsweep.orchestration.comparison.formats import SHARES, Format, difference, possible
+from dpsweep.orchestration.comparison.formats import Format, difference
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.settings import Setting
 
@@ -35,14 +35,14 @@ def unknown_of_one_seed(settings: Iterable[Setting]) -> list[str]:
 
 def says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:
     """Return whether the interval of a share spans every possible value as shown; never for other numbers."""
-    return shown in SHARES and _spans(interval, *possible(shown))
+    return shown.is_share and _spans(interval, *shown.possible)
 
 
 def difference_says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:
     """Return whether the interval of a difference of shares spans every possible difference as shown."""
-    if shown not in SHARES:
+    if not shown.is_share:
         return False
-    least, most = possible(shown)
+    least, most = shown.possible
     return _spans(interval, min(least, -most), most)
 
 

@@ -11,7 +11,6 @@ from typing import Final, Literal
 
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.orchestration.comparison.findings import Findings
-from dpsweep.orchestration.comparison.formats import SHARES
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
 from dpsweep.orchestration.comparison.settings import finished_settings, group_names
 from dpsweep.orchestration.report import figures as draw
@@ -147,7 +146,7 @@ FIGURES: Final = (
 def titled(kind: Figure, task: str) -> str:
     """Return the title of a figure, with the main score of the task."""
     of = group_metric(task_called(task).main)
-    return kind.title.format(main=of.heading, points=", in points" if of.format in SHARES else "")
+    return kind.title.format(main=of.heading, points=", in points" if of.format.is_share else "")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
 
 from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
-from dpsweep.orchestration.comparison.formats import SHARES, Format
+from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.parameters import in_words
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.settings import (
@@ -66,7 +66,7 @@ class Scene:
 
 def ticks_of(shown: Format) -> str:
     """Return the tick format of axes of numbers in this format."""
-    return SHARE_TICKS if shown in SHARES else ".3~g"
+    return SHARE_TICKS if shown.is_share else ".3~g"
 
 
 def range_mode(ticks: str) -> str:
@@ -186,7 +186,7 @@ def group_accuracy(scene: Scene) -> Plot:
 def group_change(scene: Scene) -> Plot:
     """Change of each group's accuracy or main score against the baseline; for shares in percentage points."""
     change = group_metric(f"{scene.main.name}_change")
-    factor = 100.0 if change.format in SHARES else 1.0
+    factor = 100.0 if change.format.is_share else 1.0
 
     def of_group(group: PublishedGroup) -> float | None:
         found = change.value(group)
@@ -288,7 +288,7 @@ def who_pays(scene: Scene) -> Plot:
             name=setting.name,
             meta=meta_of(setting),
         )
-    ticks = ".3~p" if scene.main.format in SHARES else ".3~g"
+    ticks = ".3~p" if scene.main.format.is_share else ".3~g"
     figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks, rangemode=range_mode(ticks))
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_cost_range(settings))
     figure.data = [trace for trace in figure.data if trace["x"]]

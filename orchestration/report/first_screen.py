@@ -15,7 +15,6 @@ from dpsweep.orchestration.comparison.best import more_private, said_of, unsure
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import (
-    SHARES,
     Format,
     amount,
     at_most,
@@ -350,7 +349,7 @@ def _worst_words(found: Findings, setting: Setting) -> str:
 def _signed(change: float, shown: Format) -> str:
     if not is_shown(change, shown):
         return amount(0.0, shown)
-    return f"{difference(change, shown)}{' points' * (shown in SHARES)}"
+    return f"{difference(change, shown)}{shown.points}"
 
 
 def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
@@ -413,7 +412,7 @@ def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
                 interval = found.evidence.interval(each, of.name, name)
                 points.append((row, name, mean.mean, interval))
         _dots(figure, each, style, points, of.format)
-    figure.update_xaxes(tickformat=".3~p" if of.format in SHARES else ".3~g")
+    figure.update_xaxes(tickformat=".3~p" if of.format.is_share else ".3~g")
     return figure
 
 
@@ -458,10 +457,10 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
     for name, size in known.items():
         shown = metric(name).format
         where = found.word if name == found.main.name else f"the {found.worst_word} of the worst group"
-        if shown in SHARES and size >= 1.0:
+        if shown.is_share and size >= 1.0:
             hidden.append(where)
         else:
-            sizes.append(f"{amount(size, shown) if shown in SHARES else number(size)} in {where}")
+            sizes.append(f"{amount(size, shown) if shown.is_share else number(size)} in {where}")
     told = [f"differences between methods of {listed(sizes)} in 4 of 5 sweeps"] if sizes else []
     if hidden:
         told.append(f"none in {listed(hidden)} reliably" if sizes else "no difference between methods reliably")
@@ -502,7 +501,7 @@ def _by_method(found: Findings, style: Style) -> Plot | None:
             x=1, xref="paper", xanchor="right", y=0, yref="paper", yanchor="top", yshift=-16,
             text=f"{left_out} more below", font={"size": 11, "color": MUTED},
         )  # fmt: skip
-    figure.update_xaxes(tickformat=".3~p" if of.format in SHARES else ".3~g")
+    figure.update_xaxes(tickformat=".3~p" if of.format.is_share else ".3~g")
     return figure
 
 

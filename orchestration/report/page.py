@@ -19,7 +19,7 @@ from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_h
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.comparison.formats import KINDS, SHARES, at_most, opening
+from dpsweep.orchestration.comparison.formats import KINDS, at_most, opening
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import without_changes
@@ -379,7 +379,7 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
     names, shown = group_names([trial for setting in found.settings for trial in setting.trials]), _shown(found)
     return {
         "metrics": {
-            metric.name: {"title": metric.heading.removesuffix(", points"), "share": metric.format in SHARES}
+            metric.name: {"title": metric.heading.removesuffix(", points"), "share": metric.format.is_share}
             for metric in shown
         },
         "settings": [

@@ -13,7 +13,6 @@ from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
 from dpsweep.orchestration.comparison.formats import (
-    SHARES,
     Format,
     at_most,
     correlation,
@@ -174,7 +173,7 @@ def _ordered(found: Findings, best: Setting, of: Metric, where: str) -> list[str
     beaten = [f"{each.other} by {_range(each, of.format)}" for each in differences if each.verdict == "better"]
     single = [each.other for each in differences if each.verdict == "unknown (one seed)"]
     apart = [each.other for each in differences if each.verdict == "unknown"]
-    said = [f"{best.name} beats {first_few(beaten)}{' points' * (of.format in SHARES)} {where}."] if beaten else []
+    said = [f"{best.name} beats {first_few(beaten)}{of.format.points} {where}."] if beaten else []
     if single and not unknown_of_one_seed(found.settings):
         said += [f"Whether {best.name} is better than {first_few(single)} {where} is unknown (one common seed)."]
     if apart and found.interval(best, found.main.name):
@@ -188,7 +187,7 @@ def _ordered(found: Findings, best: Setting, of: Metric, where: str) -> list[str
 def _range(of: Difference, shown: Format) -> str:
     """Return the ends of the interval of a difference, without sign; percentage points for shares."""
     low, high = sorted(abs(end) for end in ((of.interval.low, of.interval.high) if of.interval else (0.0, 0.0)))
-    return f"{100 * low:.1f} to {100 * high:.1f}" if shown in SHARES else f"{number(low)} to {number(high)}"
+    return f"{100 * low:.1f} to {100 * high:.1f}" if shown.is_share else f"{number(low)} to {number(high)}"
 
 
 def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:

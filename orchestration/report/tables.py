@@ -13,7 +13,6 @@ from dpsweep.orchestration.comparison.formats import (
     CORRELATION,
     MISSING,
     PERCENT,
-    SHARES,
     Format,
     at_most_share,
     number,
@@ -90,7 +89,7 @@ def comparison_table(found: Findings, style: Style) -> str:
 
 
 def _difference_heading(of: Metric) -> str:
-    return f"{of.heading.removesuffix(', points')}{', points' * (of.format in SHARES)}"
+    return f"{of.heading.removesuffix(', points')}{', points' * of.format.is_share}"
 
 
 def _verdict(found: Difference) -> str:
