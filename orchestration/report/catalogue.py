@@ -17,7 +17,7 @@ from dpsweep.orchestration.report import figures as draw
 from dpsweep.orchestration.report import private_figures, training_curves
 from dpsweep.orchestration.report.figures import Scene
 from dpsweep.orchestration.report.plot import Plot, style_of
-from dpsweep.orchestration.report.training_curves import searched_curves, tuning_curves
+from dpsweep.orchestration.report.training_curves import metric_over_epochs, searched_curves, tuning_curves
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.workers.tasks import task_called
@@ -120,18 +120,28 @@ FIGURES: Final = (
         missing=_without_examples,
         in_mlflow=True,
     ),
-    Figure("group-loss", "Loss on test data", "groups", _one(draw.group_loss)),
-    Figure("group-norm", "Gradient norm of its training examples", "groups", _one(private_figures.gradient_norms)),
-    Figure("group-bias", "Clipping bias: taken off its gradients", "groups", _one(private_figures.clipping_biases)),
-    Figure("group-noise", "Noise in its mean gradient", "groups", _one(private_figures.noise_errors)),
+    Figure("group-loss", "Loss on test data", "groups", _one(draw.of_groups("loss"))),
+    Figure("group-norm", "Gradient norm of its training examples", "groups", _one(draw.of_groups("gradient_norm"))),
+    Figure("group-bias", "Clipping bias: taken off its gradients", "groups", _one(draw.of_groups("clipping_bias"))),
+    Figure("group-noise", "Noise in its mean gradient", "groups", _one(draw.of_groups("noise_error"))),
     Figure("who-pays", "{main} of a group against its mean εᵢ", "who pays", _one(draw.who_pays)),
     Figure("histogram of ", "", "single examples", draw.histograms),
     Figure("loss of ", "εᵢ and loss: ", "single examples", private_figures.loss_densities),
     Figure("estimates of ", "Estimated and exact εᵢ: ", "single examples", private_figures.estimate_densities),
     Figure("risk of ", "Who is at risk, by bound, attack and audit: ", "single examples", private_figures.risks),
     Figure("accuracy", "{main} on test data", "over time", _one(training_curves.accuracy_over_epochs)),
-    Figure("loss", "Loss on test data", "over time", _one(training_curves.loss_over_epochs)),
-    Figure("epsilon", "Cost of the steps so far", "over time", _one(training_curves.epsilon_over_epochs)),
+    Figure(
+        "loss",
+        "Loss on test data",
+        "over time",
+        _one(metric_over_epochs("test_loss", "loss on test data")),
+    ),
+    Figure(
+        "epsilon",
+        "Cost of the steps so far",
+        "over time",
+        _one(metric_over_epochs("epsilon", "worst-case ε so far")),
+    ),
     Figure("accountants: ", "By every accountant: ", "over time", training_curves.accountants_over_epochs),
     Figure("rho", "ρ of the steps so far", "over time", _one(training_curves.rho_over_epochs)),
     Figure("noise", "Noise multiplier", "over time", _one(training_curves.noise)),

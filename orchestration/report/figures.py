@@ -195,9 +195,11 @@ def group_change(scene: Scene) -> Plot:
     return by_group(scene, lambda name: group_value(name, of_group), "~g")
 
 
-def group_loss(scene: Scene) -> Plot:
-    """Return the mean loss of each group on test data (paper D)."""
-    return by_group(scene, lambda name: group_value(name, lambda group: group.loss), ".3~g")
+def of_groups(name: str) -> Callable[[Scene], Plot]:
+    """Return a function that draws a metric of each group, such as its loss or what clipping took off its gradients
+    (paper D).
+    """
+    return lambda scene: by_group(scene, lambda group: group_value(group, group_metric(name).value), ".3~g")
 
 
 def mean_group_epsilon(scene: Scene) -> Plot:

@@ -8,12 +8,10 @@ from typing import Any, Final
 
 from dpsweep.accounting.attacks import epsilon_of_area
 from dpsweep.orchestration.comparison.formats import correlation
-from dpsweep.orchestration.comparison.rate_metrics import group_metric
-from dpsweep.orchestration.comparison.settings import Setting, group_value
+from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.report.figures import (
     Scene,
     blank,
-    by_group,
     faded,
     label_end,
     line,
@@ -24,25 +22,6 @@ from dpsweep.orchestration.report.figures import (
 from dpsweep.orchestration.report.plot import INK, Plot
 from dpsweep.orchestration.store.published import Density, PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import auc_interval
-
-
-def gradient_norms(scene: Scene) -> Plot:
-    """Return the mean gradient norm of the training examples of each group, before clipping (papers A and D)."""
-    return _in_training(scene, "gradient_norm")
-
-
-def clipping_biases(scene: Scene) -> Plot:
-    """Return the mean norm of the part that clipping removes from gradients of each group (paper D, Section 4.2)."""
-    return _in_training(scene, "clipping_bias")
-
-
-def noise_errors(scene: Scene) -> Plot:
-    """Return the norm of the noise in the mean gradient of each group (paper D, Section 4.2)."""
-    return _in_training(scene, "noise_error")
-
-
-def _in_training(scene: Scene, name: str) -> Plot:
-    return by_group(scene, lambda group: group_value(group, group_metric(name).value), ".3~g")
 
 
 def norms_over_epochs(scene: Scene) -> Plot:

@@ -45,19 +45,19 @@ _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", 
 
 
 def accuracy_over_epochs(scene: Scene) -> Plot:
-    """Return Accuracy, or the main score, on test data after each epoch."""
+    """Return accuracy, or the main score, on test data after each epoch."""
     title = f"{spoken(scene.main)} on test data"
-    return _over_epochs(scene, title, _metric(f"test_{scene.main.name}"), scene.main_ticks)
+    return metric_over_epochs(f"test_{scene.main.name}", title, scene.main_ticks)(scene)
 
 
-def loss_over_epochs(scene: Scene) -> Plot:
-    """Return the mean loss on test data after each epoch."""
-    return _over_epochs(scene, "loss on test data", _metric("test_loss"), ".3~g")
+def metric_over_epochs(name: str, title: str, ticks: str = ".3~g") -> Callable[[Scene], Plot]:
+    """Return a function that draws a metric after each epoch, of settings for which any is finite."""
 
+    def values(trial: PublishedTrial) -> list[float | None]:
+        found = [epoch.metrics.get(name) for epoch in trial.history]
+        return found if any(value is not None and math.isfinite(value) for value in found) else []
 
-def epsilon_over_epochs(scene: Scene) -> Plot:
-    """Return worst-case epsilon of the steps so far (paper C, Figure 2)."""
-    return _over_epochs(scene, "worst-case ε so far", _metric("epsilon"), ".3~g")
+    return lambda scene: _over_epochs(scene, title, values, ticks)
 
 
 def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
@@ -189,16 +189,6 @@ def departures(scene: Scene) -> Plot:
     figure.update_xaxes(title_text="epoch")
     figure.update_yaxes(title_text="share that has left", tickformat=".0%", rangemode="tozero")
     return figure
-
-
-def _metric(name: str) -> Callable[[PublishedTrial], Sequence[float | None]]:
-    """Return a function from a trial to a metric after each epoch; to nothing if none is finite."""
-
-    def values(trial: PublishedTrial) -> list[float | None]:
-        found = [epoch.metrics.get(name) for epoch in trial.history]
-        return found if any(value is not None and math.isfinite(value) for value in found) else []
-
-    return values
 
 
 def _over_epochs(
