@@ -128,8 +128,7 @@ def calibrate(
     budget = target.budget(accountant, group_size, trials)
     if digits is not None and solve != "decay":
         raise InvalidInput(f"--digits rounds a decay, and --solve is {solve}: drop one of them")
-    request = CalibrationRequest(flags, budget, digits)
-    value, trace = _SOLVERS[solve](request)
+    value, trace = _SOLVERS[solve](flags, budget, digits)
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
     solution = Solution(solve, value, trace, budget, budget.reached(trace))
@@ -180,55 +179,47 @@ class Solution:
         return f"{self.solved_for}: {self.value}  ({cost}, {self.reached.kind}, {self.trace.steps} steps)"
 
 
-@dataclass(frozen=True)
-class CalibrationRequest:
-    """The budget to meet, and the flags that describe the rest of the run. digits: decimals of a decay."""
-
-    flags: RunFlags
-    budget: Budget
-    digits: int | None
+Solver = Callable[[RunFlags, Budget, int | None], tuple[float, Trace]]
+"""Solves for what meets a budget; returns the value found and the trace of the run with that value. The flags describe
+the rest of the run, the last argument is the number of decimals of a decay."""
 
 
-Solver = Callable[[CalibrationRequest], tuple[float, Trace]]
-"""Solves a request; returns the value found and the trace of the run with that value."""
-
-
-def _solve_noise(request: CalibrationRequest) -> tuple[float, Trace]:
-    if request.flags.noise_multiplier is not None:
+def _solve_noise(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[float, Trace]:
+    if flags.noise_multiplier is not None:
         raise InvalidInput("--noise-multiplier is what is being solved for: drop it, or choose another --solve")
-    schedule = parse_schedule(request.flags.schedule, 1.0)
+    schedule = parse_schedule(flags.schedule, 1.0)
 
     def trace_of(noise_multiplier: float) -> Trace:
-        return request.flags.trace(with_initial(schedule, noise_multiplier))
+        return flags.trace(with_initial(schedule, noise_multiplier))
 
-    found = noise_multiplier_within_budget(trace_of, request.budget)
+    found = noise_multiplier_within_budget(trace_of, budget)
     return found, trace_of(found)
 
 
-def _solve_decay(request: CalibrationRequest) -> tuple[float, Trace]:
-    if request.flags.epochs is None or request.flags.steps is not None:
+def _solve_decay(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[float, Trace]:
+    if flags.epochs is None or flags.steps is not None:
         raise InvalidInput("solving for the decay needs --epochs, the length of the run, and no --steps")
-    name, params = split_schedule(request.flags.schedule)
+    name, params = split_schedule(flags.schedule)
 
     def trace_of(schedule: NoiseSchedule, epochs: int) -> Trace:
-        return replace(request.flags, epochs=epochs).trace(schedule)
+        return replace(flags, epochs=epochs).trace(schedule)
 
-    sigma = request.flags.required_noise()
-    found = calibrate_decay(name, sigma, request.flags.epochs, request.budget, trace_of, request.digits, params)
+    sigma = flags.required_noise()
+    found = calibrate_decay(name, sigma, flags.epochs, budget, trace_of, digits, params)
     schedule = make_schedule(name, sigma, **params, **{decay_parameter(name).name: found})
-    return found, trace_of(schedule, request.flags.epochs)
+    return found, trace_of(schedule, flags.epochs)
 
 
 def _solve_length(of_length: Callable[[RunFlags, int], RunFlags], at_most: int) -> Solver:
-    def solve(request: CalibrationRequest) -> tuple[float, Trace]:
-        if request.flags.epochs is not None or request.flags.steps is not None:
+    def solve(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[float, Trace]:
+        if flags.epochs is not None or flags.steps is not None:
             raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
-        schedule = parse_schedule(request.flags.schedule, request.flags.required_noise())
+        schedule = parse_schedule(flags.schedule, flags.required_noise())
 
         def trace_of(length: int) -> Trace:
-            return of_length(request.flags, length).trace(schedule)
+            return of_length(flags, length).trace(schedule)
 
-        found = length_within_budget(trace_of, request.budget, at_most)
+        found = length_within_budget(trace_of, budget, at_most)
         return found, trace_of(found)
 
     return solve

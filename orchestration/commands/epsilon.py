@@ -125,9 +125,8 @@ def epsilon(
     request = EpsilonRequest(
         delta, accountant, group_size, compare, individual, examples, risk, prior, trials, plot, curve
     )
-    source = RunSource(trial, trace, flags)
-    request.check(source)
-    run = source.run()
+    request.check(trial)
+    run = _planned(flags) if trial is None and trace is None else _stored(trial, trace, flags)
     warn_of_delta(delta, run.dataset_size)
     found = answer(run, request)
     write_plots(found)
@@ -153,49 +152,34 @@ class AccountedRun:
     reasons: tuple[Reason, ...] = ()
 
 
-@dataclass(frozen=True)
-class RunSource:
-    """The options that name a stored run, --trial and --trace, and the flags that describe a planned one instead."""
+def _stored(trial: str | None, trace: str | None, flags: RunFlags) -> AccountedRun:
+    """Return the run of a stored trial, or of a trace alone.
 
-    trial: str | None
-    trace: str | None
-    flags: RunFlags
+    Raises: InvalidInput if another run is named or described too, and for a missing file; DataCorruption for a damaged
+    one.
+    """
+    if trial is not None and trace is not None:
+        raise InvalidInput("give either --trial or --trace, not both")
+    if flags.describe_a_run:
+        raise InvalidInput(
+            "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
+        )
+    files = None if trial is None else TrialFiles(absolute(trial))
+    found = stored_trace(absolute(str(trace)) if files is None else files.trace)
+    fields: dict[str, Any] = {"trial": trial, "trace": trace, "steps": found.steps}
+    return AccountedRun(found, fields, found.dataset_size, files, () if files is None else stored_reasons(files))
 
-    def check(self) -> None:
-        """Raise InvalidInput if more than one run is named or described."""
-        if self.trial is not None and self.trace is not None:
-            raise InvalidInput("give either --trial or --trace, not both")
-        if self._is_stored and self.flags.describe_a_run:
-            raise InvalidInput(
-                "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
-            )
 
-    def run(self) -> AccountedRun:
-        """Return the run. Raises: InvalidInput for bad flags or a missing file, DataCorruption for a damaged one."""
-        return self._stored() if self._is_stored else self._planned()
-
-    @property
-    def _is_stored(self) -> bool:
-        return self.trial is not None or self.trace is not None
-
-    def _stored(self) -> AccountedRun:
-        files = None if self.trial is None else TrialFiles(absolute(self.trial))
-        trace = stored_trace(absolute(str(self.trace)) if files is None else files.trace)
-        fields: dict[str, Any] = {"trial": self.trial, "trace": self.trace, "steps": trace.steps}
-        return AccountedRun(trace, fields, trace.dataset_size, files, () if files is None else stored_reasons(files))
-
-    def _planned(self) -> AccountedRun:
-        flags = self.flags
-        schedule = parse_schedule(flags.schedule, flags.required_noise())
-        trace = flags.trace(schedule)
-        fields = {
-            **flags.sampling_fields(trace),
-            "schedule": flags.schedule,
-            "noise_multiplier": flags.noise_multiplier,
-            "steps": trace.steps,
-            **flags.strategy_fields(trace),
-        }
-        return AccountedRun(trace, fields, flags.dataset_size)
+def _planned(flags: RunFlags) -> AccountedRun:
+    trace = flags.trace(parse_schedule(flags.schedule, flags.required_noise()))
+    fields = {
+        **flags.sampling_fields(trace),
+        "schedule": flags.schedule,
+        "noise_multiplier": flags.noise_multiplier,
+        "steps": trace.steps,
+        **flags.strategy_fields(trace),
+    }
+    return AccountedRun(trace, fields, flags.dataset_size)
 
 
 @dataclass(frozen=True)
@@ -217,17 +201,16 @@ class EpsilonRequest:
     plot: Path | None
     curve: Path | None
 
-    def check(self, source: RunSource) -> None:
-        """Raise InvalidInput for options that contradict each other or need another one."""
+    def check(self, trial: str | None) -> None:
+        """Raise InvalidInput for options that contradict each other or need another one. trial: the option --trial."""
         of_examples = self.individual or self.examples
         if self.trials is not None and (self.compare or of_examples or self.risk or self.plot or self.curve):
             raise InvalidInput(
                 "--selection-trials gives the epsilon of the released run alone: drop --compare, --individual, "
                 "--examples, --risk, --plot and --curve"
             )
-        if of_examples and source.trial is None:
+        if of_examples and trial is None:
             raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
-        source.check()
         if self.prior is not None and not self.risk:
             raise InvalidInput("--prior needs --risk, which shows the bound on reconstruction")
 
