@@ -93,7 +93,7 @@ def _decided(report: Report, sentence: str, match: re.Match[str]) -> Iterator[St
 
 
 def _chosen(sentence: str) -> str:
-    found = re.match(rf"Take {_NAME}", sentence)
+    found = re.match(rf"(?:Take )?{_NAME}(?::| reaches)", sentence)
     return found[1] if found else ""
 
 
@@ -149,6 +149,11 @@ def _useless(report: Report, sentence: str, match: re.Match[str]) -> Iterator[St
     yield Stated(sentence, interval is not None and interval.low <= 0.5, is_verdict=True)
 
 
+def _beats_constant(report: Report, sentence: str, match: re.Match[str]) -> Iterator[Stated]:
+    """That a setting finds the rarer class too; both classes are as frequent in every population."""
+    yield Stated(sentence, report.total(match[1]) > 0.5, is_verdict=True)
+
+
 def _true(report: Report, sentence: str, match: re.Match[str]) -> Iterator[Stated]:
     """A sentence that is true of every simulated sweep, or of how it was made."""
     yield Stated(sentence, True, is_verdict=False)
@@ -160,7 +165,7 @@ def _of_one_seed(report: Report, sentence: str, match: re.Match[str]) -> Iterato
 
 Rule = Callable[[Report, str, re.Match[str]], Iterator[Stated]]
 RULES: Final[Sequence[tuple[str, Rule]]] = (
-    (rf"Take {_NAME}: {_METRIC} \S+ \[(.+?)(?: after choosing among \d+)?\] at ε", _decided),
+    (rf"(?:Take )?{_NAME}(?::| reaches) {_METRIC} \S+ \[(.+?)(?: after choosing among \d+)?\] at ε", _decided),
     (rf"{_NAME} also has the highest .+ of a worst-served group\.", _true),
     (r"Always predicting .+ reaches", _true),
     (
@@ -168,6 +173,7 @@ RULES: Final[Sequence[tuple[str, Rule]]] = (
         rf"(.+?)\) under {_NAME}; its .*interval (.+?)\) overall",
         _worst_of_other,
     ),
+    (rf"(?:best: )?{_NAME} beats always predicting .* by balanced accuracy alone", _beats_constant),
     (rf"{_NAME} beats ", _beats),
     (rf"{_NAME}.* cannot be told from ", _alike),
     (rf"best: {_NAME}: (\S+) ", _best),
