@@ -17,7 +17,7 @@ from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.samplings import Sampling
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import vadhan_epsilon
-from dpsweep.orchestration.comparison.formats import number
+from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.published import Label, PublishedSweep, PublishedTrial, PublishedTuning
@@ -111,7 +111,7 @@ def test_under_release_none_one_line_says_what_private_would_show_and_cost() -> 
     trial = replace(data.trials[0], individuals=None)
     text = Page(render(replace(data, trials=(trial,)))).text
     cost = account(Trace(5000, releases=ReleaseSpec().releases(), adjacency="add_remove"), 1e-5).epsilon
-    assert f"alone ε = {number(cost)} at δ = 1e-05 per trial, taken from its target" in text
+    assert f"alone ε = {at_most(cost)} at δ = 1e-05 per trial, taken from its target" in text
     assert "release: private would show" not in Page(render(with_trace(RUN))).text
 
 
