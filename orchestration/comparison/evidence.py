@@ -100,7 +100,8 @@ class Evidence:
         self._numbers = numbers
         self._private = tuple(setting for setting in private if setting.trials)
         self._intervals: dict[tuple[tuple[str, ...], Name, float], ConfidenceInterval | None] = {}
-        """Cache of the intervals, because several tables and pages show the same ones."""
+        self._differences: dict[tuple[object, ...], ConfidenceInterval | None] = {}
+        """Caches, because several tables and pages show the same ones."""
         self._pools: dict[tuple[object, ...], SpreadOfSeeds | None] = {}
 
     def interval(self, setting: Setting, name: str, group: str = "", level: float = LEVEL) -> ConfidenceInterval | None:
@@ -159,9 +160,11 @@ class Evidence:
         (Bonferroni). Settings without common seeds are compared unpaired, on their common test examples; None if they
         have different test examples.
         """
-        tail = (1.0 - level) / comparisons / 2.0
-        found = self._difference(one, other, (group, name), tail)
-        return found and found.within(*_possible_differences((group, name)))
+        asked = (*(tuple(trial.key for trial in each.trials) for each in (one, other)), group, name, comparisons, level)
+        if asked not in self._differences:
+            found = self._difference(one, other, (group, name), (1.0 - level) / comparisons / 2.0)
+            self._differences[asked] = found and found.within(*_possible_differences((group, name)))
+        return self._differences[asked]
 
     def _difference(self, one: Setting, other: Setting, name: Name, tail: float) -> ConfidenceInterval | None:
         of_one, of_other = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))

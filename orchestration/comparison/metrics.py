@@ -295,6 +295,7 @@ METRICS = (
         "one.",
     ),
 )
+_BY_NAME = {each.name: each for each in METRICS}
 FAMILIES = (
     Family(gaps, of_model=True),
     Family(recall_by_class, of_model=True),
@@ -338,7 +339,7 @@ def columns(place: MetricTable, worst_group: str, trials: Collection[PublishedTr
 
 def metric(name: str) -> Metric:
     """Return the metric called ``name``. Raises: InvalidInput naming the nearest."""
-    return lookup({each.name: each for each in METRICS}, name, "metric")
+    return lookup(_BY_NAME, name, "metric")
 
 
 def known_of_groups(trial: PublishedTrial) -> dict[str, dict[str, float | None]]:

@@ -393,6 +393,7 @@ GROUP_METRICS = (
     GroupMetric("noise_error", "Noise", in_training("noises"), NUMBER),
 )
 """Metrics of each group of the test data that is large enough to be shown."""
+_BY_NAME: Final = {each.name: each for each in GROUP_METRICS}
 
 
 def _worst(of: GroupMetric) -> Metric:
@@ -450,4 +451,4 @@ def spoken_worst(of: Metric) -> str:
 
 def group_metric(name: str) -> GroupMetric:
     """Return the group metric called ``name``. Raises: InvalidInput naming the nearest."""
-    return lookup({each.name: each for each in GROUP_METRICS}, name, "metric of groups")
+    return lookup(_BY_NAME, name, "metric of groups")
