@@ -214,13 +214,6 @@ class Findings:
         return tuple(self.difference(one, other, name) for one, other in pairs for name in self.headline)
 
     @cached_property
-    def pairs(self) -> tuple[tuple[Setting, Setting], ...]:
-        """Every two `methods`; of one method alone, its best value with each other."""
-        if len(self.methods) == 1:
-            return tuple((self.methods[0], other) for other in self.rivals(self.methods[0]))
-        return tuple(itertools.combinations(self.methods, 2))
-
-    @cached_property
     def comparisons(self) -> int:
         """Number of differences that headlines may state: all pairs of private settings in each metric."""
         count = len(self.private)
@@ -315,12 +308,15 @@ class Findings:
         return [each for each in (self.useful if among is None else among) if not np.isnan(self.value(each, name))]
 
     def detectable(self, name: str) -> float | None:
-        """Return the difference of one of the `pairs` in a metric that these seeds and test examples find in four of
-        five sweeps.
+        """Return the difference of two `methods` in a metric that these seeds and test examples find in four of five
+        sweeps; of one method alone, that of its best value to another.
 
         By the median half width of the measured differences; None with one seed, one setting or without intervals.
         """
-        found = [self.difference(*pair, name).interval for pair in self.pairs]
+        pairs = list(itertools.combinations(self.methods, 2))
+        if len(self.methods) == 1:
+            pairs = [(self.methods[0], other) for other in self.rivals(self.methods[0])]
+        found = [self.difference(*pair, name).interval for pair in pairs]
         halves = [(each.high - each.low) / 2.0 for each in found if each is not None and not each.is_of_one_seed]
         if not halves:
             return None

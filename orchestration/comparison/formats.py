@@ -171,7 +171,11 @@ def percent(value: float | None) -> str:
 
 
 def at_most_share(value: float | None) -> str:
-    """Return an upper bound on a share, in percent, rounded up to three significant digits."""
+    """Return an upper bound on a share, in percent, rounded up to three significant digits.
+
+    >>> at_most_share(0.07), at_most_share(0.00012341), at_most_share(1.0)
+    ('7.00%', '0.0124%', '100%')
+    """
     return _share(value, math.ceil)
 
 
@@ -180,13 +184,14 @@ def at_least_share(value: float | None) -> str:
     return _share(value, math.floor)
 
 
-def _share(value: float | None, towards: Callable[[float], int]) -> str:
+def _share(value: float | None, towards: Callable[[Decimal], int]) -> str:
     if value is None or not math.isfinite(value):
         return MISSING
     if value <= 0.0:
         return "0%"
-    places = max(0, 2 - math.floor(math.log10(100 * value)))
-    return f"{towards(100 * value * 10**places) / 10**places:.{places}f}%"
+    exact = 100 * Decimal(repr(value))  # as JSON has it: 7% is not above 7%
+    unit = Decimal(1).scaleb(min(0, exact.adjusted() - 2))
+    return f"{towards(exact / unit) * unit:f}%"
 
 
 def points(value: float | None) -> str:

@@ -25,7 +25,6 @@ from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.parameters import choices
-from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.report.plot import packed_plotly, script_safe
@@ -196,18 +195,13 @@ def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
     """
     found = findings(data, NO_EVIDENCE)
     useless = {**found.useless, **said_useless}
-    means = [
-        (mean.mean, setting, mean.count)
-        for setting in found.private
-        if not useless.get(setting.name) and (mean := setting.over_seeds(main))
-    ]
-    if not means:
+    setting = found.best(found.main.name, [each for each in found.private if not useless.get(each.name)])
+    reached = setting.over_seeds(main) if setting else None
+    if setting is None or reached is None:
         first = found.private[0].name if found.private else ""
         return f"none of use: {first} {useless[first].partition(' (')[0]}" if first else ""
-    score, setting, count = max(means, key=lambda each: each[0])
-    seeds = f"mean of {count} seeds" if count > 1 else "one seed"
-    of = task_called(data.task).main.replace("_", " ")
-    shown = group_metric(task_called(data.task).main).format.one(score)
+    seeds = f"mean of {reached.count} seeds" if reached.count > 1 else "one seed"
+    of, shown = found.main.name.replace("_", " "), found.main.format.one(reached.mean)
     claim = f"{setting.per_unit}{', an estimate' * bool(setting.reasons)}"
     return f"{setting.name}: {of} {shown} ({seeds}) at ε = {at_most(setting.highest_epsilon)}{claim}"
 

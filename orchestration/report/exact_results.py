@@ -32,12 +32,7 @@ from dpsweep.orchestration.comparison.settings import (
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
 from dpsweep.orchestration.report.html import named, section, table
 from dpsweep.orchestration.report.plot import Style
-from dpsweep.orchestration.store.published import (
-    EstimateQuality,
-    PublishedAccount,
-    PublishedGroup,
-    PublishedTrial,
-)
+from dpsweep.orchestration.store.published import EstimateQuality, PublishedAccount, PublishedGroup, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 
 

@@ -9,16 +9,7 @@ from typing import Any, Final
 from dpsweep.accounting.attacks import epsilon_of_area
 from dpsweep.orchestration.comparison.formats import correlation
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.report.figures import (
-    Scene,
-    blank,
-    faded,
-    label_end,
-    line,
-    meta_of,
-    plain_text,
-    whiskers,
-)
+from dpsweep.orchestration.report.figures import Scene, blank, faded, label_end, line, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, Plot
 from dpsweep.orchestration.store.published import Density, PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import auc_interval

@@ -12,15 +12,7 @@ from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
-from dpsweep.orchestration.comparison.formats import (
-    Format,
-    at_most,
-    correlation,
-    first_few,
-    listed,
-    number,
-    per_unit,
-)
+from dpsweep.orchestration.comparison.formats import Format, at_most, correlation, first_few, listed, number, per_unit
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken

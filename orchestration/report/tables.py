@@ -35,10 +35,7 @@ from dpsweep.orchestration.comparison.spoken import between, difference_between
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.html import named, table
 from dpsweep.orchestration.report.plot import Style
-from dpsweep.orchestration.store.published import (
-    PublishedPrivacy,
-    PublishedTrial,
-)
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.rates import recalls
 
 _MOST_CLASSES = 20
