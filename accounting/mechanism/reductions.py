@@ -161,9 +161,9 @@ def is_attained(trace: Trace, group_size: int = 1) -> bool:
     what bounds these from below holds.
 
     False where batches may be cut, or where the order of an epoch's batches is random (the pair is that of the worst
-    order). False also where fixed batches are too large for the group to displace as many others (Theorem 2), and where
-    a pure release meets several records, whose k steps of epsilon are not one of k epsilon. False where a filter limits
-    contributions, or where noise or end followed results.
+    order). False also where fixed batches are too large for the group to displace as many others (Theorem 2). Nor is it
+    attained where a pure release meets several records: their k steps of epsilon are not one of k epsilon. False where
+    a filter limits contributions, or where noise or end followed results.
     """
     samplings = [segment.sampling for segment in as_accounted(trace).segments]
     fixed = not (trace.noise_follows_results or trace.ended_by_results or trace.filter)

@@ -76,8 +76,9 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
 
     A random forest predicts the score from the parameters; the importance of one is how much worse it predicts after
     its values are permuted (Breiman 2001). Finished private trials only, such as the candidates of a tuning. [] for
-    fewer than `_FEWEST` of them, where nothing varies, and where the forest predicts trials that it was not fitted to
-    no better than their mean: what varies is chance then. It describes these trials and says nothing of privacy.
+    fewer than `_FEWEST` of them, and where nothing varies. [] also where the forest predicts trials that it was not
+    fitted to no better than their mean: scores then vary by chance. It describes these trials and says nothing of
+    privacy.
     """
     known = [trial for trial in trials if trial.state is TrialState.FINISHED and not trial.is_baseline]
     scored = {trial.key: score for trial in known if (score := main(trial)) is not None}

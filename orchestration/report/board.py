@@ -1,7 +1,7 @@
 """The page of `dpsweep dashboard`: all sweeps below some folders, their progress, growing curves, and a comparison.
 
-`Board` looks at a sweep's results again only after a trial of it has ended, or its state has changed, in its own
-thread: to read and check the results of 300 trials takes several seconds.
+`Board` looks at a sweep's results again only after a trial of it has ended, or its state has changed. It does so in its
+own thread: to read and check the results of 300 trials takes several seconds.
 """
 
 from __future__ import annotations

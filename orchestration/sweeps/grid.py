@@ -451,7 +451,7 @@ def _labelled(sweep: SweepSpec, found: tuple[GridPoint, ...]) -> tuple[GridPoint
 
 def _hidden(found: Sequence[GridPoint]) -> set[str]:
     """Return the fields without an axis in which trials of one choice differ, such as the noise source of an earlier
-    version of the file; without a label they would count as further seeds.
+    version of the file. Without a label they would count as further seeds.
     """
     alike: dict[frozenset[tuple[str, Any]], set[tuple[str, str]]] = {}
     hidden = set[str]()

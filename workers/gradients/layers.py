@@ -163,7 +163,7 @@ class Layer:
         """Return the number of consecutive entries that each row has in an argument; 0 if it does not hold the batch.
 
         Without the batch every row would get all of the argument. Raises: Unverified where it held the batch in the
-        passes that were verified, and for an argument that none of them had, as of an expert that is called for the
+        passes that were verified. Also for an argument that none of them had, as of an expert that is called for the
         first time: rows of several examples may be in it.
         """
         if length == 0:  # no row of any example, such as of an expert that is given none
