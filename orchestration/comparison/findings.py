@@ -459,12 +459,9 @@ def tuned_values(found: Findings) -> dict[str, int]:
 def warnings(found: Findings) -> list[str]:
     """Return warnings to read before trusting a difference, one sentence or more each."""
     hidden = hidden_groups_note(found.trials)
-    told = (_unknown, _unlike, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
-    return [*(sentence for each in told for sentence in each(found)), *hidden]
-
-
-def _unknown(found: Findings) -> list[str]:
-    return [found.unknown_cost] if found.unknown_cost else []
+    told = (_unlike, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
+    unknown = [found.unknown_cost] if found.unknown_cost else []
+    return [*unknown, *(sentence for each in told for sentence in each(found)), *hidden]
 
 
 def _unlike(found: Findings) -> list[str]:

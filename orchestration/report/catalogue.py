@@ -56,10 +56,6 @@ def why_examples_are_missing(data: PublishedSweep) -> str:
     return release_mode(data.disclosure).missing
 
 
-def _without_examples(data: PublishedSweep, found: Findings) -> str:
-    return why_examples_are_missing(data)
-
-
 def _without_baseline(data: PublishedSweep, found: Findings) -> str:
     if found.unknown_cost:
         return "The baseline is of no use as a reference, so changes against it would say nothing."
@@ -69,10 +65,6 @@ def _without_baseline(data: PublishedSweep, found: Findings) -> str:
         "No finished private trial has a non-private baseline with the same data, model and seed. "
         "Add “none” to the clipping methods of the sweep."
     )
-
-
-def _no_message(data: PublishedSweep, found: Findings) -> str:
-    return ""
 
 
 @dataclass(frozen=True)
@@ -88,7 +80,7 @@ class Figure:
     title: str
     section: Section
     draw: Callable[[Scene], Mapping[str, Plot | None]]
-    missing: Callable[[PublishedSweep, Findings], str] = _no_message
+    missing: Callable[[PublishedSweep, Findings], str] = lambda data, found: ""
     in_mlflow: bool = False
     """Whether the figure is also attached to the sweep's MLflow run."""
 
@@ -117,7 +109,7 @@ FIGURES: Final = (
         "What its training examples paid: mean εᵢ",
         "groups",
         _one(draw.mean_group_epsilon),
-        missing=_without_examples,
+        missing=lambda data, found: why_examples_are_missing(data),
         in_mlflow=True,
     ),
     Figure("group-loss", "Loss on test data", "groups", _one(draw.of_groups("loss"))),

@@ -32,7 +32,7 @@ from dpsweep.orchestration.comparison.settings import (
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
 from dpsweep.orchestration.report.html import named, section, table
 from dpsweep.orchestration.report.plot import Style
-from dpsweep.orchestration.store.published import EstimateQuality, PublishedAccount, PublishedGroup, PublishedTrial
+from dpsweep.orchestration.store.published import EstimateQuality, PublishedAccount, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 
 
@@ -94,7 +94,10 @@ def training_scores_section(settings: Sequence[Setting], style: Style, task: str
     main = main_metric(task)
     scored = [setting for setting in settings if setting.over_seeds(on_training)]
     names = group_names([trial for setting in scored for trial in setting.trials])
-    of_groups = ((group_value(name, _on_training), group_value(name, _on_test)) for name in names)
+    of_groups = (
+        (group_value(name, lambda group: group.on_training), group_value(name, lambda group: group.main))
+        for name in names
+    )
     pairs = [(on_training, main.value), *of_groups]
     rows = [(named(setting, style), *(_beside_test(setting, main, *pair) for pair in pairs)) for setting in scored]
     return _section(
@@ -106,14 +109,6 @@ def training_scores_section(settings: Sequence[Setting], style: Style, task: str
         ("All", *names),
         rows,
     )
-
-
-def _on_training(group: PublishedGroup) -> float | None:
-    return group.on_training
-
-
-def _on_test(group: PublishedGroup) -> float | None:
-    return group.main
 
 
 def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -> str:

@@ -87,7 +87,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         _opening(data, found, answers),
         _in_words(data, found),
         _results(found, style, panels, {each.name for each in drawn}),
-        _groups(data, found, style, panels, {each.name for each in drawn}),
+        _groups(found, style, panels, {each.name for each in drawn}),
         _individuals(data, settings, style, panels),
         attacks_section(settings, style),
         training_scores_section(settings, style, data.task),
@@ -219,7 +219,7 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
     return section(
         "Privacy, utility, fairness",
         key(settings, style),
-        f'<figure><div class="panels">{panels["results"]}</div><figcaption>{caption}</figcaption></figure>',
+        _figures(panels["results"], caption),
         explorer(found),
         settings_table(found, style),
         comparison_table(found, style),
@@ -237,30 +237,25 @@ def _tuning(panels: Mapping[Section, str]) -> str:
         "joins the best at each value, and the large marker is what the setting was then trained with; one at an end "
         "of its line asks for a wider range. Methods compare at their best values."
     )
-    return (
-        "<h3>Method or tuning?</h3>"
-        f'<figure><div class="panels wide">{panels["tuning"]}</div><figcaption>{caption}</figcaption></figure>'
-    )
+    return f"<h3>Method or tuning?</h3>{_figures(panels['tuning'], caption, 'panels wide')}"
 
 
-def _groups(
-    data: PublishedSweep,
-    found: Findings,
-    style: Style,
-    panels: Mapping[Section, str],
-    drawn: Collection[str],
-) -> str:
+def _figures(html: str, caption: str, look: str = "panels") -> str:
+    return f'<figure><div class="{look}">{html}</div><figcaption>{caption}</figcaption></figure>'
+
+
+def _groups(found: Findings, style: Style, panels: Mapping[Section, str], drawn: Collection[str]) -> str:
     settings = found.settings
     if "group-accuracy" not in drawn:
         return ""
+    whiskers = "Markers are means over seeds; whiskers span them, and for εᵢ at least a standard error."
     return section(
         "Who is served, who pays",
         "<p>Groups from worst to best served. The same settings side by side: how well each group is served, what "
         f"privacy cost it in {spoken(group_metric(found.main.name))}, and what its training examples paid in "
         "privacy.</p>",
         key(settings, style),
-        f'<figure><div class="panels">{panels["groups"]}</div><figcaption>Markers are means over seeds; whiskers '
-        f"span them, and for εᵢ at least a standard error. {_release_words(settings)}</figcaption></figure>",
+        _figures(panels["groups"], f"{whiskers} {_release_words(settings)}"),
         panels["who pays"],
         fairness_table(found, style),
         by_group_table(found, style),
@@ -274,7 +269,6 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
         return ""
     if not panels["single examples"]:
         return section("What single examples paid", note(why_examples_are_missing(data)))
-    caption = f"<figcaption>{_release_words(settings)}</figcaption>"
     return section(
         "What single examples paid",
         "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst case, "
@@ -282,7 +276,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
         "example, and as estimated against exact: the darker a cell, the more examples of the first seed are in "
         "it.</p>",
         key([setting for setting in settings if not setting.is_baseline], style),
-        f'<figure><div class="panels">{panels["single examples"]}</div>{caption}</figure>',
+        _figures(panels["single examples"], _release_words(settings)),
         losses_table(settings, style),
         estimates_table(settings, style),
     )
@@ -314,18 +308,24 @@ def _over_time(settings: Sequence[Setting], style: Style, panels: Mapping[Sectio
     return section(
         "Over the epochs",
         key(settings, style),
-        f'<figure><div class="panels wide">{panels["over time"]}</div><figcaption>First seed of each setting. '
-        "Bounds are shown where they are public: configured, or derived from noisy counts. Methods that clip groups "
-        "apart have a line per group; individual thresholds are private. Accountants are compared on the first setting "
-        "of each schedule.</figcaption></figure>",
+        _figures(
+            panels["over time"],
+            "First seed of each setting. Bounds are shown where they are public: configured, or derived from noisy "
+            "counts. Methods that clip groups apart have a line per group; individual thresholds are private. "
+            "Accountants are compared on the first setting of each schedule.",
+            "panels wide",
+        ),
     )
 
 
 def _meanings(data: PublishedSweep) -> str:
-    words = "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in meanings(data))
-    facts = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in data.provenance.items())
+    facts = _terms(data.provenance.items())
     provenance = f"<h3>Where the numbers come from</h3><dl>{facts}</dl>" if facts else ""
-    return section("What the numbers mean", f'<dl class="prose">{words}</dl>', provenance)
+    return section("What the numbers mean", f'<dl class="prose">{_terms(meanings(data))}</dl>', provenance)
+
+
+def _terms(meanings: Iterable[tuple[str, str]]) -> str:
+    return "".join(f"<dt>{escape(term)}</dt><dd>{escape(meaning)}</dd>" for term, meaning in meanings)
 
 
 _PAGE = """<!DOCTYPE html>
@@ -351,9 +351,7 @@ def comparison_page(found: Comparison) -> str:
         for line in setting.lines
     ]
     columns = heads(found)
-    words = "".join(
-        f"<dt>{escape(metric.heading)}</dt><dd>{escape(metric.meaning)}</dd>" for metric in shown_metrics(found)
-    )
+    words = _terms((metric.heading, metric.meaning) for metric in shown_metrics(found))
     body = (
         *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
         *(note(sentence, "sensitive") for sentence in found.differences),

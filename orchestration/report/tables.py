@@ -81,12 +81,10 @@ def comparison_table(found: Findings, style: Style) -> str:
         differences = [found.difference(one, other, name) for name in found.headline]
         if any(each.interval for each in differences):
             rows.append((named(one, style), named(other, style), *map(_verdict, differences)))
-    heads = (_difference_heading(metric(name)) for name in found.headline)
+    heads = (
+        f"{of.heading.removesuffix(', points')}{', points' * of.format.is_share}" for of in map(metric, found.headline)
+    )
     return "<h3>What can be told apart</h3>" + table(("Setting", "against"), heads, rows) if rows else ""
-
-
-def _difference_heading(of: Metric) -> str:
-    return f"{of.heading.removesuffix(', points')}{', points' * of.format.is_share}"
 
 
 def _verdict(found: Difference) -> str:
