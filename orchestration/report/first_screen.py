@@ -5,7 +5,7 @@ The three questions are those that people bring: how private is it, for whom, an
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -148,7 +148,7 @@ def _compared(found: Findings, best: Setting) -> str:
     if not found.baselines:
         return "what privacy costs is unknown, because no baseline was trained"
     change, interval = _against_baseline(found, best)
-    within = _bracketed(difference_between, interval, found.main.format)
+    within = _ends(interval, found.main.format)
     if change is None:
         return "what privacy costs is unknown"
     if not is_shown(change, found.main.format):
@@ -157,11 +157,9 @@ def _compared(found: Findings, best: Setting) -> str:
     return f"{amount(change, found.main.format)} {'below' if change < 0.0 else 'above'} no privacy{within}{chance}"
 
 
-def _bracketed(
-    spell: Callable[[ConfidenceInterval, Format], str], interval: ConfidenceInterval | None, shown: Format
-) -> str:
-    """Return the interval in brackets after its value; nothing without an interval."""
-    return f" [{spell(interval, shown)}]" if interval else ""
+def _ends(interval: ConfidenceInterval | None, shown: Format) -> str:
+    """Return the interval of a difference in brackets after its value; nothing without an interval."""
+    return f" [{difference_between(interval, shown)}]" if interval else ""
 
 
 def _against_baseline(
@@ -188,18 +186,17 @@ def _served_worst(found: Findings, best: Setting) -> str:
         return "; no group is large enough to be shown"
     if not found.has_groups:
         return ""
-    interval = found.interval_of_chosen(best, worst.name)
-    within = _bracketed(between, interval, worst.format)
-    reached = f"{worst.format.one(mean)}{_corrected(worst, best, interval)}{within}"
+    reached = f"{worst.format.one(mean)}{_around(found, best, worst)}"
     return f"; worst served: {served_worst(worst, best)} with{found.worst_word_unless_main} {reached}"
 
 
-def _corrected(extreme: Metric, setting: Setting, interval: ConfidenceInterval | None) -> str:
-    """Return the value without the bias of choosing an extreme of several groups, in brackets; "" where there is
-    none.
+def _around(found: Findings, setting: Setting, extreme: Metric) -> str:
+    """Return what stands behind an extreme over groups: its value without the bias of choosing it, and its interval,
+    each in brackets where it is known.
     """
+    interval = found.interval_of_chosen(setting, extreme.name)
     words = by_selection(extreme, setting.mean(extreme.value), interval)
-    return f" ({words})" if words else ""
+    return (f" ({words})" if words else "") + (f" [{between(interval, extreme.format)}]" if interval else "")
 
 
 def _alike(found: Findings, best: Setting) -> list[str]:
@@ -333,15 +330,13 @@ def _with_intervals(found: Findings) -> str:
 
 def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
-    interval = found.interval_of_chosen(setting, worst.name)
-    within = _bracketed(between, interval, worst.format)
     each = " of each run" if len(whose(worst, setting)) > 1 else ""
     whom = f"{opening(found.worst_word)} of the worst-served group{each}"
-    text = f"{whom}{_corrected(worst, setting, interval)}{within}"
+    text = f"{whom}{_around(found, setting, worst)}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
         if change is not None:
-            ends = _bracketed(difference_between, against, worst.format)
+            ends = _ends(against, worst.format)
             text += f", {_signed(change, worst.format)} against no privacy{ends}"
     return f"{text}."
 
@@ -360,18 +355,14 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         between_groups = _ends_of_gap(setting, rate)
         if mean is None or between_groups is None:
             continue
-        interval = found.interval_of_chosen(setting, name)
-        within = f"{_corrected(of, setting, interval)}{_bracketed(between, interval, of.format)}"
         (low_group, low), (high_group, high) = between_groups
         ends = f"{called(high_group)} {100 * high:.0f}%, {called(low_group)} {100 * low:.0f}%"
         alike = f"{100 * low:.0f}% in every group"
         of_class = "" if rate == "accuracy" else f" (class {class_names(setting.trials, 2)[1]})"
         # Where the ends differ between runs, the mean of their gaps is larger than the gap between means.
-        overall = " in each run; over all," if mean.mean - 100.0 * (high - low) > 0.5 else ","
-        yield (
-            f"{opening(rate.replace('_', ' '))}{of_class}: gap {of.format.one(mean.mean)} points{within}{overall} "
-            f"{alike if low == high else ends}."
-        )
+        overall = " in each run; over all," if mean.mean - (high - low) > 0.005 else ","
+        gap = f"gap {of.format.one(mean.mean)} points{_around(found, setting, of)}{overall}"
+        yield f"{opening(rate.replace('_', ' '))}{of_class}: {gap} {alike if low == high else ends}."
 
 
 def _ends_of_gap(setting: Setting, rate: str) -> tuple[tuple[str, float], tuple[str, float]] | None:
@@ -435,7 +426,7 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         change, interval = _against_baseline(found, best)
         big = "unknown" if change is None else _signed(change, of.format)
         own, other = (of.format.one(each.mean(of.value)) for each in (best, found.baselines[0]))
-        ends = _bracketed(difference_between, interval, of.format)
+        ends = _ends(interval, of.format)
         chance = change is not None and is_shown(change, of.format) and _may_be_chance(interval)
         words.append(
             f"{opening(word)} against the best training without privacy{ends}: "

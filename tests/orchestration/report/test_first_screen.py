@@ -259,6 +259,19 @@ def test_gaps_are_those_of_the_tables_with_the_groups_at_their_ends() -> None:
     assert re.search(r"False positive rate \(class 1\): [^:]* few \d+%, many \d+%\.", words)
 
 
+def test_a_gap_between_other_groups_in_each_run_is_told_from_that_between_means() -> None:
+    trials, kept = sweep_of({"none": (0.95, 0.93)})
+    for seed, shares in enumerate(((0.95, 0.75), (0.75, 0.95), (0.95, 0.75))):
+        own = outcomes(shares, seed)
+        trials.append(trial(own, "flat", seed))
+        kept[trials[-1].key] = own
+    data, found, _ = in_sweep(trials, kept)
+    (words,) = [each for each in answered(data, found)["For whom?"].words if each.startswith("Accuracy: gap ")]
+    assert re.search(r" points.* in each run; over all, many \d\d%, few \d\d%\.$", words)
+    data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.75)}))
+    assert "in each run" not in " ".join(answered(data, found)["For whom?"].words)
+
+
 def test_gaps_name_the_class_that_is_predicted_and_no_group_where_all_are_alike() -> None:
     trials, outcome = sweep_of({"none": (0.95, 0.93)})
     trials.append(trial(of_predictions(LABELS), "flat"))
