@@ -55,9 +55,12 @@ class ConfidenceInterval:
     corrected: float | None = None
 
     def within(self, least: float, most: float) -> ConfidenceInterval:
-        """Return the interval cut to the possible values [least, most]; the ends stay in order."""
+        """Return the interval cut to the possible values [least, most]; the ends stay in order.
+
+        A corrected value is an estimate, which the ends bound.
+        """
         low, high = (min(max(end, least), most) for end in (self.low, self.high))
-        corrected = None if self.corrected is None else min(max(self.corrected, least), most)
+        corrected = None if self.corrected is None else min(max(self.corrected, low), high)
         return replace(self, low=low, high=high, corrected=corrected)
 
     @property

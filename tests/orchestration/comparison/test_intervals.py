@@ -13,6 +13,7 @@ from scipy import stats
 from dpsweep.orchestration.comparison.intervals import (
     TAIL,
     Array,
+    ConfidenceInterval,
     Moments,
     RunValues,
     beside,
@@ -81,6 +82,12 @@ def test_one_seed_says_that_its_interval_is_of_test_examples() -> None:
     assert found.covers == "test examples"
     low, high = ends(found)
     assert high - low == pytest.approx(2 * 1.96 * 0.02, rel=0.05)
+
+
+def test_a_value_corrected_for_selection_lies_within_its_interval() -> None:
+    """The correction takes all groups to be about as noisy as the chosen one, and overshoots where they are not."""
+    gap = ConfidenceInterval(10.4, 2.3, 31.3, 2, "seeds and test examples", corrected=0.0)
+    assert gap.within(-math.inf, math.inf).corrected == 2.3
 
 
 @pytest.mark.parametrize("units", [1, 3, 80])
