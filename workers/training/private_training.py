@@ -5,12 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
+import inspect
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -356,9 +357,15 @@ class PrivateTraining:
             state = {"trainer": self._trainer.state(), "norms": self._norms.state()}
         return {"owner": self._owner, **copy.deepcopy(state)}
 
+    def __reduce__(self) -> NoReturn:
+        """Refuse copy and pickle: two engines with one noise, of which one is changed, reveal what it hides."""
+        raise InvalidInput(
+            "an engine is not copied or pickled, as two would have one noise; make another one, or store state_dict()"
+        )
+
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of the same run. Raises: InvalidInput for that of another one."""
-        if state.get("owner") != self._owner:
+        if not isinstance(state, Mapping) or state.get("owner") != self._owner:
             raise InvalidInput(
                 "the state is that of another run: data, model, loss, optimizer, lengths, privacy and execution "
                 "(threads, device) must be those that it began with, as its noise must not cover other gradients too"
@@ -440,6 +447,12 @@ def _optimizer(given: torch.optim.Optimizer | Named, parameters: Parameters) -> 
         raise InvalidInput(
             f"the optimizer must hold the trainable parameters of the model, but {what}; make it of "
             "model.parameters() after freezing"
+        )
+    closure = inspect.signature(given.step).parameters.get("closure")
+    if closure is not None and closure.default is inspect.Parameter.empty:
+        raise InvalidInput(
+            f"{type(given).__name__} asks for the loss of the batch again within a step, which no noise would cover; "
+            "choose an optimizer that needs gradients alone, such as Adam"
         )
     return TorchOptimizer(parameters, given)
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Final
 
 import torch
 
@@ -70,4 +71,17 @@ def explained(execution: ExecutionSpec) -> Iterator[None]:
                 "ranks gather them for its outputs alone; return the tensor from the layer, in a tuple or dict if "
                 "there are several, or leave resources.shard out"
             ) from error
+        for words, advice in _OF_TRANSFORMS.items():
+            if words in reason:
+                raise InvalidInput(advice) from error
         raise
+
+
+_OF_TRANSFORMS: Final[Mapping[str, str]] = {
+    "function being transformed by a functorch": "the model runs a layer with parameters within torch.vmap or another "
+    "transform of torch.func, where the gradients of single examples are not seen; run the layer on the whole batch",
+    "escaped from inside a function being vmapped": "the model keeps a tensor of a forward pass, or computes a part "
+    "that reads a parameter of the module around it again, as under torch.utils.checkpoint; put that part, with its "
+    "parameters, into a module of its own, and checkpoint that: checkpoint(self.part, x, use_reentrant=False)",
+}
+"""Words of torch's errors about its transforms, and the error to raise instead."""

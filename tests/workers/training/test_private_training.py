@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import io
+import pickle
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -13,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
 from torch.utils.data import Dataset, TensorDataset
 
 import dpsweep
@@ -297,9 +300,40 @@ def test_an_optimizer_of_other_parameters_and_a_model_that_mixes_rows_are_refuse
     rest: dict[str, Any] = {"sampling": 30, "epochs": 1, "delta": 1e-4, "target_epsilon": 3.0}
     with pytest.raises(dpsweep.InvalidInput, match="the optimizer must hold the trainable parameters"):
         PrivateTraining(model, nn.CrossEntropyLoss(), optimizer, (FEATURES, LABELS), **rest)
+    with pytest.raises(dpsweep.InvalidInput, match="LBFGS asks for the loss of the batch again"):
+        PrivateTraining(model, nn.CrossEntropyLoss(), torch.optim.LBFGS(model.parameters()), (FEATURES, LABELS), **rest)
     mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(dpsweep.InvalidInput, match="BatchNorm"):
         run(engine_of(mixing, **UNCALIBRATED))
+
+
+class ByVmap(nn.Sequential):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = torch.vmap(super().forward)(x)
+        return found
+
+
+class Repeated(nn.Linear):
+    """Computes a part again in the backward pass, which reads its own parameter."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        repeated: Tensor = checkpoint(lambda x: torch.tanh(x @ self.weight.T), x, use_reentrant=False)
+        return repeated + self.bias
+
+
+@pytest.mark.parametrize(
+    ("model", "said"),
+    [(ByVmap(nn.Linear(5, 2)), "within torch.vmap"), (Repeated(5, 2), "torch.utils.checkpoint")],
+)
+def test_transforms_that_hide_gradients_are_named(model: nn.Module, said: str) -> None:
+    with pytest.raises(dpsweep.InvalidInput, match=said):
+        run(engine_of(model, **UNCALIBRATED))
+
+
+@pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickle.dumps])
+def test_no_two_engines_have_one_noise(copied: Callable[[PrivateTraining], object]) -> None:
+    with pytest.raises(dpsweep.InvalidInput, match="not copied or pickled"):
+        copied(engine_of(net(), **UNCALIBRATED))
 
 
 @pytest.mark.parametrize("make", [net, lambda: nn.Linear(5, 2)])
