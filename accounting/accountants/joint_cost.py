@@ -61,7 +61,7 @@ def account_together(traces: Iterable[Trace], delta: float, group_size: int = 1)
         return account(next(iter(counts)), delta, group_size=group_size)
     adjacency, unit = _shared_adjacency(counts), _shared_unit(counts)
     reasons = union(trace.reasons for trace in counts)
-    moved = {replace(trace, adjacency=adjacency): count for trace, count in counts.items()}
+    moved = Counter(replace(trace, adjacency=adjacency) for trace in counts.elements())
     if not all(trace.is_private for trace in moved):
         return of_group(
             PrivacyEstimate(math.inf, delta, adjacency, "rdp", "none", lower_epsilon=math.inf), group_size, unit

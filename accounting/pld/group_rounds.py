@@ -173,7 +173,7 @@ def _rounds(
         if not piece.by_epoch and any(any(case.amplitudes) for case in piece.cases):
             counts[piece.cases] += piece.stop - piece.start
     shuffled = [piece for piece in pieces if piece.by_epoch and piece.allocation is None]
-    laws, squares = [], [_shuffled_square(shuffled, group_size)]
+    laws, squares = Counter[RoundLaw](), [_shuffled_square(shuffled, group_size)]
     blocks = _blocks(pieces, group_size)
     squares.extend(count * block.shift**2 for block, count in blocks.items() if _is_alone(block))
     allocated = tuple((block, count) for block, count in blocks.items() if not _is_alone(block))
@@ -182,11 +182,11 @@ def _rounds(
         if found.is_gaussian:
             squares.append(count * found.largest**2)
         else:
-            laws.append((found, count))
+            laws[found] += count  # several samplings may have one law
     gaussians = [r.noise_multiplier for r in trace.releases if isinstance(r, GaussianRelease)]
     squares.extend((group_size / multiplier) ** 2 for multiplier in gaussians)
     pure = tuple(group_size * r.epsilon for r in trace.releases if isinstance(r, PureRelease) and r.epsilon > 0.0)
-    return GroupRounds(tuple(laws), float(np.sqrt(sum(squares))), pure, allocated=allocated)
+    return GroupRounds(tuple(laws.items()), float(np.sqrt(sum(squares))), pure, allocated=allocated)
 
 
 def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound]:

@@ -155,6 +155,13 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
             (*COMPOSITION, *GROUPS),
         ),
+        B(
+            "laws[found] += count",
+            "laws[found] = count",
+            "samplings whose rounds have one law cost what the last does",
+            True,
+            ("tests/accounting/pld/test_prefixes.py",),
+        ),
         B("or case.sampling != before", "or False", "one epoch of shuffled and of ordered steps", True, COMPOSITION),
         B(
             "whole += max(0, last - first - 1)",

@@ -126,6 +126,13 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "every selection has the whole delta for itself",
             privacy=True,
         ),
+        B(
+            "adjacency=adjacency) for trace in counts.elements())",
+            "adjacency=adjacency) for trace in counts)",
+            "equal runs cost what one of them does",
+            True,
+            ("tests/accounting/accountants/test_joint_cost.py",),
+        ),
     ),
     *bugs_in(
         "accounting/mechanism/random_trials.py",

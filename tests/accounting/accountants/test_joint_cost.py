@@ -104,6 +104,11 @@ def test_adjacencies_are_never_mixed() -> None:
         account_together([fixed, shuffled(10)], DELTA)
 
 
+def test_runs_that_differ_in_adjacency_alone_all_count() -> None:
+    blanked = replace(poisson(), adjacency="zero_out")
+    assert account_together([poisson(), blanked], DELTA) == account_together([blanked, blanked], DELTA)
+
+
 def test_a_claim_is_that_of_its_weakest_run() -> None:
     assert account_together([poisson()] * 2, DELTA).kind == "guarantee"
     assert account_together([poisson(), replace(poisson(), noise_follows_results=True)], DELTA).kind == "estimate"
