@@ -460,8 +460,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "if is_new or (not found and position in (axes.verified or ())):",
-            "if not found and position in (axes.verified or ()):",
+            "if is_new or (held and not found):",
+            "if held and not found:",
             "a part that is called for the first time may give every row the rows of others",
             True,
         ),

@@ -169,9 +169,10 @@ class Layer:
         if length == 0:  # no row of any example, such as of an expert that is given none
             return 0
         axes = self.axes
-        is_new = axes.verified is not None and position not in axes.verified | axes.without_batch
+        held = axes.verified is not None and position in axes.verified
+        is_new = axes.verified is not None and not held and position not in axes.without_batch
         found = axes.per_row(position, length, rows) if stacks else axes.one_per_row(position, length, rows)
-        if is_new or (not found and position in (axes.verified or ())):
+        if is_new or (held and not found):
             raise Unverified(
                 f"{self.described} is called in another way than in the batch that was verified: with {length} entries "
                 f"for {rows} rows, not {axes.stacked.get(position, 1)} for each; keep to that, or make a new engine"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import os
 import platform
@@ -94,6 +95,7 @@ def _set_precisions(precisions: Sequence[str]) -> None:
         each.fp32_precision = precision
 
 
+@functools.cache
 def _operations() -> tuple[Any, ...]:
     known: Any = torch.backends  # whose attributes are made when it is imported
     cudnn, onednn = known.cudnn, known.mkldnn
