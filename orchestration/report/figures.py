@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
 
@@ -25,17 +25,23 @@ from dpsweep.orchestration.report.plot import BAND, FONT, INK, MUTED, RULE, Plot
 from dpsweep.orchestration.store.published import PublishedEpoch, PublishedGroup
 from dpsweep.workers.tasks import task_called
 
-SHARE_TICKS: Final = ".2~%"
-"""Tick format of axes of shares."""
+
+def look_of(shown: Format) -> dict[str, Any]:
+    """Return the look of an axis of numbers in this format. It ends where they do: around numbers that are all equal,
+    plotly shows one more in both directions, which for shares is 100 points.
+    """
+    least, most = shown.possible
+    ends = {"clipmin": least if shown.is_share else None, "clipmax": most}  # a loss of one's own may be below 0
+    return {"tickformat": ".2~%" if shown.is_share else ".3~g", "autorangeoptions": ends}
 
 
 @dataclass(frozen=True)
 class Axis:
-    """A number of a trial as an axis of a figure. ticks: format of tick labels."""
+    """A number of a trial as an axis of a figure. look: keys of plotly."""
 
     title: str
     value: Value
-    ticks: str = SHARE_TICKS
+    look: Mapping[str, Any]
 
 
 @dataclass(frozen=True)
@@ -58,23 +64,8 @@ class Scene:
         """The main metric of a group: accuracy, or the main score of the task. Figures use its heading."""
         return group_metric(task_called(self.task).main)
 
-    @property
-    def main_ticks(self) -> str:
-        """Tick format of axes that show `main`."""
-        return ticks_of(self.main.format)
 
-
-def ticks_of(shown: Format) -> str:
-    """Return the tick format of axes of numbers in this format."""
-    return SHARE_TICKS if shown.is_share else ".3~g"
-
-
-def range_mode(ticks: str) -> str:
-    """Return the mode of an axis with these ticks: one of shares that are all 0 would begin at -100 %."""
-    return "nonnegative" if ticks == SHARE_TICKS else "normal"
-
-
-_EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, ".3~g")
+_EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, {"type": "log", "tickformat": ".3~g", "dtick": "D2"})
 
 
 def utility_fairness(scene: Scene) -> Plot | None:
@@ -112,13 +103,13 @@ def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
 
 def total_axis(scene: Scene, where: str = " on test data") -> Axis:
     """Return the axis of the accuracy on all test examples, or of the main score of the task."""
-    return Axis(f"{spoken(scene.main)}{where}", main, scene.main_ticks)
+    return Axis(f"{spoken(scene.main)}{where}", main, look_of(scene.main.format))
 
 
 def worst_axis(scene: Scene) -> Axis:
     """Return the axis of the worst-group metric that the sweep compares settings by."""
     of = scene.worst_group
-    return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, ticks_of(of.format))
+    return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, look_of(of.format))
 
 
 def _privacy(scene: Scene, y: Axis) -> Plot | None:
@@ -127,7 +118,6 @@ def _privacy(scene: Scene, y: Axis) -> Plot | None:
     if len(levels(private)) < 2:
         return None
     figure = _scatter(replace(scene, settings=private), _EPSILON_AXIS, y)
-    figure.update_xaxes(type="log", dtick="D2")
     baselines = [setting for setting in scene.settings if setting.is_baseline]
     lines = sorted((mean, each.name) for each in baselines if (mean := each.mean(y.value)) is not None)
     for mean, _ in lines:
@@ -173,14 +163,14 @@ def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
             ),
             meta=meta_of(setting),
         )
-    figure.update_xaxes(title_text=x.title, tickformat=x.ticks, rangemode=range_mode(x.ticks))
-    figure.update_yaxes(title_text=y.title, tickformat=y.ticks, rangemode=range_mode(y.ticks))
+    figure.update_xaxes(title_text=x.title, **x.look)
+    figure.update_yaxes(title_text=y.title, **y.look)
     return figure
 
 
 def group_accuracy(scene: Scene) -> Plot:
     """Return Accuracy, or the main score, of each group on test data."""
-    return by_group(scene, lambda name: group_value(name, scene.main.value), scene.main_ticks)
+    return by_group(scene, lambda name: group_value(name, scene.main.value), look_of(scene.main.format))
 
 
 def group_change(scene: Scene) -> Plot:
@@ -192,32 +182,33 @@ def group_change(scene: Scene) -> Plot:
         found = change.value(group)
         return None if found is None else factor * found
 
-    return by_group(scene, lambda name: group_value(name, of_group), "~g")
+    return by_group(scene, lambda name: group_value(name, of_group), {"tickformat": "~g", "zeroline": True})
 
 
 def of_groups(name: str) -> Callable[[Scene], Plot]:
     """Return a function that draws a metric of each group, such as its loss or what clipping took off its gradients
     (paper D).
     """
-    return lambda scene: by_group(scene, lambda group: group_value(group, group_metric(name).value), ".3~g")
+    of = group_metric(name)
+    return lambda scene: by_group(scene, lambda group: group_value(group, of.value), look_of(of.format))
 
 
 def mean_group_epsilon(scene: Scene) -> Plot:
     """Return the mean epsilon_i of each group's training examples; whiskers are at least the standard error."""
-    return by_group(scene, group_epsilon, ".3~g", group_epsilon_error, limits=_cost_range(scene.settings))
+    look = {"tickformat": ".3~g", "range": _cost_range(scene.settings)}
+    return by_group(scene, group_epsilon, look, group_epsilon_error)
 
 
 def by_group(
     scene: Scene,
     value: Callable[[str], Value],
-    tickformat: str,
+    look: Mapping[str, Any],
     error: Callable[[str], Value] = lambda name: lambda trial: None,
-    limits: tuple[float, float] | None = None,
 ) -> Plot:
     """Return one row per group, one marker per setting: the mean over seeds, with whiskers over their range.
 
-    `error`: standard error of a value; whiskers are at least as long as that of the mean over seeds. `limits`: range of
-    the axis. Groups and settings have the same positions in every figure, so that figures can be compared side by side.
+    `look`: of the axis. `error`: standard error of a value; whiskers are at least as long as that of the mean over
+    seeds. Groups and settings have the same positions in every figure, so that figures can be compared side by side.
     """
     settings, style, names = scene.settings, scene.style, scene.groups
     figure = blank(height=60 + len(names) * max(26, 7 * len(settings)))
@@ -247,9 +238,7 @@ def by_group(
             hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
             meta=meta_of(setting),
         )
-    figure.update_xaxes(tickformat=tickformat, zeroline=tickformat == "~g", side="top", range=limits)
-    if limits is None:
-        figure.update_xaxes(rangemode=range_mode(tickformat))
+    figure.update_xaxes(side="top", **look)
     figure.update_yaxes(
         tickvals=list(range(len(names))),
         ticktext=[plain_text(name) for name in names],
@@ -290,8 +279,7 @@ def who_pays(scene: Scene) -> Plot:
             name=setting.name,
             meta=meta_of(setting),
         )
-    ticks = ".3~p" if scene.main.format.is_share else ".3~g"
-    figure.update_xaxes(title_text=f"{word} of the group on test data", tickformat=ticks, rangemode=range_mode(ticks))
+    figure.update_xaxes(title_text=f"{word} of the group on test data", **look_of(scene.main.format))
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_cost_range(settings))
     figure.data = [trace for trace in figure.data if trace["x"]]
     return figure

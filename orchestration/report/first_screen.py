@@ -43,7 +43,7 @@ from dpsweep.orchestration.comparison.settings import (
 )
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.report.figures import blank, meta_of, plain_text, whiskers
+from dpsweep.orchestration.report.figures import blank, look_of, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep
 from dpsweep.workers.dataset_description import NO_GROUPS
@@ -403,7 +403,7 @@ def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
                 interval = found.evidence.interval(each, of.name, name)
                 points.append((row, name, mean.mean, interval))
         _dots(figure, each, style, points, of.format)
-    figure.update_xaxes(tickformat=".3~p" if of.format.is_share else ".3~g")
+    figure.update_xaxes(**look_of(of.format))
     return figure
 
 
@@ -492,7 +492,7 @@ def _by_method(found: Findings, style: Style) -> Plot | None:
             x=1, xref="paper", xanchor="right", y=0, yref="paper", yanchor="top", yshift=-16,
             text=f"{left_out} more below", font={"size": 11, "color": MUTED},
         )  # fmt: skip
-    figure.update_xaxes(tickformat=".3~p" if of.format.is_share else ".3~g")
+    figure.update_xaxes(**look_of(of.format))
     return figure
 
 
@@ -551,6 +551,7 @@ def _dots(
         y=[row for row, *_ in points],
         error_x=bars,
         mode="markers",
+        cliponaxis=False,
         marker={"color": colour, "symbol": style.symbol(setting), "size": 9},
         name=setting.name,
         text=[f"{plain_text(name)}: {shown.one(value)}" for _, name, value, _ in points],

@@ -17,7 +17,9 @@ from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.orchestration.comparison.formats import NUMBER, Format
 from dpsweep.orchestration.comparison.individuals import VADHAN, GroupComparison, compare_groups, linear_heading
+from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.parameters import in_words
 from dpsweep.orchestration.comparison.rate_metrics import spoken
 from dpsweep.orchestration.comparison.settings import Setting
@@ -30,6 +32,7 @@ from dpsweep.orchestration.report.figures import (
     is_number,
     label_end,
     line,
+    look_of,
     meta_of,
     numbers,
     plain_text,
@@ -47,17 +50,17 @@ _OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", 
 def accuracy_over_epochs(scene: Scene) -> Plot:
     """Return accuracy, or the main score, on test data after each epoch."""
     title = f"{spoken(scene.main)} on test data"
-    return metric_over_epochs(f"test_{scene.main.name}", title, scene.main_ticks)(scene)
+    return metric_over_epochs(f"test_{scene.main.name}", title, scene.main.format)(scene)
 
 
-def metric_over_epochs(name: str, title: str, ticks: str = ".3~g") -> Callable[[Scene], Plot]:
+def metric_over_epochs(name: str, title: str, shown: Format = NUMBER) -> Callable[[Scene], Plot]:
     """Return a function that draws a metric after each epoch, of settings for which any is finite."""
 
     def values(trial: PublishedTrial) -> list[float | None]:
         found = [epoch.metrics.get(name) for epoch in trial.history]
         return found if any(value is not None and math.isfinite(value) for value in found) else []
 
-    return lambda scene: _over_epochs(scene, title, values, ticks)
+    return lambda scene: _over_epochs(scene, title, values, shown)
 
 
 def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
@@ -125,7 +128,7 @@ def rho_over_epochs(scene: Scene) -> Plot:
                 return [total_rho(found[0].until(min(epoch.step, found[0].steps))) for epoch in trial.history]
         return []
 
-    return _over_epochs(scene, "ρ so far", rhos, ".3~g")
+    return _over_epochs(scene, "ρ so far", rhos)
 
 
 def noise(scene: Scene) -> Plot:
@@ -192,7 +195,7 @@ def departures(scene: Scene) -> Plot:
 
 
 def _over_epochs(
-    scene: Scene, title: str, values: Callable[[PublishedTrial], Sequence[float | None]], ticks: str | None = None
+    scene: Scene, title: str, values: Callable[[PublishedTrial], Sequence[float | None]], shown: Format = NUMBER
 ) -> Plot:
     """Return one line for each setting whose first seed has ``values``, one after each epoch."""
     figure = blank(height=360)
@@ -201,7 +204,7 @@ def _over_epochs(
         if found := values(trial):
             line(figure, setting, scene.style, trial.history, found, setting.name)
     figure.update_xaxes(title_text="epoch")
-    figure.update_yaxes(title_text=title, tickformat=ticks, rangemode="tozero")
+    figure.update_yaxes(title_text=title, rangemode="tozero", **look_of(shown))
     return figure
 
 
@@ -327,14 +330,12 @@ def _curve(scene: Scene, name: str, up: Axis) -> Plot:
             meta=meta_of(first),
         )
     _label_values(figure, name)
-    figure.update_yaxes(title_text=up.title, tickformat=up.ticks, rangemode="nonnegative")
+    figure.update_yaxes(title_text=up.title, **up.look)
     return figure
 
 
 def searched_curves(scene: Scene) -> dict[str, Plot]:
-    """Return the score that tuning maximises (a loss: minimises) against each tuned number: every setting's best per
-    value.
-    """
+    """Return the score by which tuning selects against each tuned number: every setting's best per value."""
     tuned = [(setting, tuning) for setting in scene.settings if (tuning := setting.first_seed.tuning) is not None]
     places = dict.fromkeys(place for _, found in tuned for values, _ in found.tried for place in values)
     drawn = {}
@@ -343,9 +344,10 @@ def searched_curves(scene: Scene) -> dict[str, Plot]:
         for setting, found in tuned:
             _add_search(figure, scene, setting, found, place)
         if figure.data:
-            by = tuned[0][1].by.replace("_", " ")
+            score = tuned[0][1].by
+            by = score.replace("_", " ")
             _label_values(figure, place)
-            figure.update_yaxes(title_text=f"{by}, as tuned", tickformat=".3~g" if by == "loss" else ".2~%")
+            figure.update_yaxes(title_text=f"{by}, as tuned", **look_of(metric(score).format))
             drawn[f"{by}, as tuned, against {in_words(place)}"] = figure
     return drawn
 
@@ -355,7 +357,7 @@ def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTu
     known = [
         (float(at), score) for values, score in found.tried if score is not None and is_number(at := values.get(place))
     ]
-    best = min if found.by == "loss" else max
+    best = min if metric(found.by).better == "lower" else max
     line = {at: best(score for other, score in known if other == at) for at, _ in sorted(known)}
     if len(line) < 2:
         return

@@ -15,11 +15,13 @@ import pytest
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import number, points, seconds
+from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from dpsweep.orchestration.comparison.statistics import pareto_front
 from dpsweep.orchestration.comparison.values import main, worst_over_median
 from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
+from dpsweep.orchestration.report.figures import look_of
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.store.published import (
@@ -320,11 +322,12 @@ def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> Non
     )
 
 
-def test_a_share_of_nobody_is_drawn_above_zero() -> None:
-    """Where every setting serves its worst group not at all, the axis still begins at 0 and not at -100 %."""
+def test_axes_of_shares_end_at_0_and_100_percent_where_all_are_equal() -> None:
     layout = figures(sample_sweep())["utility-fairness"].layout
-    assert layout.xaxis.rangemode == layout.yaxis.rangemode == "nonnegative"
-    assert figures(sample_sweep())["group-accuracy"].layout.xaxis.rangemode == "nonnegative"
+    for axis in (layout.xaxis, layout.yaxis, figures(sample_sweep())["group-accuracy"].layout.xaxis):
+        assert (axis.autorangeoptions.clipmin, axis.autorangeoptions.clipmax) == (0.0, 1.0)
+    assert look_of(metric("r2").format)["autorangeoptions"] == {"clipmin": None, "clipmax": 1.0}, "may be negative"
+    assert look_of(metric("accuracy_change").format)["autorangeoptions"]["clipmin"] == -1.0
 
 
 @pytest.mark.parametrize(

@@ -21,6 +21,7 @@ from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.published import Label, PublishedSweep, PublishedTrial, PublishedTuning
+from tests.known import known
 from tests.orchestration.report.pages import Page, figures
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial
 
@@ -183,4 +184,8 @@ def test_what_tuning_tried_has_a_curve_for_every_setting() -> None:
     crowded = figures(replace(data, trials=(near,)))["tried: accuracy, as tuned, against clipping bound"].layout.xaxis
     assert (crowded.tickvals, crowded.dtick) == (None, "D2"), "labels that would overlap"
     assert "tried: accuracy, as tuned, against optimizer learning rate" in figures(data)
+    errors = replace(trials[0], tuning=replace(known(trials[0].tuning), by="mse"))
+    least = figures(replace(data, trials=(errors,)))["tried: mse, as tuned, against clipping bound"]
+    assert list(least.data[1].y) == pytest.approx([0.68, 0.88]), "the smallest is the best"
+    assert least.layout.yaxis.tickformat == ".3~g"
     assert "asks for a wider range" in Page(render(data)).text
