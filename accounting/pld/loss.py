@@ -487,7 +487,8 @@ class _Atoms:
 def _invert(atoms: _Atoms, targets: Array) -> Array:
     """Solve `_Atoms.log_sum` (x) = target for each target, ascending; shape [targets].
 
-    The left side is convex and increasing, so Newton's method converges from any start.
+    The left side is convex and increasing, so Newton's method converges from any start at which no exponential
+    overflows.
     """
     shifts = atoms.shifts
     if len(shifts) == 0:
@@ -496,8 +497,7 @@ def _invert(atoms: _Atoms, targets: Array) -> Array:
         return np.asarray((targets - atoms.log_sum(np.zeros(1))[0]) / shifts[0])
     table = np.linspace(atoms.lowest, atoms.highest, 2048)
     values = atoms.log_sum(table)
-    outputs = np.interp(targets, values, table)
-    outputs = np.where(targets < values[0], table[0] + (targets - values[0]) / shifts[0], outputs)
+    outputs = np.interp(targets, values, table)  # tangents from its first point stay above roots to its left
     before = np.inf
     noise = max(1e-9, 16 * _EPS * (1.0 + float(np.max(np.abs(targets)))) / float(shifts[0]))
     for _ in range(_NEWTON_STEPS):

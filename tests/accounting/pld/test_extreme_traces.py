@@ -267,3 +267,12 @@ def test_the_law_of_small_and_large_members_is_rounded_up() -> None:
         ours = sum(p for a, p in zip(mixture.sensitivities, mixture.probabilities, strict=True) if a > value)
         assert ours >= exact * (1 - 1e-12)
     assert mixture.sensitivities[-1] <= 1.4 + 2 / 512 + 2e-3
+
+
+def test_users_of_small_contributions_pay_no_more_than_any_user_of_as_many_records() -> None:
+    """The least losses of their steps lie far left of the table from which outputs are sought."""
+    own = np.append(np.ones(3), 10.0 ** np.random.default_rng(29).uniform(-5.0, 0.0, 8))
+    trace = poisson(0.1, 1.29, 300)
+    found = epsilon_of_examples(trace, [0], own[:, None], 1e-5)
+    assert found.method == "pld"
+    assert found.upper <= epsilon_pld(trace, 1e-5, len(own)).upper
