@@ -136,11 +136,17 @@ def _renew(uri: str, mine: Claim, period: float, ended: threading.Event) -> None
     while not ended.wait(period):
         with contextlib.suppress(*_NO_WORD):
             if not _is_ours(uri, mine):
-                print(f"error: another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends", file=sys.stderr)
-                # not SIGINT, which a process started in the background of a script ignores
-                signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM)
+                end_driver(f"another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends")
                 return
             _write(uri, replace(mine, renewed=time.time()))
+
+
+def end_driver(why: str) -> None:
+    """Print an error, and end this process's run as Ctrl-C would; for threads that learn why it cannot go on."""
+    print(f"error: {why}", file=sys.stderr)
+    # a command handles SIGTERM; a process started in the background of a script ignores SIGINT
+    is_command = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
+    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM if is_command else signal.SIGINT)
 
 
 def _is_ours(uri: str, mine: Claim) -> bool:

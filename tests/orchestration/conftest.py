@@ -21,6 +21,14 @@ def sigint_is_heard() -> None:
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+@pytest.fixture
+def sigterm_interrupts() -> Iterator[None]:
+    """As in the command."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGTERM, before)
+
+
 _lasting: set[str] = set()
 """Names of modules that are no test's: thousands, which take longer to look at than most tests."""
 

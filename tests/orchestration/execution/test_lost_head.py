@@ -1,12 +1,16 @@
-"""A driver whose node is lost: Ray ends it without a word, its user is told, and the same command continues."""
+"""A driver whose node is lost: its user is told, and the same command continues."""
 
 from __future__ import annotations
 
+import time
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
+from ray.exceptions import RayError
 
 from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.execution import cluster
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
@@ -46,3 +50,15 @@ def test_the_user_of_a_driver_that_ray_ends_is_told_and_the_same_command_continu
     assert again.returncode == 0, again.stderr
     undisturbed = run_undisturbed(parse_sweep(SWEEP), tmp_path / "alone")
     assert_same_trial(files.trial(key), undisturbed.trial(key), True)
+
+
+@pytest.mark.usefixtures("sigterm_interrupts")
+def test_a_driver_ends_when_its_embedded_cluster_has_lost_its_node(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    there = [[{"Alive": True}], RayError("the cluster does not answer"), []]
+    monkeypatch.setattr(cluster, "alive_nodes", Mock(side_effect=there))
+    monkeypatch.setattr(cluster, "_NODE_PERIOD", 0.01)
+    with pytest.raises(KeyboardInterrupt), cluster._ended_without_node():
+        time.sleep(PATIENCE)
+    assert "was killed or stopped for long" in capsys.readouterr().err

@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import json
-import signal
 import threading
 import time
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -24,14 +22,6 @@ PERIOD = 0.2
 @pytest.fixture
 def uri(tmp_path: Path) -> str:
     return SweepFiles(f"file://{tmp_path}/sweep").claim
-
-
-@pytest.fixture
-def sigterm_interrupts() -> Iterator[None]:
-    """As in the command."""
-    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
-    yield
-    signal.signal(signal.SIGTERM, before)
 
 
 def stored(tmp_path: Path) -> dict[str, object]:
