@@ -235,7 +235,7 @@ def picture(snapshot: SweepSnapshot, states: Sequence[TrialState] = (), show_all
     many.
     """
     job = f", job {snapshot.job}" if snapshot.job else ""
-    driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, seen {seconds(snapshot.age())} ago")
+    driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, {_seen(snapshot.age())}")
     lines = [headline(snapshot), Text(driver, style="dim")]
     again = "the same `dpsweep run` or `dpsweep submit` continues the sweep"
     if snapshot.is_stale():
@@ -262,6 +262,12 @@ def picture(snapshot: SweepSnapshot, states: Sequence[TrialState] = (), show_all
     if any(trial.epsilon is not None for trial in snapshot.trials):
         reasons.append(Text(_AS_WRITTEN, style="dim"))
     return Group(*lines, *([Fitting(_trials(snapshot, trials))] if trials else []), *reasons, *failed, *hidden)
+
+
+def _seen(age: float) -> str:
+    if age > -PERIOD:
+        return f"seen {seconds(max(age, 0.0))} ago"
+    return f"whose clock is {seconds(-age)} ahead of this machine's; until they agree, it is called stale late"
 
 
 _AS_WRITTEN = (

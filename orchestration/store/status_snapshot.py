@@ -137,8 +137,8 @@ class SweepSnapshot:
         return Counter(trial.state for trial in self.trials)
 
     def age(self, now: float | None = None) -> float:
-        """Return the seconds since the heartbeat, by this machine's clock; at least 0."""
-        return max(0.0, (time.time() if now is None else now) - self.heartbeat)
+        """Return the seconds since the heartbeat, by this machine's clock; negative where the driver's is ahead."""
+        return (time.time() if now is None else now) - self.heartbeat
 
     def is_stale(self, now: float | None = None) -> bool:
         """Return whether the sweep claims to run, but its driver has written no snapshot for `STALE_AFTER` seconds."""

@@ -104,6 +104,11 @@ def test_a_stale_one_is_called_stale_with_its_age(tmp_path: Path, command: Comma
     assert printed["age"] >= 7500.0
 
 
+def test_a_driver_whose_clock_is_ahead_is_not_called_seen_just_now(tmp_path: Path, command: Command) -> None:
+    write_snapshot(f"{tmp_path}/status.json", snapshot(age=-75.5), private=False)
+    assert "job small-0123456789, whose clock is 1 min 1" in status(command, tmp_path).splitlines()[1]
+
+
 def test_what_is_shown_may_be_old_on_a_full_disk(
     tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
 ) -> None:

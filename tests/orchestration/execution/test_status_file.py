@@ -101,7 +101,6 @@ def test_a_silent_driver_is_stale(tmp_path: Path) -> None:
         snapshot = of(uri)
         assert not snapshot.is_stale(snapshot.heartbeat + 59.0)
         assert snapshot.is_stale(snapshot.heartbeat + 61.0)
-        assert snapshot.age(snapshot.heartbeat - 5.0) == 0.0, "by a clock that is behind"
 
 
 def test_a_shortage_is_told_once_and_stands_in_the_file(tmp_path: Path) -> None:
