@@ -118,7 +118,7 @@ class MlflowTracker:
         return self._written.answered
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
-        self._sweep_id, self._files = sweep.sweep_id, SweepFiles(sweep.root)
+        self._sweep, self._sweep_id, self._files = sweep, sweep.sweep_id, SweepFiles(sweep.root)
         self._models = ModelLog(self._client, self._experiment, sweep.sweep_id, self._files, self.in_flight)
         with self._reported("cannot open the sweep in"):
             self._runs = {}
@@ -163,6 +163,7 @@ class MlflowTracker:
 
     def log_report(self, pages: Path, data: PublishedSweep) -> None:
         with self._reported("cannot attach the report in"):
+            self._require_parent()
             self._written.attach_files(self._parent, pages)
             datasets = {each.digest: each for each in (trial.dataset for trial in data.trials) if each is not None}
             self._written.name_data(self._parent, [DatasetInput(_dataset(each)) for each in datasets.values()])
@@ -171,6 +172,10 @@ class MlflowTracker:
 
     def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
         with self._reported("cannot record the comparison in"):
+            self._require_parent()
+            for trial in self._trials.values():
+                if self._known("trial", trial.key) is None:
+                    self.log_trial(trial)
             runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
             self._models.record(compared, self._trials, runs)
             self.compare_by(compared)
@@ -195,6 +200,7 @@ class MlflowTracker:
 
     def close(self, status: RunStatus = "FINISHED") -> None:
         with self._reported("cannot close the sweep in"):
+            self._require_parent()
             settings = finished_settings(self._trials.values())
             each(self._log_average, [setting for setting in settings if len(setting.trials) > 1], self.in_flight)
             counts = {f"trials/{state.word}": float(self._count(state)) for state in TrialState if state.has_ended}
@@ -209,6 +215,16 @@ class MlflowTracker:
         with self._reported("cannot close the sweep in"):
             self._interrupt(self._parent)
             self._interrupt_children()
+
+    def _require_parent(self) -> None:
+        """Make the sweep's run anew, above the others, if somebody has deleted it meanwhile."""
+        if self._written.held(self._parent).is_deleted:
+            self.open_sweep(self._sweep)
+
+    def _known(self, kind: str, key: str) -> str | None:
+        """Return the run of a trial or of a setting; None if there is none, or somebody has deleted it meanwhile."""
+        run_id = self._runs.get((kind, key))
+        return None if run_id is None or self._written.held(run_id).is_deleted else run_id
 
     def _interrupt_children(self) -> None:
         each(self._interrupt, [run for run in self._runs.values() if run != self._parent], self.in_flight)
@@ -248,7 +264,8 @@ class MlflowTracker:
 
     def _interrupt(self, run_id: str) -> None:
         """Close a RUNNING run as killed, with the outcome interrupted."""
-        if self._written.held(run_id).status == "RUNNING":
+        held = self._written.held(run_id)
+        if held.status == "RUNNING" and not held.is_deleted:
             self._written.write(run_id, tags={_OUTCOME: "interrupted"})
             self._written.end(run_id, "KILLED")
 
@@ -279,7 +296,7 @@ class MlflowTracker:
     def _trial_run(self, trial: PublishedTrial) -> str:
         """Return the run of the trial. MLflow parameters are immutable, so a run with other parameters is replaced."""
         key = trial.key
-        run_id = self._runs.get(("trial", key))
+        run_id = self._known("trial", key)
         if run_id is not None:
             params = _params(trial)
             if all(params.get(name, value) == value for name, value in self._written.held(run_id).params.items()):
@@ -319,8 +336,7 @@ class MlflowTracker:
             "seeds": str(len(members)),
             "mlflow.runName": name,
         }
-        known = self._runs.get(("average", setting.name))
-        run_id = known or self._create("average", setting.name, name, tags=tags)
+        run_id = self._known("average", setting.name) or self._create("average", setting.name, name, tags=tags)
         ordering = self._compared.numbers.get(setting.trials[0].key, {})  # the mean stands with its trials
         values |= {metric: value for metric, value in ordering.items() if metric.startswith("setting/")}
         values |= rounded(values, self._compared.short)

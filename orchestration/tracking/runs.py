@@ -17,7 +17,9 @@ from types import MappingProxyType
 from typing import Final
 
 from mlflow import MlflowClient
-from mlflow.entities import DatasetInput, Metric, Param, Run, RunTag
+from mlflow.entities import DatasetInput, LifecycleStage, Metric, Param, Run, RunTag
+from mlflow.exceptions import MlflowException
+from mlflow.protos.databricks_pb2 import RESOURCE_DOES_NOT_EXIST, ErrorCode
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
 from dpsweep.orchestration.tracking.addresses import require_location
@@ -44,7 +46,8 @@ class Held:
     """Cached content of a run.
 
     `metrics`: the last value of each metric. `data`: digests of the data that the run is linked to. `artifacts`: URI of
-    its files. `points`: name and step of all recorded points of series; None until they are requested.
+    its files. `points`: name and step of all recorded points of series; None until they are requested. `is_deleted`:
+    whether somebody has deleted the run, as is seen when it is read again.
     """
 
     status: str
@@ -54,6 +57,7 @@ class Held:
     data: set[str]
     artifacts: str
     points: set[tuple[str, int]] | None = None
+    is_deleted: bool = False
 
 
 class MlflowRuns:
@@ -95,12 +99,18 @@ class MlflowRuns:
             linked,
             run.info.artifact_uri,
             points,
+            run.info.lifecycle_stage == LifecycleStage.DELETED,
         )
 
     def held(self, run_id: str) -> Held:
         """Return the content of the run, from the cache or from MLflow."""
         if run_id not in self._held:
-            self.know(self._client.get_run(run_id))
+            try:
+                self.know(self._client.get_run(run_id))
+            except MlflowException as error:
+                if error.error_code != ErrorCode.Name(RESOURCE_DOES_NOT_EXIST):
+                    raise
+                return Held("", {}, {}, {}, set(), "", is_deleted=True)
         return self._held[run_id]
 
     def write(

@@ -6,6 +6,7 @@ import shutil
 import threading
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,12 +19,24 @@ from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.addresses import reported
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
+from dpsweep.orchestration.tracking.plain_comparison import NOTHING_COMPARED
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 from dpsweep.orchestration.tracking.runs import MlflowRuns
-from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
+from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_sweeps import EPOCHS, sample_trial
-from tests.orchestration.tracking.recordings import NOTHING, SWEEP, client_of, content, one, opened, runs_of, tracked
+from tests.orchestration.tracking.recordings import (
+    NOTHING,
+    SWEEP,
+    client_of,
+    content,
+    one,
+    opened,
+    pages,
+    runs_of,
+    some_trials,
+    tracked,
+)
 
 
 class GrowingTrial:
@@ -273,3 +286,32 @@ def test_an_abandoned_sweep_keeps_what_is_known_and_nothing_running(folder: Path
     runs = runs_of(client_of(folder))
     assert {run.info.status for run in runs} == {"KILLED"}
     assert one(runs, kind="trial").data.tags["dpsweep.outcome"] == "interrupted"
+
+
+@pytest.mark.parametrize("is_for_good", [False, True])
+@pytest.mark.parametrize("kind", ["sweep", "trial"])
+def test_runs_that_somebody_deletes_meanwhile_are_recorded_anew(folder: Path, kind: str, is_for_good: bool) -> None:
+    trials = {trial.key: trial for trial in some_trials()}
+    compared = replace(NOTHING_COMPARED, numbers={key: {"setting/accuracy": 0.5} for key in trials})
+
+    def delete(tracker: Tracker) -> None:
+        client, runs = client_of(folder), runs_of(client_of(folder))
+        run_id = next(run.info.run_id for run in runs if run.data.tags["dpsweep.kind"] == kind)
+        client.delete_run(run_id)
+        if is_for_good:
+            client._tracking_client.store._hard_delete_run(run_id)  # as `mlflow gc`
+
+    with pages("<html></html>") as report:
+        steps: list[Callable[[Tracker], None]] = [
+            lambda tracker: tracker.log_report(report, NOTHING),
+            delete,
+            lambda tracker: tracker.log_comparison(compared, []),
+            lambda tracker: tracker.close(),
+        ]
+        recording = TrackingRecorder(opened(folder), trials.__getitem__)
+        recording.finish(trials, steps)
+    assert recording.failure is None
+    runs = runs_of(client_of(folder))
+    assert Counter(run.data.tags["dpsweep.kind"] for run in runs) == {"sweep": 1, "trial": 5, "average": 2}
+    sweep = one(runs, kind="sweep").info.run_id
+    assert {run.data.tags.get("mlflow.parentRunId", sweep) for run in runs} == {sweep}
