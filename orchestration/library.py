@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import functools
 import html
 import math
 import os
+import re
 import warnings
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 import yaml
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.comparison.formats import at_most, per_unit
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 
@@ -42,6 +44,43 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.tracking.logged_models import Registered
     from dpsweep.workers.own_code.imports import GivenData, UserCode
     from dpsweep.workers.spec import TrialSpec
+
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+_FLAGS: Final = re.compile(
+    r"`[^`]*`|--allow-code (?P<code>[^\s':]+)$|--retry (?P<trials>all|failed)\b"
+    r"|--(?P<name>output|address|tracking-uri|allow-code|retry|from|max-(?:gpu-)?hours|max-trials|stop-after-failures)\b",
+    re.MULTILINE,
+)
+"""Flags of ``dpsweep run`` in a message, outside commands in backticks."""
+
+
+def _in_python(message: str) -> str:
+    """Return a message with the parameters of `run` in place of the command's flags."""
+
+    def parameter(found: re.Match[str]) -> str:
+        if found["code"] or found["trials"]:
+            return f"allow_code=[{found['code']!r}]" if found["code"] else f"retry=[{found['trials']!r}]"
+        named = (found["name"] or "").replace("-", "_")
+        return f"`{'sources' if named == 'from' else named}`" if named else found[0]
+
+    return _FLAGS.sub(parameter, message)
+
+
+def _for_python(function: Callable[P, T]) -> Callable[P, T]:
+    """Let errors of ``function`` name parameters in place of flags."""
+
+    @functools.wraps(function)
+    def called(*args: P.args, **kwargs: P.kwargs) -> T:
+        try:
+            return function(*args, **kwargs)
+        except DpsweepError as error:
+            error.args = (_in_python(str(error)), *error.args[1:])
+            raise
+
+    return called
 
 
 @dataclass(frozen=True)
@@ -76,7 +115,8 @@ class Trial:
     @property
     def error(self) -> str | None:
         """The reason why the trial failed, as far as the release mode shows it; None if it did not fail."""
-        return self._record.status(self.key).error
+        error = self._record.status(self.key).error
+        return None if error is None else _in_python(error)
 
     @property
     def trace(self) -> Trace:
@@ -146,6 +186,7 @@ class Trial:
         of_norms = individual_reasons(self.trace) if found.kind == "estimate" else ()
         return weakened(found, union((result.reasons if result else (), of_norms)))
 
+    @_for_python
     def model(self) -> nn.Module:
         """Return the trained model, in evaluation mode on the CPU; it maps prepared features [n, ...] to logits [n,
         classes].
@@ -160,6 +201,7 @@ class Trial:
         self._require_weights()
         return load_model(self._files, self.spec, self._code)
 
+    @_for_python
     def predict(self, examples: npt.ArrayLike) -> npt.NDArray[np.float32]:
         """Return logits [n, classes], not probabilities, for examples [n, ...] in the form of the trial's data source.
 
@@ -203,6 +245,7 @@ class StoredSweep:
         """Absolute path or URI of the sweep's folder."""
         return self._files.root
 
+    @_for_python
     def refresh(self) -> StoredSweep:
         """Return the sweep as it is on disk now, such as while it runs. Raises: as `open_sweep`."""
         from dpsweep.orchestration.comparison.claims import checked_record
@@ -286,6 +329,7 @@ class StoredSweep:
         table.attrs["level"] = found.level
         return table
 
+    @_for_python
     def register(
         self, best: Best, name: str, alias: str = "champion", *, tracking_uri: str | None = None
     ) -> Registered:
@@ -300,7 +344,7 @@ class StoredSweep:
         from dpsweep.orchestration.tracking.logged_models import register_best
 
         for warning in own_files(self._files, self._record, self._code, [best.trial.key]).changes():
-            warnings.warn(warning, stacklevel=2)
+            warnings.warn(_in_python(warning), stacklevel=3)  # the caller's line, outside `_for_python`
         return register_best(best, self._record.manifest.sweep_id, self._files, name, alias, tracking_uri)
 
     def plot(self, name: str = "privacy-utility") -> Figure:
@@ -317,6 +361,7 @@ class StoredSweep:
             raise InvalidInput(f"the report has no figure {name!r}; it has: {', '.join(drawn) or 'none yet'}")
         return go.Figure(drawn[name].figure.plain()).update_layout(title=drawn[name].title)
 
+    @_for_python
     def report(self) -> str:
         """Verify every stored file, write the reports again, and return the path of report.html.
 
@@ -328,6 +373,7 @@ class StoredSweep:
         return render_again(self._files.root).files.report
 
 
+@_for_python
 def compare(*sweeps: StoredSweep | str | Path) -> Comparison:
     """Put the settings of several sweeps, or of their folders, beside each other, as ``dpsweep compare``.
 
@@ -349,6 +395,7 @@ Allowed = Sequence[str | Path | Callable[..., Any]]
 """Modules and files of the user's own, functions and classes."""
 
 
+@_for_python
 def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     """Open the sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only on request.
 
@@ -369,6 +416,7 @@ def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     return StoredSweep(record, files, allowed_again(record.sweep, names, given))
 
 
+@_for_python
 def plan(sweep: SweepLike, *, allow_code: Allowed = ()) -> Plan:
     """Plan a sweep without training: noise, steps and worst-case epsilon of each trial, and reasons for refusals.
 
@@ -382,6 +430,7 @@ def plan(sweep: SweepLike, *, allow_code: Allowed = ()) -> Plan:
     return plan_sweep(spec, code)
 
 
+@_for_python
 def run(
     sweep: SweepLike,
     *,
@@ -406,6 +455,9 @@ def run(
     `StoredSweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and for a process
     that is already connected to Ray.
     """
+    for name, given in (("retry", retry), ("sources", sources)):
+        if isinstance(given, str | Path):
+            raise InvalidInput(f"{name} is {str(given)!r}; give a list, such as [{str(given)!r}]")
     spec, text, code = _read(sweep, allow_code)
     prepare_environment(address)
     tracking_uri = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
@@ -422,7 +474,7 @@ def run(
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         chosen = (tuple(retry), others)
         request = RunRequest(spec, text, folder, address, tracking_uri, there, limits, *chosen, connect=connect)
-        outcome = run_sweep(request, NoDisplay() if console is None else ConsoleDisplay(console))
+        outcome = run_sweep(request, NoDisplay() if console is None else ConsoleDisplay(console, _in_python))
     return StoredSweep(outcome.record, outcome.files, code)
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import math
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -34,8 +34,9 @@ _LINE_INTERVAL = 10.0
 class ConsoleDisplay:
     """A `pipeline.stage.Display`: live progress on a terminal, and one line per event where there is none."""
 
-    def __init__(self, console: Console) -> None:
-        self._console = console
+    def __init__(self, console: Console, worded: Callable[[str], str] = str) -> None:
+        """worded: rewords warnings."""
+        self._console, self._worded = console, worded
         self._status: SweepStatus | None = None
 
     def missing_in_mlflow(self) -> str:
@@ -46,7 +47,7 @@ class ConsoleDisplay:
         return for_terminal(recording.missing()) if recording else ""
 
     def warn(self, message: str) -> None:
-        print_line(self._console, Text(for_terminal(f"warning: {message}"), style="yellow"))
+        print_line(self._console, Text(for_terminal(f"warning: {self._worded(message)}"), style="yellow"))
 
     def ended(self, trial: TrialStatus) -> None:
         print_line(self._console, _line(trial))

@@ -13,7 +13,8 @@ import dpsweep
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.completion import Times, complete_trial
-from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.library import _in_python
+from dpsweep.orchestration.store.layout import SweepFiles, output_files
 from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -129,6 +130,25 @@ def test_a_file_is_meant_by_every_name_that_its_path_ends_with(
     sweep = parse_sweep(small(model=f"{location}:narrow"))
     found = [module.source for module in allowed_again(sweep, [str(tmp_path / allowed)]).modules]
     assert found == ([] if source is None else [str(tmp_path / source)])
+
+
+def test_errors_name_parameters_and_on_the_command_line_flags(folder: Path, tmp_path: Path) -> None:
+    text = small(name="parameters", model="elsewhere:net")
+    taken = tmp_path / "taken"
+    taken.write_text("")
+    with pytest.raises(dpsweep.InvalidInput, match=r"elsewhere' is no module .* add allow_code=\['elsewhere'\]"):
+        dpsweep.run(text, output=tmp_path)
+    with pytest.raises(dpsweep.InvalidInput, match=r"^`output` .* is a file, .* another folder with `output`"):
+        dpsweep.run(small(name="parameters"), output=taken)
+    with pytest.raises(dpsweep.InvalidInput, match=r"--output .* another folder with --output"):
+        output_files(str(taken), "parameters")
+    with pytest.raises(dpsweep.InvalidInput, match=r"retry is 'all'; give a list, such as \['all'\]"):
+        dpsweep.run(small(name="parameters"), output=tmp_path, retry="all")
+    model = next(iter(dpsweep.open(folder).trials.values())).model
+    with pytest.raises(dpsweep.InvalidInput, match=r"allow_code=\['FILE\.py'\]$"):
+        model()
+    said = "`dpsweep account --delta 1`; --retry all, --from DIR, --max-gpu-hours"
+    assert _in_python(said) == "`dpsweep account --delta 1`; retry=['all'], `sources` DIR, `max_gpu_hours`"
 
 
 def test_what_is_not_finished_or_damaged_is_one_line(folder: Path, tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def import_function(name: str, what: str, code: UserCode) -> Callable[..., Any]:
     if allowed is None:
         raise InvalidInput(
             f"{what} {name!r}: {location!r} is not among the code that may be run; if you trust it, name its module or "
-            "file: --allow-code FILE.py, or allow_code=['FILE.py'] in Python"
+            "file: --allow-code FILE.py"
         )
     with blamed_on(name, what):
         module = _load(allowed, code, f"{what} {name!r}")
