@@ -47,6 +47,7 @@ from dpsweep.accounting import (
 )
 from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.accountants.paper_only import strong_composition
+from dpsweep.accounting.calibration.parameter_search import round_up
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_statistics
 from dpsweep.accounting.mechanism.schedules import NoiseSchedule
 from dpsweep.accounting.numerics.renyi import sampled_gaussian_rdp_at
@@ -186,7 +187,7 @@ def _tables() -> Iterator[Item]:
     for name, (params, printed) in TABLE_III.items():
         for epochs, value in zip(range(30, 101, 10), printed, strict=True):
             decimals = len(str(value).partition(".")[2])
-            decay = calibrate_decay(name, 10.0, epochs, C_BUDGET, _reshuffled, decimals, params)
+            decay = round_up(calibrate_decay(name, 10.0, epochs, C_BUDGET, _reshuffled, params), decimals)
             yield equal("C", f"Table III, {name}, decay for {epochs} epochs", value, decay, decimals)
 
 

@@ -186,7 +186,6 @@ def calibrate_decay(
     epochs: int,
     budget: Budget,
     trace_of: Callable[[NoiseSchedule, int], Trace],
-    decimals: int | None = None,
     params: Mapping[str, Any] = MappingProxyType({}),
 ) -> float:
     """Return the smallest decay parameter of the schedule ``name`` with which ``budget`` lasts exactly ``epochs``
@@ -194,8 +193,7 @@ def calibrate_decay(
 
     Exactly: ``epochs`` epochs stay within the budget, and one more exceeds it. Paper C's Table III prints these values,
     rounded up. The parameter solved for is `NoiseSchedule.decay_parameter`; ``params`` are the schedule's other ones.
-    trace_of(schedule, n) is the run of n epochs. The result is rounded up to ``decimals`` decimals, by default to six
-    significant digits.
+    trace_of(schedule, n) is the run of n epochs. The result is rounded up to six significant digits.
 
     Raises: Unreachable when no value makes the budget last ``epochs`` epochs; the message names how long it can last.
     InvalidInput for a parameter that ``params`` gives though it is solved for.
@@ -204,8 +202,6 @@ def calibrate_decay(
     if parameter.name in params:
         raise InvalidInput(f"{parameter.name!r} of schedule {name!r} is what is being solved for: drop it")
     epochs = require_whole("epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS)
-    if decimals is not None:
-        decimals = require_whole("decimals", decimals, at_least=0, at_most=300)
 
     def cost(value: float, length: int) -> float:
         schedule = make_schedule(name, initial_noise_multiplier, **params, **{parameter.name: value})
@@ -221,13 +217,12 @@ def calibrate_decay(
     reachable = _fits(cost(slowest, epochs), budget.limit)
     found = _smallest(excess, 0.05, 0.1, (lowest, highest)) if reachable else None
     if found is not None:
-        value = found if decimals is None else round_up(found, decimals)
-        if _fits(cost(value, epochs), budget.limit) and not _fits(cost(value, epochs + 1), budget.limit):
-            return value
+        is_exact = _fits(cost(found, epochs), budget.limit) and not _fits(cost(found, epochs + 1), budget.limit)
+        if is_exact:
+            return found
     lasts = sorted(_largest_count(functools.partial(cost, value), budget.limit, 10_000) for value in (lowest, highest))
-    places = "" if decimals is None else f" with {decimals} decimals"
     raise Unreachable(
-        f"no {parameter.name}{places} of schedule {name!r} makes {budget.unit} {budget.limit:g} last {epochs} epochs: "
+        f"no {parameter.name} of schedule {name!r} makes {budget.unit} {budget.limit:g} last {epochs} epochs: "
         f"it lasts between {lasts[0]} and {lasts[1]}; choose epochs in between or another initial noise multiplier"
     )
 

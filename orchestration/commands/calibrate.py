@@ -117,7 +117,6 @@ def calibrate(
     delta: Annotated[float | None, typer.Option(help="Failure probability of the guarantee.")] = None,
     accountant: AccountantName = "auto",
     group_size: Annotated[int, typer.Option(help="Size of the protected group.")] = 1,
-    digits: Annotated[int | None, typer.Option(help="Round a decay up to so many decimals.")] = None,
     selection_trials: SelectionTrials = None,
     selection_shape: SelectionShape = None,
     as_json: Json = False,
@@ -126,9 +125,7 @@ def calibrate(
     target = Target(target_epsilon, budget_rho, target_advantage, target_tpr, delta, at_fpr)
     trials = random_trials(selection_trials, selection_shape)
     budget = target.budget(accountant, group_size, trials)
-    if digits is not None and solve != "decay":
-        raise InvalidInput(f"--digits rounds a decay, and --solve is {solve}: drop one of them")
-    value, trace = _SOLVERS[solve](flags, budget, digits)
+    value, trace = _SOLVERS[solve](flags, budget)
     if delta is not None:
         warn_of_delta(delta, flags.dataset_size)
     solution = Solution(solve, value, trace, budget, budget.reached(trace))
@@ -179,12 +176,12 @@ class Solution:
         return f"{self.solved_for}: {self.value}  ({cost}, {self.reached.kind}, {self.trace.steps} steps)"
 
 
-Solver = Callable[[RunFlags, Budget, int | None], tuple[float, Trace]]
+Solver = Callable[[RunFlags, Budget], tuple[float, Trace]]
 """Solves for what meets a budget; returns the value found and the trace of the run with that value. The flags describe
-the rest of the run, the last argument is the number of decimals of a decay."""
+the rest of the run."""
 
 
-def _solve_noise(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[float, Trace]:
+def _solve_noise(flags: RunFlags, budget: Budget) -> tuple[float, Trace]:
     if flags.noise_multiplier is not None:
         raise InvalidInput("--noise-multiplier is what is being solved for: drop it, or choose another --solve")
     schedule = parse_schedule(flags.schedule, 1.0)
@@ -196,7 +193,7 @@ def _solve_noise(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[f
     return found, trace_of(found)
 
 
-def _solve_decay(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[float, Trace]:
+def _solve_decay(flags: RunFlags, budget: Budget) -> tuple[float, Trace]:
     if flags.epochs is None or flags.steps is not None:
         raise InvalidInput("solving for the decay needs --epochs, the length of the run, and no --steps")
     name, params = split_schedule(flags.schedule)
@@ -205,13 +202,13 @@ def _solve_decay(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[f
         return replace(flags, epochs=epochs).trace(schedule)
 
     sigma = flags.required_noise()
-    found = calibrate_decay(name, sigma, flags.epochs, budget, trace_of, digits, params)
+    found = calibrate_decay(name, sigma, flags.epochs, budget, trace_of, params)
     schedule = make_schedule(name, sigma, **params, **{decay_parameter(name).name: found})
     return found, trace_of(schedule, flags.epochs)
 
 
 def _solve_length(of_length: Callable[[RunFlags, int], RunFlags], at_most: int) -> Solver:
-    def solve(flags: RunFlags, budget: Budget, digits: int | None) -> tuple[float, Trace]:
+    def solve(flags: RunFlags, budget: Budget) -> tuple[float, Trace]:
         if flags.epochs is not None or flags.steps is not None:
             raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
         schedule = parse_schedule(flags.schedule, flags.required_noise())

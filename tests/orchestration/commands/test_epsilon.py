@@ -102,7 +102,6 @@ def test_calibrate_finds_the_longest_run(answer: Answer) -> None:
         (f"{CALIBRATE} --target-advantage 0.1 --delta 1e-5", "--delta belongs to --target-epsilon"),
         (f"{CALIBRATE} --target-tpr 0.1 --at-fpr 0.01 --accountant rdp", "'pld' alone computes"),
         (f"{CALIBRATE} --budget-rho 1 --accountant gdp", "'zcdp' alone computes rho"),
-        (f"{CALIBRATE} --target-advantage 0.1 --digits 2", "--digits rounds a decay"),
         (f"{CALIBRATE} --target-tpr 0.1 --target-advantage 0.1", "exactly one of --target-epsilon, --budget-rho"),
         (f"{EPSILON} --prior 0.1", "--prior needs --risk"),
         (f"{EPSILON} --curve /no/such/folder/x.html", "--curve /no/such/folder/x.html cannot be written"),
