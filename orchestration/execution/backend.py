@@ -14,10 +14,9 @@ from dpsweep.accounting.records.encryption import KeyCheck, new_key_check, requi
 from dpsweep.accounting.records.files import closed_to_strangers, delete_folder
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.storage_checks import Probe
-from dpsweep.orchestration.store.failures import record_failure
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import FIRST_COME, Turn
-from dpsweep.orchestration.store.release_modes import Disclosure
+from dpsweep.orchestration.store.release_modes import Disclosure, record_failure
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.orchestration.store.failures import shown
+from dpsweep.orchestration.store.release_modes import shown
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import UserCode

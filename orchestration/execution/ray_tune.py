@@ -31,8 +31,8 @@ from dpsweep.orchestration.execution.backend import TrainingObserver, TrialConte
 from dpsweep.orchestration.execution.nodes import has_autoscaler, off_gpu_nodes, require_gpu
 from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.execution.turns import Turns
+from dpsweep.orchestration.sweeps.grid import rivals
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.scheduler_groups import rivals
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import ResourceSettings, SchedulerSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
@@ -352,7 +352,7 @@ def _trial_name(trial: Any) -> str:
 class _AshaByGroup(FIFOScheduler):
     """Runs a separate ASHA scheduler for each group of trials; a trial without a group is never stopped.
 
-    groups: group of each trial by its key, from `dpsweep.orchestration.sweeps.scheduler_groups`.
+    groups: group of each trial by its key, from `dpsweep.orchestration.sweeps.grid.rivals`.
     """
 
     def __init__(self, settings: SchedulerSettings, groups: Mapping[str, str | None]) -> None:

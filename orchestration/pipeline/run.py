@@ -39,10 +39,15 @@ from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, settings_of
 from dpsweep.orchestration.sweeps.manifest import Manifest, begun, grown, new_manifest, read_manifest, write_manifest
 from dpsweep.orchestration.sweeps.planned import accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.orchestration.sweeps.search import next_candidates
 from dpsweep.orchestration.sweeps.text import parse_text, with_section
 from dpsweep.orchestration.sweeps.tune import Adapted, Tried, TuneSettings, Winner, candidates_of, has
-from dpsweep.orchestration.sweeps.tuning_stages import draw_runs, selection_stage, tuned_stage, tuning_stage
+from dpsweep.orchestration.sweeps.tuning_stages import (
+    draw_runs,
+    next_candidates,
+    selection_stage,
+    tuned_stage,
+    tuning_stage,
+)
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.evaluation.outcomes import read_wrong
 from dpsweep.workers.evaluation.scores import Evaluation

@@ -5,7 +5,6 @@ Other packages import only the modules in `__all__`. `layout` and `states` load 
 
 __all__ = [
     "attempts",
-    "failures",
     "integrity",
     "later_results",
     "layout",

@@ -1,4 +1,4 @@
-"""Release modes (``release`` in a sweep file), which decide what statistics of training examples leave ``private/``.
+"""Release modes (``release`` in a sweep file): what leaves ``private/`` of statistics of examples, and of error texts.
 
 To add a mode, add one entry to `RELEASE_MODES`; plans, trials, errors, the report and MLflow read that table.
 """
@@ -11,8 +11,10 @@ from typing import Annotated, Any, Final, Literal
 
 from pydantic import AfterValidator
 
-from dpsweep.accounting.errors import full_text, public_text
+from dpsweep.accounting.errors import StorageError, full_text, private_text, public_text
 from dpsweep.accounting.jobs.release import ReleaseSpec
+from dpsweep.accounting.records.sealed import write_private
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.registry import build, lookup
 
 
@@ -100,3 +102,20 @@ def _known(name: str) -> str:
 
 Disclosure = Annotated[str, AfterValidator(_known)]
 """The name of a release mode."""
+
+
+def shown(error: BaseException, disclosure: Disclosure) -> str:
+    """Return the text of a caught error as shown in reports, in MLflow, on the terminal and in Tune's state."""
+    return release_mode(disclosure).error_text(error)
+
+
+def record_failure(error: BaseException, files: TrialFiles, disclosure: Disclosure) -> str:
+    """Return the publishable text of the error that ended a trial; write the withheld rest to ``files.error``."""
+    text, hidden = shown(error, disclosure), private_text(error)
+    if hidden is None:
+        return text
+    try:
+        write_private(files.error, hidden.encode())
+    except StorageError:
+        return text  # if the disk is full, ``error`` most likely says so already
+    return f"{text}; see {files.error.removeprefix(files.root.rstrip('/') + '/')} in the trial's folder"

@@ -21,8 +21,7 @@ from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.mechanism.units import of_records
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label
-from dpsweep.orchestration.sweeps.identity import content, trial_key
-from dpsweep.orchestration.sweeps.labels import Choice, labels_of, short_name
+from dpsweep.orchestration.sweeps.identity import Choice, content, labels_of, short_name, trial_key
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import OWN_NOISE, RowsPerUserSettings
 from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
@@ -468,3 +467,30 @@ def _values(point: GridPoint, fields: Iterable[str]) -> dict[str, Any]:
     return {
         name: each if isinstance(each, plain) else str(written.get(name, "default")) for name, each in found.items()
     }
+
+
+def rivals(point: GridPoint) -> str | None:
+    """Return the name of the group of trials that a scheduler may compare this one with: its setting and seed.
+
+    They differ only in hyperparameters, such as the learning rate, the clipping bound or the batch size. If a scheduler
+    compared methods, schedules, targets or data too, it would stop settings that the sweep asks about, judged by their
+    first epochs. None for a baseline, which is never stopped because private trials are compared with it.
+    """
+    if not point.is_private:
+        return None
+    spec = point.spec
+    level = 1.0 if point.target_epsilon is not None else spec.noise.initial_noise_multiplier
+    compared = replace(
+        spec,
+        key="",
+        clipping=Component(spec.clipping.name),
+        noise=NoiseSpec(level, Component(spec.noise.schedule.name)),
+        optimizer=Component("any"),
+        learning_rate_schedule=Component("any"),
+        averaging=None,
+        augmentation=None,
+        sampling=replace(spec.sampling, batch_size=1, max_batch_size=None),
+        epochs=1,
+        budget=None,
+    )
+    return content(compared, point.target_epsilon)

@@ -7,6 +7,7 @@ will be accounted. A trial that cannot run is refused with a reason; if any tria
 from __future__ import annotations
 
 import contextlib
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -26,17 +27,14 @@ from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, Random
 from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_or_chain
-from dpsweep.orchestration.store.failures import shown
-from dpsweep.orchestration.store.release_modes import RELEASED
+from dpsweep.orchestration.store.release_modes import RELEASED, shown
 from dpsweep.orchestration.sweeps.components import without_defaults
-from dpsweep.orchestration.sweeps.grid import KEYS, NO_PAST, GridPoint, Past, grid, repeated
+from dpsweep.orchestration.sweeps.grid import KEYS, NO_PAST, GridPoint, Past, grid, repeated, rivals
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, accounts_examples, reasons_of, worst_cases
-from dpsweep.orchestration.sweeps.scheduler_groups import unopposed
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.search import require_optuna
 from dpsweep.orchestration.sweeps.sections import never_met, require_defined
 from dpsweep.orchestration.sweeps.tune import require_selectable
-from dpsweep.orchestration.sweeps.tuning_stages import unlike, while_tuning
+from dpsweep.orchestration.sweeps.tuning_stages import require_optuna, unlike, while_tuning
 from dpsweep.workers.clipping import ClippingMethod, PublicFacts, make_clipping, rehearse
 from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
@@ -104,7 +102,7 @@ def plan_sweep(
     planned = [each for each in outcomes if isinstance(each, PlannedTrial)]
     warnings = (
         *_sweep_warnings(sweep),
-        *unopposed(sweep, [trial.point for trial in planned]),
+        *_unopposed(sweep, planned),
         *_untracked(sweep, planned),
         *never_met(sweep.resources, [trial.point.spec for trial in planned]),
         *(*_of_data(planned), *_of_test_users(planned), *_of_tokenizers(planned)),
@@ -427,6 +425,27 @@ def _sweep_warnings(sweep: SweepSpec) -> tuple[str, ...]:
         f"the sweep lists a value of {', '.join(KEYS.get(axis, axis) for axis in axes)} {what}"
         for what, axes in said.items()
         if axes
+    )
+
+
+def _unopposed(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return a warning if the sweep's scheduler stops trials, but every group of comparable trials has only one
+    trial, or all end before it may stop one.
+    """
+    compared = [(group, each.spec.epochs) for each in trials if (group := rivals(each.point)) is not None]
+    if sweep.scheduler.name == "fifo":
+        return ()
+    longest, grace = max((epochs for _, epochs in compared), default=0), sweep.scheduler.grace_epochs
+    if 0 < longest <= grace:
+        return (
+            f"scheduler {sweep.scheduler.name} stops no trial before its grace_epochs, {grace}, and no trial takes "
+            f"more than {longest}, so it will stop none; set grace_epochs lower",
+        )
+    if max(Counter(group for group, _ in compared).values(), default=0) > 1:
+        return ()
+    return (
+        f"scheduler {sweep.scheduler.name} compares private trials of one setting and seed, which differ in optimizer, "
+        "learning rate, bound, batch size or epochs; no two of these do, so it will stop none",
     )
 
 

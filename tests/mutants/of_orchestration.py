@@ -284,7 +284,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/store/failures.py",
+        "orchestration/store/release_modes.py",
         ("tests/orchestration/store/test_release_modes.py", "tests/orchestration/sweeps/test_plan.py"),
         B(
             "return release_mode(disclosure).error_text(error)",

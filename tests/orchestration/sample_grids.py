@@ -12,7 +12,7 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import NON_PRIVATE
 from dpsweep.orchestration.sweeps.grid import drafts
-from dpsweep.orchestration.sweeps.labels import labels_by_axis, short_name
+from dpsweep.orchestration.sweeps.identity import labels_by_axis, short_name
 from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING

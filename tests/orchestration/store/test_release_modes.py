@@ -5,8 +5,7 @@ from __future__ import annotations
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.store.failures import shown
-from dpsweep.orchestration.store.release_modes import EXACT, RELEASE_MODES, RELEASED, release_mode, release_spec
+from dpsweep.orchestration.store.release_modes import EXACT, RELEASE_MODES, RELEASED, release_mode, release_spec, shown
 
 
 @pytest.mark.parametrize("name", RELEASE_MODES)

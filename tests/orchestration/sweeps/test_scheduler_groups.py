@@ -6,9 +6,8 @@ from typing import Any
 
 import pytest
 
-from dpsweep.orchestration.sweeps.grid import grid
+from dpsweep.orchestration.sweeps.grid import grid, rivals
 from dpsweep.orchestration.sweeps.plan import plan_sweep
-from dpsweep.orchestration.sweeps.scheduler_groups import rivals
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
 

@@ -12,14 +12,13 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.orchestration.sweeps.search import next_candidates
 from dpsweep.orchestration.sweeps.tune import (
     Adapted,
     Winner,
     candidates_of,
     setting_of,
 )
-from dpsweep.orchestration.sweeps.tuning_stages import tuned_stage, tuning_stage, while_tuning
+from dpsweep.orchestration.sweeps.tuning_stages import next_candidates, tuned_stage, tuning_stage, while_tuning
 from tests.known import known
 from tests.orchestration.sample_grids import small
 
