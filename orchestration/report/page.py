@@ -30,28 +30,26 @@ from dpsweep.orchestration.report.catalogue import (
     titled,
     why_examples_are_missing,
 )
-from dpsweep.orchestration.report.exact_results import (
-    accounts_section,
-    attacks_section,
-    audits_section,
-    estimates_table,
-    exposures_section,
-    losses_table,
-    memberships_section,
-    training_scores_section,
-)
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
 from dpsweep.orchestration.report.html import key, missing_panel, note, panel, section, sentence, table
 from dpsweep.orchestration.report.plot import Style, packed, packed_plotly, script_safe, style_of
 from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences, together
 from dpsweep.orchestration.report.tables import (
+    accounts_section,
+    attacks_section,
+    audits_section,
     by_group_table,
     classes_table,
     comparison_table,
+    estimates_table,
+    exposures_section,
     fairness_table,
     group_sizes_table,
+    losses_table,
+    memberships_section,
     parts_table,
     settings_table,
+    training_scores_section,
     trials_table,
 )
 from dpsweep.orchestration.store.published import PublishedSweep

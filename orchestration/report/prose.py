@@ -16,6 +16,7 @@ from dpsweep.orchestration.comparison.formats import Format, at_most, correlatio
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
+from dpsweep.orchestration.comparison.record import told
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import (
     Setting,
@@ -27,7 +28,6 @@ from dpsweep.orchestration.comparison.settings import (
 )
 from dpsweep.orchestration.comparison.spoken import between, says_nothing, unknown_of_one_seed
 from dpsweep.orchestration.comparison.statistics import Correlation, pearson
-from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon, worst_over_median
 from dpsweep.orchestration.report.catalogue import are_per_user, norms_are_off
 from dpsweep.orchestration.report.first_screen import decision

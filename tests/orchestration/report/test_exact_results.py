@@ -10,7 +10,10 @@ from plotly.graph_objects import Figure
 
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.report.exact_results import (
+from dpsweep.orchestration.report.figures import Scene
+from dpsweep.orchestration.report.plot import style_of
+from dpsweep.orchestration.report.private_figures import risks
+from dpsweep.orchestration.report.tables import (
     accounts_section,
     attacks_section,
     audits_section,
@@ -19,9 +22,6 @@ from dpsweep.orchestration.report.exact_results import (
     memberships_section,
     training_scores_section,
 )
-from dpsweep.orchestration.report.figures import Scene
-from dpsweep.orchestration.report.plot import style_of
-from dpsweep.orchestration.report.private_figures import risks
 from dpsweep.orchestration.store.published import PublishedAudit
 from dpsweep.workers.evaluation.attack_results import MembershipAttack
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
