@@ -303,11 +303,9 @@ class StoredSweep:
         setting meets the conditions, DataCorruption for damaged files.
         """
         from dpsweep.orchestration.comparison.best import best
-        from dpsweep.orchestration.comparison.findings import findings
-        from dpsweep.orchestration.comparison.stored import stored_evidence
+        from dpsweep.orchestration.comparison.stored import stored_findings
 
-        data = self._record.data()
-        return best(findings(data, stored_evidence(self._files, data)), by, max_epsilon, at_least)
+        return best(stored_findings(self._files, self._record.data()), by, max_epsilon, at_least)
 
     def differences(self) -> pd.DataFrame:
         """Return one row for every two private settings and metric of the headline, with a verdict, as in the report.
@@ -320,11 +318,10 @@ class StoredSweep:
         """
         import pandas as pd
 
-        from dpsweep.orchestration.comparison.findings import DIFFERENCE_COLUMNS, findings
-        from dpsweep.orchestration.comparison.stored import stored_evidence
+        from dpsweep.orchestration.comparison.findings import DIFFERENCE_COLUMNS
+        from dpsweep.orchestration.comparison.stored import stored_findings
 
-        data = self._record.data()
-        found = findings(data, stored_evidence(self._files, data))
+        found = stored_findings(self._files, self._record.data())
         table = pd.DataFrame([each.as_row() for each in found.differences], columns=DIFFERENCE_COLUMNS)
         table.attrs["level"] = found.level
         return table

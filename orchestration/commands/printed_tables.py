@@ -34,10 +34,9 @@ from dpsweep.orchestration.comparison.formats import (
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.record import rows
+from dpsweep.orchestration.comparison.record import rows, told
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import label_phrases
-from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.report.prose import together
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedTrial
 from dpsweep.orchestration.store.states import TrialState

@@ -114,16 +114,14 @@ def best(
     from dpsweep.orchestration.comparison.best import best as chosen
     from dpsweep.orchestration.comparison.best import best_lines, parse_conditions
     from dpsweep.orchestration.comparison.claims import checked_record
-    from dpsweep.orchestration.comparison.findings import findings
-    from dpsweep.orchestration.comparison.stored import stored_evidence
+    from dpsweep.orchestration.comparison.stored import stored_findings
     from dpsweep.orchestration.execution.same_code import own_files
     from dpsweep.orchestration.store.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
     record = checked_record(files)
-    data = record.data()
-    found = chosen(findings(data, stored_evidence(files, data)), by, max_epsilon, conditions)
+    found = chosen(stored_findings(files, record.data()), by, max_epsilon, conditions)
     trial, result, registered = files.trial(found.trial.key), record.status(found.trial.key).result, ""
     if result is not None:
         require_unaltered_model(trial, result)

@@ -27,7 +27,6 @@ __all__ = [
     "spoken",
     "statistics",
     "stored",
-    "told_reasons",
     "trials_table",
     "tuning_notes",
     "values",

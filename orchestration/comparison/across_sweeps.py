@@ -16,10 +16,9 @@ from dpsweep.orchestration.comparison.formats import MISSING
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import asked, flattened, in_words, shown, varying
-from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.record import SweepRecord, told
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
-from dpsweep.orchestration.comparison.told_reasons import told
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial, task_of
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.states import TrialState

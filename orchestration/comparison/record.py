@@ -10,14 +10,13 @@ from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
-from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, union
+from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, in_words, union, weakened
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import known, known_of_groups
 from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.comparison.told_reasons import claimed, claimed_account
 from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuning_note
 from dpsweep.orchestration.comparison.values import has_learnt
 from dpsweep.orchestration.store.attempts import Attempt
@@ -43,6 +42,41 @@ from dpsweep.workers.training.counters import read_counters
 
 NO_LONGER_ASKED = "kept, though the sweep file no longer asks for it"
 Result = TypeVar("Result", TrialResult, StoppedTrial)
+Stored = TypeVar("Stored", bound=StoredResult)
+
+
+def claimed(result: Stored, reasons: Iterable[Reason]) -> Stored:
+    """Return ``result`` with every epsilon and bound on attacks as an estimate for these reasons and for its own."""
+    found = union((result.reasons, reasons))
+    if not found or not result.spec.is_private:
+        return result
+    return replace(
+        result,
+        reasons=found,
+        worst_case=weakened(result.worst_case, found),
+        others=tuple(weakened(each, found) for each in result.others),
+        groups=tuple(weakened(each, found) for each in result.groups),
+        risks=tuple(weakened(each, found) for each in result.risks),
+        individuals=result.individuals and weakened(result.individuals, found),
+    )
+
+
+def _claimed_account(account: PublishedAccount, reasons: Iterable[Reason]) -> PublishedAccount:
+    """Return ``account``, but with its epsilons as estimates for these reasons, if there are any."""
+    found = weakened(account, reasons)
+    return replace(found, individual_kind="estimate") if found.reasons else found
+
+
+def told(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
+    """Return a sentence for each reason why epsilons are estimates; says how many trials it concerns unless it is
+    all.
+    """
+    private = [trial for trial in trials if trial.privacy is not None and trial.privacy.is_private]
+    reasons, found = union(trial.reasons for trial in private), []
+    for reason, words in zip(reasons, in_words(reasons), strict=True):
+        count = sum(reason in trial.reasons for trial in private)
+        found.append(words if count == len(private) else f"{count} of {len(private)} private trials: {words}")
+    return tuple(found)
 
 
 def _seen(result: Result, owned: SweepFiles | None) -> Result:
@@ -175,7 +209,7 @@ class SweepRecord:
         )
 
     def _accounts(self, key: str, reasons: tuple[Reason, ...]) -> tuple[PublishedAccount, ...]:
-        return tuple(claimed_account(account, reasons) for account in self.accounts.get(key, ()))
+        return tuple(_claimed_account(account, reasons) for account in self.accounts.get(key, ()))
 
     def _outcome(self, point: GridPoint, owned: SweepFiles | None) -> PublishedTrial:
         status = self.status(point.key)

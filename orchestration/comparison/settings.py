@@ -20,7 +20,7 @@ from typing import Final, TypeVar
 import numpy as np
 from scipy import special
 
-from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
@@ -28,7 +28,6 @@ from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunV
 from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.parameters import shown
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
-from dpsweep.orchestration.comparison.told_reasons import reasons_of_trials
 from dpsweep.orchestration.comparison.values import Value, epsilon, main
 from dpsweep.orchestration.store.published import (
     NON_PRIVATE,
@@ -235,7 +234,7 @@ class Setting:
     @property
     def reasons(self) -> tuple[Reason, ...]:
         """Return why the epsilons of its trials are estimates; empty if they are guarantees."""
-        return reasons_of_trials(self.trials)
+        return union(trial.reasons for trial in self.trials)
 
     @property
     def composed_cost(self) -> str:

@@ -13,7 +13,7 @@ from dpsweep.accounting.records.files import exists, is_closed, read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
-from dpsweep.orchestration.comparison.findings import of_trials
+from dpsweep.orchestration.comparison.findings import Findings, findings, of_trials
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
 from dpsweep.orchestration.store.attempts import Attempt, read_attempts
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
@@ -103,6 +103,11 @@ def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
     finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
     found = ((trial.key, read_outcomes(files.trial(trial.key).outcomes)) for trial in finished)
     return gather(finished, {key: outcomes for key, outcomes in found if outcomes is not None})
+
+
+def stored_findings(files: SweepFiles, data: PublishedSweep) -> Findings:
+    """Return the finished settings of a stored sweep, compared by `stored_evidence`. Raises: as it."""
+    return findings(data, stored_evidence(files, data))
 
 
 def candidate_attempts(files: SweepFiles, sweep: SweepSpec) -> dict[str, tuple[Attempt, ...]]:

@@ -13,9 +13,9 @@ from pathlib import Path
 
 from dpsweep.accounting.records.files import delete_folder, exists, read_bytes
 from dpsweep.accounting.records.local_files import make_private_folder
-from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.comparison.stored import stored_evidence
+from dpsweep.orchestration.comparison.stored import stored_findings
 from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -75,7 +75,7 @@ def published(files: SweepFiles, record: SweepRecord, pages: Path) -> Published:
 def stored_publication(files: SweepFiles, data: PublishedSweep, pages: Path) -> Published:
     """Publish a stored sweep with the report that it has, if it has one. `pages` and raises: as `published`."""
     page = read_bytes(files.report) if exists(files.report) else b""
-    return _published(data, page, findings(data, stored_evidence(files, data)), pages)
+    return _published(data, page, stored_findings(files, data), pages)
 
 
 def decided_on(data: PublishedSweep, found: Findings) -> tuple[str, ...]:

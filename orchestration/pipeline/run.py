@@ -23,9 +23,9 @@ from dpsweep.accounting.mechanism.random_trials import ExponentialChoice
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, is_encrypting
 from dpsweep.accounting.records.files import closed_to_strangers, delete_folder, exists
 from dpsweep.accounting.records.local_files import make_private_folder
-from dpsweep.orchestration.comparison.findings import Findings, findings
+from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord
-from dpsweep.orchestration.comparison.stored import stored_evidence, stored_record
+from dpsweep.orchestration.comparison.stored import stored_findings, stored_record
 from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
 from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
@@ -103,8 +103,7 @@ def _look_by_look(request: RunRequest, most: int, display: Display) -> Outcome:
         outcome, spec = run_sweep(asked, display), asked.sweep
         if outcome.stopped or outcome.record.failed:
             return outcome
-        data = outcome.record.data()
-        found = findings(data, stored_evidence(outcome.files, data))
+        found = stored_findings(outcome.files, outcome.record.data())
         seeds = len(spec.seeds)
         if told_apart(found):
             display.warn(f"told apart with {seeds} seeds, at look {spec.compare.looks}")
@@ -281,7 +280,7 @@ def _drawn_stage(request: RunRequest) -> str:
     assert tune.selection is not None, "only a private selection draws candidates"
     if (before := read_manifest(candidates)) is not None:
         return _of_this_version(before, request)
-    plan = accept(plan_at(request.address, sweep, request.code, NO_PAST, files.log), files)
+    plan = accept(plan_at(request.address, sweep, request.code, NO_PAST, files), files)
     require_space(files, plan)
     make_private_folder(files.private)
     make_private_folder(candidates.root)

@@ -11,8 +11,7 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.traces import write_trace
-from dpsweep.orchestration.comparison.record import SweepRecord, rows
-from dpsweep.orchestration.comparison.told_reasons import claimed
+from dpsweep.orchestration.comparison.record import SweepRecord, claimed, rows
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, write_exact_statistics, write_result

@@ -24,7 +24,7 @@ from dpsweep.orchestration.comparison.best import best
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.ledger import composed
-from dpsweep.orchestration.comparison.told_reasons import claimed
+from dpsweep.orchestration.comparison.record import claimed
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.store.attempts import Attempt

@@ -63,7 +63,7 @@ def test_all_looks_have_one_connection(tmp_path: Path, monkeypatch: pytest.Monke
         return SimpleNamespace(stopped=None, record=record, files=asked.files)
 
     monkeypatch.setattr(run, "run_sweep", look)
-    for name in ("stored_evidence", "findings", "told_apart"):
+    for name in ("stored_findings", "told_apart"):
         monkeypatch.setattr(run, name, lambda *arguments: None)
     asked = replace(request(tmp_path / "sweep", 5), connect=connect)
     run.run_until_told_apart(asked, 5, NoDisplay())
