@@ -693,7 +693,7 @@ class Sweep(Mapping[str, Any]):
         min_group_size: int | None = ...,
         without_gradient: Each[str] = ...,
         audit: AuditSection | None = ...,
-        noise_source: str = ...,
+        noise_source: Literal["seeded", "os_entropy", "os_entropy_secure"] = ...,
         accounting: AccountingSection = ...,
         release: Part = ...,
         compare: CompareSection = ...,

@@ -16,7 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal, assert_never, get_args, get_type_hints
 
-from pydantic import AfterValidator, Field, GetPydanticSchema, TypeAdapter, ValidationError
+from pydantic import Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, core_schema
 
@@ -26,7 +26,8 @@ from dpsweep.accounting.mechanism.samplings import OWN_NUMBERS, SAMPLINGS, Adjac
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS
 from dpsweep.accounting.mechanism.trace import Selection
 from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit, User
-from dpsweep.workers.noise.noise_sources import noise_source_kind
+from dpsweep.accounting.registry import lookup
+from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, noise_source_kind
 
 Params = dict[str, Any]
 
@@ -36,17 +37,11 @@ def name_in(registry: Collection[str]) -> GetPydanticSchema:
     return GetPydanticSchema(lambda _type, _handler: core_schema.literal_schema(list(registry)))
 
 
-def known_noise_source(name: str) -> str:
-    """Return ``name``. Raises: InvalidInput unless it is registered in `dpsweep.workers.noise.gaussian_sources`."""
-    noise_source_kind(name)
-    return name
-
-
 Epochs = Annotated[int, Field(ge=1, le=LARGEST_EPOCHS)]
 Seed = Annotated[int, Field(ge=0, lt=2**63)]
 Delta = Annotated[float, Field(gt=0.0, lt=1.0)]
 NoiseMultiplier = Annotated[float, Field(ge=0.0)]
-NoiseSourceName = Annotated[str, AfterValidator(known_noise_source)]
+NoiseSourceName = Annotated[str, name_in(NOISE_SOURCES)]
 MAX_THREADS = 1024
 
 
@@ -463,7 +458,7 @@ class TrialSpec:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        known_noise_source(self.noise_source)
+        lookup(NOISE_SOURCES, self.noise_source, "noise source")
 
     @property
     def unit(self) -> Unit:

@@ -572,8 +572,8 @@ def require_known(sampling: Sampling) -> None:
     No theorem is known for such batches, so that no accountant may take them for the usual ones. Those on rounds of
     several steps (`Draws`) hold where every example is in each round.
     """
-    known, kinds = (*stored_kinds(), DisplacingSampling), one_of([kind.__name__ for kind in stored_kinds()])
-    if not isinstance(sampling, known) or not isinstance(sampling.draws, Draws):
+    if not isinstance(sampling, (*stored_kinds(), DisplacingSampling)) or not isinstance(sampling.draws, Draws):
+        kinds = one_of([kind.__name__ for kind in stored_kinds()])
         raise UnsupportedMechanism(f"no accountant knows the sampling {type(sampling).__name__}; use {kinds}")
     if sampling.draws in (Draws.EPOCH, Draws.ALLOCATED) and sampling.sample_rate != 1.0:
         raise UnsupportedMechanism(

@@ -65,18 +65,18 @@ def on_stored(
         yield execution
 
 
-def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, log: Path) -> Plan:
+def plan_at(address: str, sweep: SweepSpec, code: UserCode, past: Past, files: SweepFiles) -> Plan:
     """Return the plan of a sweep that runs at ``address``; for a running cluster, it is made in another process.
 
     Most of a driver's memory is torch's, which that process takes with it. Drivers share the head of a running cluster,
     and need torch for the plan alone, as their trials train on the nodes. Many noise calibrations are solved by the
-    nodes, too, and elsewhere by processes on this machine. log: of the sweep.
+    nodes, too, and elsewhere by processes on this machine. files: of the sweep.
 
     Raises: as `dpsweep.orchestration.sweeps.plan.plan_sweep`, and DpsweepError if that process is killed.
     """
     if address in (IN_PROCESS, EMBEDDED):
         return _plan(sweep, code, past, PROCESSES)
-    return run_apart("planned the sweep", _plan, sweep, code, past, OnCluster(address, log))
+    return run_apart("planned the sweep", _plan, sweep, code, past, OnCluster(address, files.log))
 
 
 def _plan(sweep: SweepSpec, code: UserCode, past: Past, solver: Solver) -> Plan:

@@ -215,7 +215,7 @@ def _planned(request: RunRequest, stored: Manifest | None) -> tuple[Plan, Manife
     """
     sweep, files = request.sweep, request.files
     manifest = opened(stored, sweep, request.text, files.root)
-    plan = accept(plan_at(request.address, sweep, request.code, past_of(manifest), files.log), files)
+    plan = accept(plan_at(request.address, sweep, request.code, past_of(manifest), files), files)
     if not (sweep.adapted and sweep.adapted.drawn):  # the space that drawn candidates need would tell their number
         require_space(files, plan)
     calibrations = {**manifest.calibrations, **plan.calibrations}

@@ -66,7 +66,7 @@ def exclusive(files: SweepFiles) -> Iterator[None]:
                 "choose another folder with --output"
             ) from error
         try:
-            with claimed(files.claim):
+            with claimed(files.claim) if "://" in files.root else contextlib.nullcontext():
                 yield
         finally:
             delete_with_only(str(folder), LOCK)  # nothing else is there if the run could not start
@@ -74,7 +74,7 @@ def exclusive(files: SweepFiles) -> Iterator[None]:
 
 @contextlib.contextmanager
 def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
-    """Hold the claim at ``uri`` for the duration of a ``with`` block; does nothing for a local path.
+    """Hold the claim at ``uri``, in an object store, for the duration of a ``with`` block.
 
     Guarantee: if the clocks of two drivers differ by less than two periods, the later driver is refused. If the clocks
     differ by more, or both start within a second, the earlier driver may be replaced; it notices at its next renewal
@@ -85,9 +85,6 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
 
     period: seconds between renewals. Raises: InvalidInput when another driver renews its claim.
     """
-    if "://" not in uri:
-        yield
-        return
     mine = Claim(secrets.token_hex(8), socket.gethostname(), os.getpid(), time.time())
     while True:
         _await_free(uri, period)

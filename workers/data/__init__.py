@@ -80,12 +80,11 @@ SOURCES: Mapping[str, Callable[..., Source]] = {
 """Data sources by name. The parameters of a source are the arguments of its function."""
 
 
-@torch_defaults()
 def load_source(spec: DataSpec, code: UserCode = NO_CODE) -> Source:
     """Return the source before any split: registered, or ``module:function(**params) -> Source`` from the user's
     ``code``.
 
-    Raises: see `load_dataset`.
+    Call it within `torch_defaults`. Raises: see `load_dataset`.
     """
     if spec.name == GIVEN:
         return _given(spec, code)

@@ -11,7 +11,7 @@ from typing import Any, Final, Protocol
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.samplings import (
     CYCLIC_POISSON,
     FIXED_ORDER,
@@ -20,7 +20,6 @@ from dpsweep.accounting.mechanism.samplings import (
     Sampling,
     sampling_of_sizes,
 )
-from dpsweep.accounting.registry import lookup
 from dpsweep.workers.noise.chacha import ChaChaBits
 from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.spec import SamplingSpec
@@ -510,13 +509,11 @@ AUDITABLE: Final = ("poisson", "shuffle", RANDOM_ALLOCATION, CYCLIC_POISSON, FIX
 def make_sampler(
     spec: SamplingSpec, dataset_size: int, draws: RowDraws, leaves_out: LeavesOut | None = None
 ) -> Sampler:
-    """Return the sampler that a trial names, over rows 0 .. dataset_size - 1. Raises: InvalidInput as
-    `planned_sampling`.
+    """Return the sampler of a trial whose `planned_sampling` is known, over rows 0 .. dataset_size - 1.
 
     leaves_out: rows to exclude from every batch before it is cut to ``max_batch_size``; `AUDITABLE` samplings only.
     """
-    planned_sampling(spec, dataset_size)
-    sampler = lookup(SAMPLERS, spec.method, "sampling")(spec, dataset_size, draws)
+    sampler = SAMPLERS[spec.method](spec, dataset_size, draws)
     sampler = sampler if leaves_out is None else PartialSampler(sampler, leaves_out)
     return sampler if spec.max_batch_size is None else CutSampler(sampler, spec.max_batch_size, draws)
 
@@ -529,7 +526,6 @@ def planned_sampling(spec: SamplingSpec, dataset_size: int) -> Sampling:
     >>> planned_sampling(SamplingSpec("poisson", batch_size=600), dataset_size=60_000)
     PoissonSampling(sample_rate=0.01)
     """
-    require_finite("training set size", dataset_size, at_least=1)
     batch_size = dataset_size if spec.batch_size == "full" else spec.batch_size
     if not 1 <= batch_size <= dataset_size:
         raise InvalidInput(

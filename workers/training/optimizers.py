@@ -210,6 +210,7 @@ def sgd(
     weight_decay: float = 0.0,
 ) -> Optimizer:
     """Return an `Sgd` with checked parameters. Raises: InvalidInput for values out of range."""
+    require_finite("learning_rate", learning_rate, above=0.0)
     require_finite("momentum", momentum, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
     if not isinstance(nesterov, bool):
@@ -219,8 +220,9 @@ def sgd(
     return Sgd(parameters, learning_rate, momentum, nesterov, weight_decay)
 
 
-def _require_moments(beta1: float, beta2: float, weight_decay: float) -> None:
+def _require_moments(learning_rate: float, beta1: float, beta2: float, weight_decay: float) -> None:
     """Check the parameters that all Adam variants share; with beta = 1 a moving average would ignore all gradients."""
+    require_finite("learning_rate", learning_rate, above=0.0)
     require_finite("beta1", beta1, at_least=0.0, below=1.0)
     require_finite("beta2", beta2, at_least=0.0, below=1.0)
     require_finite("weight_decay", weight_decay, at_least=0.0)
@@ -238,7 +240,7 @@ def _adam(weight_decay: float, decoupled_weight_decay: bool) -> Callable[..., Op
         epsilon: float = 1e-8,
         weight_decay: float = default,
     ) -> Optimizer:
-        _require_moments(beta1, beta2, weight_decay)
+        _require_moments(learning_rate, beta1, beta2, weight_decay)
         require_finite("epsilon", epsilon, at_least=0.0)
         return Adam(parameters, learning_rate, (beta1, beta2), epsilon, weight_decay, decoupled_weight_decay)
 
@@ -254,7 +256,7 @@ def adam_corrected(
     weight_decay: float = 0.0,
 ) -> Optimizer:
     """Return a `BiasCorrectedAdam` with checked parameters. Raises: InvalidInput for values out of range."""
-    _require_moments(beta1, beta2, weight_decay)
+    _require_moments(learning_rate, beta1, beta2, weight_decay)
     require_finite("floor", floor, above=0.0)
     return BiasCorrectedAdam(parameters, learning_rate, (beta1, beta2), floor, weight_decay)
 
@@ -269,8 +271,6 @@ OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
 
 def make_optimizer(component: Component, parameters: Parameters) -> Optimizer:
     """Return the optimiser that a trial names. Raises: InvalidInput for unknown names, keys and impossible values."""
-    rate = component.params.get("learning_rate", 1.0)
-    require_finite(f"optimizer {component.name!r}: learning_rate", rate, above=0.0)
     return build(OPTIMIZERS, component.name, component.params, "optimizer", parameters=parameters)
 
 

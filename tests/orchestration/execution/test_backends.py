@@ -11,6 +11,7 @@ import pytest
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.execution.backends import plan_at
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import NO_PAST
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -21,13 +22,13 @@ ELSEWHERE = "head.example.org:6379"
 TEXT = small(clipping="flat", noise="constant", seeds=[0, 1])
 DRIVER = """
 import json, sys
-from pathlib import Path
 import dpsweep.orchestration.execution.on_ray, dpsweep.orchestration.pipeline
 from dpsweep.orchestration.execution.backends import plan_at
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import NO_PAST
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.own_code.imports import NO_CODE
-plan = plan_at(sys.argv[1], parse_sweep(sys.argv[2]), NO_CODE, NO_PAST, Path("log"))
+plan = plan_at(sys.argv[1], parse_sweep(sys.argv[2]), NO_CODE, NO_PAST, SweepFiles("log"))
 print(json.dumps({"plan": repr(plan), "torch": "torch" in sys.modules}))
 """
 OWN = """
@@ -57,7 +58,7 @@ def test_the_users_own_code_runs_there_and_its_errors_are_ours(
 
     def planned(model: str, **changes: object) -> int:
         sweep = parse_sweep(small(**{"model": f"own:{model}", "clipping": "flat", "noise": "constant", **changes}))
-        return len(plan_at(ELSEWHERE, sweep, permitted(sweep, tmp_path), NO_PAST, Path("log")).trials)
+        return len(plan_at(ELSEWHERE, sweep, permitted(sweep, tmp_path), NO_PAST, SweepFiles("log")).trials)
 
     assert planned("talks") == 2
     said = capfd.readouterr()

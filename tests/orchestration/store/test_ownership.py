@@ -89,8 +89,8 @@ def test_whoever_is_taken_over_ends(uri: str, tmp_path: Path, capsys: pytest.Cap
 
 
 def test_a_folder_is_left_to_its_lock(tmp_path: Path) -> None:
-    with claimed(SweepFiles(str(tmp_path)).claim, PERIOD):
-        assert not list(tmp_path.iterdir())
+    with exclusive(SweepFiles(str(tmp_path))):
+        assert [each.name for each in tmp_path.iterdir()] == [".lock"]
 
 
 def test_a_damaged_claim_is_no_claim_to_guess_about(uri: str, tmp_path: Path) -> None:

@@ -196,8 +196,8 @@ def test_every_number_out_of_bounds_has_a_line_with_its_place_value_and_bound() 
             "norms.refreshes_per_epoch: Input should be greater than 0, but got 0; or Input should be 'auto', "
             "'every_step', 'when_sampled' or 'off', but got 0",
             "norms.rows_per_part: Input should be greater than or equal to 1, but got 0",
-            "noise_source: unknown noise source 'os_entropi'; did you mean 'os_entropy'? valid: os_entropy, "
-            "os_entropy_secure, seeded",
+            "noise_source: did you mean 'os_entropy'? Input should be 'seeded', 'os_entropy' or 'os_entropy_secure', "
+            "but got 'os_entropi'",
             "execution.micro_batch_size: Input should be greater than or equal to 1, but got 0",
             "execution.threads: Input should be less than or equal to 1024, but got 1025",
             "execution.checkpoint_every_epochs: Input should be greater than or equal to 0.000001, but got 1e-07",

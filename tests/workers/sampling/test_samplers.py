@@ -339,7 +339,7 @@ def test_what_belongs_to_random_allocation_alone_is_refused_elsewhere() -> None:
 )
 def test_a_batch_that_does_not_fit_the_data_is_refused(method: str, batch: int, reason: str) -> None:
     with pytest.raises(InvalidInput, match=reason):
-        sampler(method, batch=batch)
+        planned_sampling(SamplingSpec(method, batch), SIZE)
 
 
 def test_seeded_batches_are_those_of_numpy() -> None:
