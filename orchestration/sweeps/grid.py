@@ -379,6 +379,8 @@ def _private(
 ) -> GridPoint:
     choice = _with_own_noise(chosen)
     clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
+    level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
+    words = (short_name(clipping.name), short_name(schedule.name), level)
     own = {
         "clipping": clipping,
         "noise": NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
@@ -388,8 +390,6 @@ def _private(
         "selection": sweep.tune.selection if sweep.tune else None,
         "users": _users(choice, sweep.privacy.rows_per_user),
     }
-    level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
-    words = (short_name(clipping.name), short_name(schedule.name), level)
     return _point(sweep, choice, own, candidate, words, target, baseline.key if baseline else None, release)
 
 

@@ -62,8 +62,8 @@ class Trainer:
         self._method = parts.clipping
         spec = with_chosen_norms(spec, mechanism, self._method)
         self._spec, self._noise = spec, noise
-        self._step_noise = make_step_noise(mechanism.strategy, noise)
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
+        self._step_noise = make_step_noise(mechanism.strategy, noise)
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
         self._tested: Predictions | None = None

@@ -274,9 +274,9 @@ def begin(
     they divide the model. Raises: as `run_trial`.
     """
     dataset = source = load_dataset(spec.data, code)
+    digest = dataset.digest()
     method = make_clipping(spec.clipping, code)
     mechanism = mechanism_of(spec, method, population_of(spec, dataset), releases)
-    digest = dataset.digest()
     owner = fingerprint(spec.to_json(), mechanism, digest)
     stored = load_checkpoint(files.checkpoint, owner)
     device = choose_device(spec.execution.device)
