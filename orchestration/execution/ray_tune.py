@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -36,6 +37,7 @@ from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import ResourceSettings, SchedulerSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
+from dpsweep.workers.machine.memory import GPU_SHARE
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.less_memory import LackOfMemory
 
@@ -72,6 +74,7 @@ def _attempt(planned: PlannedTrial, context: TrialContext, resources: ResourceSe
         if resources.processes > 1:
             return train_together(planned, context, resources, _report)
         require_gpu(planned, resources)
+        os.environ[GPU_SHARE] = str(min(resources.gpus, 1.0) or 1.0)
         train_patiently(planned, context.files.trial(planned.key).root, unpacked(context.code), _report)
     except RankLost:
         raise

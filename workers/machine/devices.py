@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.machine.memory import DeviceUse, peak_bytes
+from dpsweep.workers.machine.memory import GPU_SHARE, DeviceUse, peak_bytes
 
 _VISIBLE: Final = "CUDA_VISIBLE_DEVICES"
 """Environment variable with the GPUs that a process may use; Ray sets it to those that a worker has reserved."""
@@ -210,7 +210,9 @@ def known_device(name: str) -> torch.device:
 def room_for_data(device: torch.device) -> float:
     """Return the bytes of data that a trial may keep on a device.
 
-    On a GPU, half of its free memory; models and gradients need the rest. On the CPU, any number, because the data are
-    in its memory already.
+    On a GPU, half of its free memory, and of that the share that the trial reserves, because others that begin at the
+    same time find the same memory free; models and gradients need the rest. On the CPU, any number, because the data
+    are in its memory already.
     """
-    return math.inf if device.type == "cpu" else torch.cuda.mem_get_info(device)[0] / 2
+    share = float(os.environ.get(GPU_SHARE, "1"))
+    return math.inf if device.type == "cpu" else share * torch.cuda.mem_get_info(device)[0] / 2

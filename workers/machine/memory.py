@@ -13,12 +13,15 @@ import resource
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
 from pydantic import TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import exists, read_bytes, write_bytes_atomically
 
+GPU_SHARE: Final = "DPSWEEP_GPU_SHARE"
+"""Environment variable of a process whose trial reserves less than a GPU: how much of it."""
 ALLOCATOR: Mapping[str, str] = {
     "MALLOC_MMAP_THRESHOLD_": str(32 * 2**20),  # the largest that glibc accepts
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),

@@ -13,8 +13,8 @@ import torch
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine import devices
-from dpsweep.workers.machine.devices import DeviceMeter, choose_device, missing_gpu
-from dpsweep.workers.machine.memory import DeviceUse, read_device_use
+from dpsweep.workers.machine.devices import DeviceMeter, choose_device, missing_gpu, room_for_data
+from dpsweep.workers.machine.memory import GPU_SHARE, DeviceUse, read_device_use
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
@@ -118,3 +118,10 @@ def test_a_gpu_without_the_library_of_nvml_is_measured_without_utilization(monke
     clock[0] = 9.0
     alone.sample()
     assert alone.use() == DeviceUse("cuda:0", "Tesla T4", 3 * 2**20, 6.5)
+
+
+def test_trials_that_share_a_gpu_do_not_claim_the_same_memory_for_their_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (800, 1000))
+    assert room_for_data(torch.device("cuda")) == 400.0
+    monkeypatch.setenv(GPU_SHARE, "0.25")
+    assert room_for_data(torch.device("cuda")) == 100.0
