@@ -62,6 +62,7 @@ class Turns:
 
     def __init__(self, sweep: str, turn: Turn) -> None:
         self._own, self._others = Entry(sweep, turn), tuple[Entry, ...]()
+        self._seen: dict[bytes, tuple[float, float]] = {}
         self._free: Amounts = {}
         self._looked = self._posted = -_LOOK
 
@@ -70,7 +71,8 @@ class Turns:
         if time.monotonic() >= self._posted + _LOOK:
             self._posted = time.monotonic()
             nodes = [amounts_of(node) for node in alive_nodes()]
-            self._post([each.amounts for each in waiting if not missing_resources(nodes, each.on_each_node)], running)
+            kinds = {id(each): each for each in waiting}.values()  # thousands of trials have few sections of a sweep
+            self._post([each.amounts for each in kinds if not missing_resources(nodes, each.on_each_node)], running)
 
     def renew(self) -> None:
         """Post the last state again, as that of a driver that lives."""
@@ -131,10 +133,18 @@ class Turns:
         self._looked = time.monotonic()
         with _unanswered_is_ignored():
             keys = [key for key in internal_kv._internal_kv_list(b"", namespace=_BOARD) if key != self._key]
-            found = [_read(internal_kv._internal_kv_get(key, namespace=_BOARD)) for key in keys]
-            now = time.time()
-            self._others = tuple(each for each in found if each is not None and abs(now - each.renewed) < _FRESH)
+            found = [(key, _read(internal_kv._internal_kv_get(key, namespace=_BOARD))) for key in keys]
+            self._others = tuple(each for key, each in found if each is not None and self._is_fresh(key, each))
             self._free = ray.available_resources()  # type: ignore[no-untyped-call]
+
+    def _is_fresh(self, key: bytes, entry: Entry) -> bool:
+        """Return whether the entry was renewed lately, as this driver has seen; clocks matter at the first look
+        alone.
+        """
+        now = time.monotonic()
+        before, since = self._seen.get(key, (entry.renewed, now - abs(time.time() - entry.renewed)))
+        self._seen[key] = entry.renewed, since if before == entry.renewed else now
+        return now - self._seen[key][1] < _FRESH
 
 
 def waits_before(other: Entry, own: Entry, needs: Amounts, free: Amounts, keeps_off_gpus: bool) -> bool:

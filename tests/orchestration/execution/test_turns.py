@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.execution.nodes import off_gpu_nodes
-from dpsweep.orchestration.execution.turns import Entry, waits_before
-from dpsweep.orchestration.store.limits import Turn
+from dpsweep.orchestration.execution.turns import Entry, Turns, waits_before
+from dpsweep.orchestration.store.limits import FIRST_COME, Turn
 from tests.orchestration.processes import script
 
 CPU, GPU = {"CPU": 1.0}, {"CPU": 1.0, "GPU": 1.0}
@@ -84,6 +86,14 @@ def test_the_board_of_a_cluster(tmp_path: Path) -> None:
         "limit reached": [False, True],
         "the next": [True],
     }
+
+
+def test_a_driver_whose_clock_is_off_counts_once_it_is_seen_to_live() -> None:
+    own, other = Turns("own", FIRST_COME), Entry("other", FIRST_COME, renewed=time.time() - 3600.0)
+    assert not own._is_fresh(b"other", other)
+    assert not own._is_fresh(b"other", other), "it was killed long ago"
+    assert own._is_fresh(b"other", replace(other, renewed=other.renewed + 5.0))
+    assert own._is_fresh(b"new", replace(other, renewed=time.time() - 50.0)), "by clocks that agree"
 
 
 def test_equal_sweeps_share_as_ray_places_them() -> None:
