@@ -15,6 +15,7 @@ import hashlib
 import http
 import http.client
 import importlib.util
+import itertools
 import json
 import logging
 import os
@@ -24,7 +25,7 @@ import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final
@@ -260,6 +261,16 @@ def submission_id(name: str, sweep: Mapping[str, Any], output: str) -> str:
     return f"{re.sub(r'[^A-Za-z0-9._-]+', '-', name)}-{digest[:10]}"
 
 
+def next_id(sweep_id: str, earlier: int, taken: Collection[str]) -> str:
+    """Return the id of a further job of a sweep, after so many ``earlier`` ones; records of some may be deleted.
+
+    >>> next_id("a", 0, []), next_id("a", 1, ["a"]), next_id("a", 2, ["a-2", "a-3"])
+    ('a', 'a-2', 'a-4')
+    """
+    named = (f"{sweep_id}-{number}" if number > 1 else sweep_id for number in itertools.count(earlier + 1))
+    return next(name for name in named if name not in taken)
+
+
 class SubmittedSweeps:
     """The submitted sweeps of the cluster whose dashboard is at ``address``, such as ``http://HEAD:8265``.
 
@@ -342,7 +353,7 @@ class SubmittedSweeps:
                     f"{job.id} of {job.owner} writes to {output}; wait for it, or choose another --output"
                 )
         self._require_room(jobs, warn)
-        name = f"{sweep_id}-{len(earlier) + 1}" if earlier else sweep_id
+        name = next_id(sweep_id, len(earlier), {job.id for job in jobs})
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
         self._start(
             entrypoint=f"python3 -P -m dpsweep.orchestration.execution.supervisor {name}",
