@@ -6,7 +6,7 @@ import random
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import torch
@@ -19,8 +19,10 @@ from dpsweep.workers.gradients.divided import own_part
 from dpsweep.workers.gradients.hidden_state import HiddenState
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
 
-SHARES = (0.25, 0.75)
-"""Constants that replace continuous draws; two of them, because a model may branch on whether a draw exceeds 1/2."""
+_SHARES: Final = (0.25, 0.75)
+"""A low and a high constant that replace continuous draws, with several along the last axis."""
+_ENDS: Final = (2.0**-10, 1.0 - 2.0**-10)
+"""The same for a single draw, as a model may branch on whether it is below a small or above a large probability."""
 
 SPREAD = 0.2
 """Maximum deviation from the constant within one row."""
@@ -29,23 +31,24 @@ _CONTINUOUS = frozenset(
     {"_sample_dirichlet", "_standard_gamma", "cauchy", "exponential", "log_normal", "normal", "rand", "rand_like"}
     | {"randn", "randn_like", "uniform"}
 )
-_COUNTS: Mapping[str, float] = {"bernoulli": 1.0, "binomial": 1.0, "geometric": 1.0, "multinomial": 0.0, "poisson": 0.0}
+_COUNTS: Mapping[str, float] = {"binomial": 1.0, "geometric": 1.0, "multinomial": 0.0, "poisson": 0.0}
 _INTEGERS = ("randint", "randint_like", "random")
 
 
 class ConstantDraws(TorchDispatchMode):
     """Within this context torch's random operators return constants that are the same for every row of any batch.
 
-    Continuous draws are close to ``share``, integers are the smallest possible, and permutations are reversals.
+    Continuous draws are low, or ``high``, events happen if ``high``, integers are the smallest, or the largest, that
+    their operator is given, and permutations are reversals.
     replaced: whether a draw was replaced. missed: whether an operator drew that cannot be replaced, such as fused
     attention with dropout. own_generator: whether an operator was given a torch.Generator of the model's own.
     Higher-order operators raise RuntimeError in this context.
     """
 
-    def __init__(self, device: torch.device, share: float = SHARES[0]) -> None:
+    def __init__(self, device: torch.device, high: bool = False) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.replaced = self.missed = self.own_generator = False
-        self._device, self._share = device, share
+        self._device, self._high = device, high
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -72,9 +75,12 @@ class ConstantDraws(TorchDispatchMode):
             return self._continuous(result)
         if name in _COUNTS:
             return result.fill_(_COUNTS[name])
+        if name == "bernoulli":
+            return result.fill_(float(self._high))
         if name in _INTEGERS:
             given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
-            return result.fill_(given.get("low", given.get("from", 0)))
+            low, end = given.get("low", given.get("from", 0)), given.get("high", given.get("to"))
+            return result.fill_(low if end is None or not self._high else end - 1)
         if name == "randperm":
             return result.copy_(torch.arange(len(result) - 1, -1, -1, dtype=result.dtype, device=result.device))
         if name == "native_dropout":
@@ -82,11 +88,11 @@ class ConstantDraws(TorchDispatchMode):
         return None
 
     def _continuous(self, result: Tensor) -> Tensor:
-        """Constants near ``share``; with two or more axes they differ along the last one, so its std is not 0."""
-        if result.dim() < 2 or not result.is_floating_point():
-            return result.fill_(self._share)
+        """Constants; with two or more axes they differ along the last one, so its std is not 0."""
+        if result.dim() < 2 or result.shape[-1] == 1 or not result.is_floating_point():
+            return result.fill_(_ENDS[self._high])
         places = torch.arange(result.shape[-1], device=result.device, dtype=torch.float64)
-        return result.copy_((self._share + SPREAD * places.cos()).expand(result.shape))
+        return result.copy_((_SHARES[self._high] + SPREAD * places.cos()).expand(result.shape))
 
 
 def _name(func: OpOverload) -> str:
@@ -127,7 +133,7 @@ def without_dropout(model: nn.Module) -> Iterator[None]:
 
 @torch.no_grad()
 def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[], object]) -> bool:
-    """Return whether ``run``, a forward pass of model and loss, draws random numbers from torch, numpy or Python.
+    """Return whether ``run``, a forward pass of model and loss, draws random numbers.
 
     If so, results differ from pass to pass. The model, its hidden state, modes and all random states are restored.
     """
@@ -142,7 +148,7 @@ def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[]
         except RuntimeError:  # higher-order operators fail in a dispatch mode; genuine errors occur again
             torch.compiler.reset()  # torch 2.11 would cache the failure
             run()
-        drawn = constants.replaced or not before.is_current() or not start.is_current()
+        drawn = constants.replaced or not before.is_current()
     start.restore()
     hidden.restore()
     return drawn

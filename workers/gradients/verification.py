@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Final, NoReturn, TypeVar
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.checks import has_half_precision, refuse_changed
 from dpsweep.workers.gradients.compared_passes import LOSSES, ComparedPasses, Gradients, Kept
-from dpsweep.workers.gradients.deterministic_passes import SHARES, ConstantDraws, Start, same, without_dropout
+from dpsweep.workers.gradients.deterministic_passes import ConstantDraws, Start, same, without_dropout
 from dpsweep.workers.gradients.divided import displaced, is_divided
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
@@ -55,7 +55,7 @@ def verify(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
     3. In that pass only the losses of those kept are differentiated. By the places of the other examples, in the
        input and in the output of every layer, their derivative is exactly 0. This finds what rounding would hide.
     4. Buffers, parameters and other state (`HiddenState`) are the same after passes of different examples, and the
-       losses are the same bits after them.
+       losses are the same bits in the next pass.
     5. In another order of the examples, loss and gradient of each are the same but for rounding. One example fewer
        would move all after it. In 2, so are the losses of the copies that stand at the places of others.
 
@@ -139,7 +139,7 @@ class _Comparison:
 
     def _without_chance(self) -> Compared:
         """Compare with all random draws replaced by a low constant and then, if there were any, by a high one."""
-        low, high = (ConstantDraws(self.device, share) for share in SHARES)
+        low, high = (ConstantDraws(self.device, high) for high in (False, True))
         done, found = self._with(low)
         _refuse_own_generator(low)
         return done, found + self._with(high)[1] if low.replaced else found
@@ -162,6 +162,8 @@ class _Comparison:
             self.start.restore()
             with draws or nullcontext():
                 found = _run(function)
+            if not self.start.is_current():
+                raise InvalidInput(f"model or loss draw from Python's or numpy's generator, {_DRAW_FROM_TORCH}")
             refuse_changed(self.start.changed_since(fingerprints))
             record.buffers.append(self.start.buffers())
             record.hidden.append(self.hidden.contents())
@@ -178,7 +180,8 @@ class _Comparison:
         replaced = [run(partial(passes.of_side, side)) for side in sides]
         sums = [(expected, one.sums) for expected, one in zip(kept, replaced, strict=True) if one.sums is not None]
         moved = [run(partial(passes.of_order, order)) for order in passes.orders]
-        again = [run(passes.losses_again) for _ in range(passes.repeats)]
+        with draws or nullcontext():  # from the state that the last pass has left
+            again = [_run(passes.losses_again) for _ in range(passes.repeats)]
         done = before.is_current() if draws is None else not draws.missed
         if not done:
             return False, []
@@ -194,7 +197,8 @@ class _Comparison:
             _require_overwritten(suspects, ends, alike=1 + len(sides))
         for losses in again:
             for expected, found in zip(kept, losses, strict=True):
-                _require_kept({LOSSES: expected[LOSSES]}, found, [], lambda: None)
+                if not _is_kept(expected[LOSSES], found[LOSSES], None):
+                    self._refuse_counted(record)
         for expected, other in zip(kept, replaced, strict=True):
             _require_kept(expected, other.kept, other.touched, partial(self._where, follow))
         for standing, other in zip(whole.losses, replaced, strict=True):
@@ -204,6 +208,19 @@ class _Comparison:
             for expected, there in zip(kept, ordered, strict=True):
                 _require_placed(expected, there, self.tolerance)
         return True, [each for each in theirs if _norm(each).isfinite()]
+
+    def _refuse_counted(self, record: _Record) -> NoReturn:
+        """Raise InvalidInput naming the state by which losses change from pass to pass."""
+        self.hidden.restore()
+        self.start.restore()
+        begun, now = self.start.buffers(), record.buffers[-1]
+        moved = {name for name, value in begun.items() if not same(value, now[name])}
+        moved |= changed(self.hidden.contents(), record.hidden[-1])
+        raise InvalidInput(
+            f"the losses of the same rows change from pass to pass, with {', '.join(sorted(moved)) or 'hidden state'}. "
+            "Each micro-batch takes a pass, so one example fewer would move others; compute such values within an "
+            "example, or set them between steps"
+        )
 
     def _where(self, follow: Callable[[Callable[[], None]], None]) -> str | None:
         """Return the module in which rows begin to depend on each other, if a forward pass shows it."""
@@ -301,10 +318,13 @@ def _double(model: nn.Module) -> Iterator[None]:
 
 def _refuse_own_generator(draws: ConstantDraws) -> None:
     if draws.own_generator:
-        raise InvalidInput(
-            "model or loss draw from a torch.Generator of their own, which is not secret and in no checkpoint; "
-            "draw from torch's global generator, as torch.rand without `generator` does"
-        )
+        raise InvalidInput(f"model or loss draw from a torch.Generator of their own, {_DRAW_FROM_TORCH}")
+
+
+_DRAW_FROM_TORCH: Final = (
+    "which is not secret and in no checkpoint; draw from torch's global generator, as torch.rand without `generator` "
+    "does"
+)
 
 
 def _run(function: Callable[[], T]) -> T:
@@ -424,8 +444,10 @@ def _disagreeing(ours: Gradients, theirs: Gradients, tolerance: float) -> Iterat
     if not size.isfinite():
         return
     for name, expected in theirs.items():
-        if expected is not None:
-            found = ours.get(name)
+        found = ours.get(name)
+        present = expected if found is None else found
+        if present is not None:
+            expected = torch.zeros_like(present) if expected is None else expected
             difference = expected if found is None else found - expected
             rounding = torch.finfo(expected.dtype).eps ** 0.5 * size
             if not bool(difference.norm() <= tolerance * expected.norm() + rounding):

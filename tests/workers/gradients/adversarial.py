@@ -6,7 +6,6 @@ Each adversarial one does something that a comparison of gradients to two digits
 
 from __future__ import annotations
 
-import random
 from collections.abc import Callable
 from typing import Any
 
@@ -443,7 +442,6 @@ HARMLESS: dict[str, Callable[[], tuple[nn.Module, Tensor]]] = {
         model(lambda m, h: functional.dropout(h + 0.1 * torch.randn_like(h), training=m.training)),
         batch()[0],
     ),
-    "Python's numbers": lambda: (model(lambda m, h: h * (1.0 + random.random())), batch()[0]),
     "in place on a copy": lambda: (model(lambda m, h: h.clone().mul_(2.0)), batch()[0]),
     "rounded": lambda: (model(lambda m, h: h + (h.round() - h).detach()), batch()[0]),
     "by way of numpy": lambda: (

@@ -208,6 +208,21 @@ def test_attention_with_a_parametrised_part_runs_per_example() -> None:
     assert_agrees(Attention(), *batch())
 
 
+def test_a_layer_that_is_called_with_other_weights_than_its_own_adds_no_gradient_of_these() -> None:
+    class Generated(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            torch.manual_seed(0)
+            self.made, self.head = nn.Linear(2, 64), nn.Linear(8, 8)
+
+        def forward(self, x: Tensor) -> Tensor:
+            weight = self.made(torch.ones(1, 2)).view(8, 8)
+            out: Tensor = torch.func.functional_call(self.head, {"weight": weight}, (x.mean(1),))
+            return out
+
+    assert_agrees(Generated(), *batch())
+
+
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("following", [nn.ReLU(inplace=True), nn.Dropout(0.0, inplace=True), nn.LeakyReLU(0.2, True)])
 def test_instance_norm_before_a_step_in_place(following: nn.Module) -> None:

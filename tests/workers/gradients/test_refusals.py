@@ -7,6 +7,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -81,11 +82,28 @@ def test_a_parameter_read_elsewhere_is_refused_even_behind_a_layer_that_starts_a
     assert all(torch.equal(before[name], value) for name, value in model.state_dict().items())
 
 
-def test_random_numbers_from_elsewhere_are_refused_where_two_passes_must_agree() -> None:
-    model = Calls(lambda m, x: m.second(m.first(x) * (1.0 + m.training * random.random())))
+@pytest.mark.parametrize(
+    ("draw", "reason"),
+    [
+        (random.random, "draw from Python's or numpy's generator"),
+        (np.random.rand, "draw from Python's or numpy's generator"),
+        (random.SystemRandom().random, "change from pass to pass, with hidden state"),
+    ],
+)
+def test_random_numbers_from_elsewhere_are_refused(draw: Callable[[], float], reason: str) -> None:
+    model = Calls(lambda m, x: m.second(m.first(x) * (1.0 + draw())))
+    with pytest.raises(InvalidInput, match=reason):
+        GradientEngine(model, per_example_loss).norms(*batch())
+
+
+def test_a_model_that_begins_to_draw_from_elsewhere_is_refused_where_two_passes_must_agree() -> None:
+    share, draw = [0.0], random.SystemRandom().random
+    model = Calls(lambda m, x: m.second(m.first(x) * (1.0 + share[0] * draw())))
     x, y = batch()
-    GradientEngine(model, per_example_loss).weighted_sum(x, y, lambda norms: norms.norms)  # one pass
     engine = GradientEngine(model, per_example_loss, micro_batch_size=2)
+    engine.norms(x, y)
+    engine.norms(x, y)  # compared again, and not soon after
+    share[0] = 1.0
     with pytest.raises(InvalidInput, match="differ from one pass to the next"):
         engine.weighted_sum(x, y, lambda norms: norms.norms)
 

@@ -188,6 +188,19 @@ def test_observers_of_quantisation_are_refused() -> None:
         GradientEngine(net, per_example_loss).norms(*batch())
 
 
+@pytest.mark.parametrize("place", ["1.count", "1.noted"])
+def test_losses_that_change_with_the_number_of_passes_are_refused(place: str) -> None:
+    """Micro-batches would be computed at different counts, and one example fewer would move others to another one."""
+
+    def count(m: Between, h: Tensor) -> Tensor:
+        vars(m)["noted"] = vars(m).get("noted", 0) + 1
+        m.get_buffer("count").add_(1)
+        return h * (1.0 + 0.01 * (vars(m)["noted"] if place == "1.noted" else m.get_buffer("count")))
+
+    with pytest.raises(InvalidInput, match=r"change from pass to pass, with 1\.count, 1\.noted"):
+        GradientEngine(model(count), per_example_loss).norms(*batch())
+
+
 def test_buffers_that_count_passes_are_fine_and_the_check_leaves_them_alone() -> None:
     def count(m: Between, h: Tensor) -> Tensor:
         m.get_buffer("count").add_(1)
@@ -209,8 +222,6 @@ DRAWING: dict[str, Callable[[Between, Tensor], Tensor] | nn.Module] = {
     "random integers": lambda m, h: h * torch.randint(1, 3, h.shape),
     "stochastic depth": StochasticDepth(0.5, "row"),
     "random slopes": nn.RReLU(),
-    "Python's numbers": lambda m, h: h * (1.0 + random.random()),
-    "numpy's numbers": lambda m, h: h * float(1.0 + np.random.rand()),  # noqa: NPY002
 }
 
 
@@ -247,6 +258,22 @@ def test_recurrent_layers_with_dropout_are_compared_without() -> None:
 def test_a_model_without_chance_does_not_draw() -> None:
     assert not GradientEngine(model(lambda m, h: h), per_example_loss).draws(*batch())
     assert not GradientEngine(model(nn.Dropout(0.5)).eval(), per_example_loss).draws(*batch())
+
+
+@pytest.mark.parametrize(
+    "happens",
+    [
+        lambda h: torch.rand(()) < 0.1,
+        lambda h: torch.rand(len(h), 1) > 0.9,
+        lambda h: torch.rand(len(h)).bernoulli_(0.1)[:, None] > 0.0,
+        lambda h: torch.bernoulli(torch.full_like(h, 0.9)) == 0.0,
+        lambda h: torch.randint(0, 10, ()) == 9,
+    ],
+)
+def test_rows_that_are_mixed_by_rare_chance_are_found(happens: Callable[[Tensor], Tensor]) -> None:
+    net = model(lambda m, h: torch.where(happens(h), h.flip(0), h))
+    with pytest.raises(InvalidInput, match="of some examples depend on others"):
+        GradientEngine(net, per_example_loss).norms(*batch())
 
 
 def test_a_parameter_that_is_tied_by_hand_in_a_model_that_draws_is_found() -> None:
