@@ -486,7 +486,10 @@ def _read(sweep: SweepLike, allow_code: Allowed) -> tuple[SweepSpec, str, UserCo
     data: tuple[GivenData, ...] = ()
     if isinstance(sweep, Mapping):
         objects = Objects(folder)
-        text = yaml.safe_dump(objects.plain(sweep), sort_keys=False)
+        try:
+            text = yaml.safe_dump(objects.plain(sweep), sort_keys=False)
+        except RecursionError:
+            raise InvalidInput("the sweep's values hold themselves, or nest too deeply; write them flat") from None
         given, data = (*objects.modules, *given), tuple(objects.data)
     elif isinstance(sweep, str) and "\n" in sweep:
         text = sweep

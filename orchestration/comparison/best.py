@@ -266,7 +266,8 @@ def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str,
     ]
     costs = [cost for setting in found.private if (cost := setting.highest_epsilon) is not None]
     tops += [f"the least epsilon is {min(costs):.4g}"] if costs and math.isfinite(max_epsilon) else []
-    return f"no private setting has {' and '.join(conditions)}; {', '.join(tops)}: relax a condition"
+    step = f"{', '.join(tops)}: relax a condition" if tops else "relax a condition"
+    return f"no private setting has {' and '.join(conditions)}; {step}"
 
 
 def parse_conditions(texts: Sequence[str]) -> dict[str, float]:

@@ -196,6 +196,10 @@ def test_a_sweep_is_a_file_a_text_or_a_mapping(tmp_path: Path, monkeypatch: pyte
     assert dpsweep.plan(file.read_text()) == planned
     with pytest.raises(dpsweep.InvalidInput, match=r"model is <object objec.*give a name, a function or a class"):
         dpsweep.plan({**content, "model": object()})
+    endless: dict[str, Any] = {}
+    endless["of"] = endless
+    with pytest.raises(dpsweep.InvalidInput, match="hold themselves, or nest too deeply"):
+        dpsweep.plan({**content, "data": {"name": "breast_cancer", **endless}})
     with pytest.raises(dpsweep.InvalidInput, match="given as list; give the path of its file, its text, or a mapping"):
         dpsweep.plan([file])  # type: ignore[arg-type]
 
