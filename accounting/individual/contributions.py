@@ -46,6 +46,7 @@ from dpsweep.accounting.mechanism.reductions import MOST_ALLOCATED, as_accounted
 from dpsweep.accounting.mechanism.samplings import Draws, Sampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Trace
 from dpsweep.accounting.numerics.gaussian import LEVEL_SCALE
+from dpsweep.accounting.pld import MIN_DELTA
 from dpsweep.accounting.records.recorded_contributions import checked_snapshots
 
 Array = NDArray[np.float64]
@@ -371,10 +372,17 @@ def tail_of_blocks(trace: Trace, delta: float) -> tuple[float, float]:
     """Return `BlockLaw.tail` for this run, and what is left of ``delta``.
 
     Each block may lose `LARGEST_LOSS` tails. An upper bound on epsilon at the delta left is one at ``delta``.
+
+    Raises: UnsupportedMechanism for a delta of which the least tail of a double is no small share.
     """
     blocks = _blocks(trace)
     if not blocks:
         return 0.0, delta
+    if delta < MIN_DELTA:
+        raise UnsupportedMechanism(
+            f"delta is {delta:g}, but randomly allocated batches are accounted for from {MIN_DELTA:g} on; choose a "
+            "larger delta"
+        )
     share = _SPENT * delta / (LARGEST_LOSS * blocks)
     tail = 10.0 ** (4 * math.floor(math.log10(share) / 4))  # rounded down, so that laws are reused
-    return max(tail, 1e-300), delta * (1.0 - 2.0 * _SPENT)
+    return tail, delta * (1.0 - 2.0 * _SPENT)

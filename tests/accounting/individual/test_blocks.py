@@ -12,6 +12,7 @@ import pytest
 from numpy.typing import NDArray
 from scipy import stats
 
+from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.individual import blocks
 from dpsweep.accounting.individual.blocks import block_spectra, spectrum_columns
 from dpsweep.accounting.individual.contour import UNKNOWN
@@ -210,3 +211,9 @@ def test_a_law_that_loses_much_mass_bounds_nothing(
     assert (np.isinf(moments[1:]) == (orders == order)).all()
     _, errors, _ = spectrum_columns(block_spectra(law, nodes, 1.7, 9.0, direction), 8)
     assert (errors[1:] >= UNKNOWN).all()
+
+
+@pytest.mark.parametrize("method", ["pld", "rdp"])
+def test_deltas_of_which_no_tail_is_a_small_share_are_refused(method: str) -> None:
+    with pytest.raises(UnsupportedMechanism, match=r"delta is 1e-299, but randomly allocated .* from 1e-250 on"):
+        individual_epsilons([0], np.ones((1, 1)), allocated(3.0, 5, 100), 1e-299, method)
