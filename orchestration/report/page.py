@@ -16,12 +16,15 @@ from string import Template
 from typing import Any, Final
 
 from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_heads, cells, heads, shown_metrics
+from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.formats import KINDS, at_most, opening
-from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
+from dpsweep.orchestration.comparison.metrics import METRICS
+from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import without_changes
-from dpsweep.orchestration.comparison.settings import Setting, finished_settings
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names, group_value
+from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.report.catalogue import (
     FIGURES,
     DrawnFigure,
@@ -30,6 +33,7 @@ from dpsweep.orchestration.report.catalogue import (
     titled,
     why_examples_are_missing,
 )
+from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
 from dpsweep.orchestration.report.html import key, missing_panel, note, panel, section, sentence, table
 from dpsweep.orchestration.report.plot import Style, packed, packed_plotly, script_safe, style_of
@@ -100,6 +104,7 @@ def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
         body=body,
         rows=_embedded("rows", rows),
         plotly=packed_plotly(),
+        settings=_embedded("settings", explorer_data(found, style)),
         figures=_embedded(
             "figures",
             {each.name: each.figure.plain() for each in drawn}
@@ -213,6 +218,7 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
         "Privacy, utility, fairness",
         key(settings, style),
         _figures(panels["results"], caption),
+        explorer(found),
         settings_table(found, style),
         comparison_table(found, style),
         _tuning(panels),
@@ -359,3 +365,79 @@ def comparison_page(found: Comparison) -> str:
 def _between(found: Comparison) -> str:
     """Return the table of parameters in which whole sweeps differ."""
     return table(between_heads(found), (), [[*map(escape, each.cells())] for each in found.between])
+
+
+def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
+    """Return every setting with mean, low end and high end of every metric, overall and by group.
+
+    The ends come from the 95% interval, or from the range over seeds if no interval is known.
+    """
+    names, shown = group_names([trial for setting in found.settings for trial in setting.trials]), _shown(found)
+    return {
+        "metrics": {
+            metric.name: {"title": metric.heading.removesuffix(", points"), "share": metric.format.is_share}
+            for metric in shown
+        },
+        "settings": [
+            {
+                "name": setting.name,
+                "colour": style.colour(setting),
+                "symbol": style.symbol(setting),
+                "meta": meta_of(setting),
+                "values": {each.name: _ends(found, setting, each.value, each.name, "") for each in shown},
+                "groups": {
+                    name: {
+                        each.name: _ends(found, setting, group_value(name, each.value), each.name, name)
+                        for each in GROUP_METRICS
+                        if each.task in (None, found.task)
+                    }
+                    for name in names
+                },
+            }
+            for setting in found.settings
+        ],
+    }
+
+
+def _shown(found: Findings) -> list[Metric]:
+    """Metrics that at least two settings have; of one group, no extreme over groups."""
+    of_groups = METRICS if found.has_groups else [each for each in METRICS if each.extreme is None]
+    return [each for each in of_groups if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
+
+
+def _ends(found: Findings, setting: Setting, value: Value, name: str, group: str) -> list[float] | None:
+    mean = setting.over_seeds(value)
+    if mean is None:
+        return None
+    interval = found.evidence.interval(setting, name, group)
+    low, high = (interval.low, interval.high) if interval else (mean.low, mean.high)
+    return [float(f"{number:.6g}") for number in (mean.mean, low, high)]
+
+
+def explorer(found: Findings) -> str:
+    """Return the controls, and the element that the page's script draws into; "" for fewer than two settings."""
+    shown = _shown(found)
+    if len(found.settings) < 2 or not shown:
+        return ""
+    names = group_names([trial for setting in found.settings for trial in setting.trials])
+    axes = [(each.name, each.heading.removesuffix(", points")) for each in shown]
+    controls = (
+        _select("explore-x", "Across", axes, found.main.name),
+        _select("explore-y", "Up", axes, found.worst_group.name if found.has_groups else "epsilon"),
+        _select("explore-group", "Group", [("", "all test examples"), *((name, name) for name in names)], ""),
+    )
+    return (
+        f'<h3>Any two numbers</h3><div class="controls">{"".join(controls)}</div>'
+        '<div id="explore" class="chart" role="img" aria-label="Two chosen metrics of every setting: a chart" '
+        'style="height:430px"></div><p><small>Means over seeds, with 95% intervals, or the range over seeds where none '
+        "is known. A group replaces those numbers that are known of groups.</small></p>"
+    )
+
+
+def _select(name: str, label: str, options: Iterable[tuple[str, str]], chosen: str) -> str:
+    def option(value: str, text: str) -> str:
+        mark = " selected" if value == chosen else ""
+        return f'<option value="{escape(value)}"{mark}>{escape(text)}</option>'
+
+    inner = "".join(option(*each) for each in options)
+    return f'<label>{escape(label)} <select id="{name}">{inner}</select></label>'

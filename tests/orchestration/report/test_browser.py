@@ -99,6 +99,12 @@ const wait = setInterval(() => {
   document.body.dataset.sorted = shown().map(row => parseFloat(row.cells[column].innerText)).join(" ");
   document.querySelector(".key button[data-value=flat]").click();
   document.body.dataset.filtered = shown().map(row => row.dataset.clipping).join(" ");
+  const pick = document.getElementById("explore-x");
+  pick.value = "epsilon";
+  pick.dispatchEvent(new Event("change"));
+  const chart = document.getElementById("explore");
+  document.body.dataset.axis = chart.layout.xaxis.title.text;
+  document.body.dataset.traces = chart.data.length;
   document.body.dataset.wide = document.documentElement.scrollWidth;
   document.body.dataset.done = "yes";
 }, 50);
@@ -107,12 +113,13 @@ const wait = setInterval(() => {
 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("width", [1280, PHONE])
-def test_a_reader_sorts_and_filters(tmp_path: Path, width: int) -> None:
+def test_a_reader_sorts_filters_and_chooses_axes(tmp_path: Path, width: int) -> None:
     data = answers(rendered("none").replace("</body>", DRIVE), tmp_path, width)
     accuracies = [float(each) for each in data["sorted"].split()]
     assert accuracies == sorted(accuracies)
     assert len(accuracies) == 7
     assert sorted(data["filtered"].split()) == ["dpsgd_f", "dpsgd_f", "individual", "individual", "non-private"]
+    assert (data["axis"], data["traces"]) == ("Worst-case ε", "4"), "the baseline has no finite ε"
     assert int(data["wide"]) <= width, "no sideways scrolling"
 
 

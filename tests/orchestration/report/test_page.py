@@ -272,6 +272,7 @@ def test_the_page_compares_by_the_chosen_metric_of_the_worst_group() -> None:
     assert drawn["utility-fairness"].layout.yaxis.title.text == "change of the worst-served group"
     assert "Change of the worst-served group" in text
     assert "Worst change" in text
+    assert '<option value="worst_group_accuracy_change" selected>' in render(data)
 
 
 def test_the_pareto_front_drops_what_is_beaten() -> None:
@@ -306,7 +307,7 @@ def test_the_correlation_with_loss_is_shown_to_the_owner_alone() -> None:
     text = Page(rendered("raw")).text
     assert "and loss" in text
     assert "0.87 −0.31 −0.31" in text
-    assert text.count("Pearson’s r of ε i and log loss") == 2, "the table, and what it means"
+    assert text.count("Pearson’s r of ε i and log loss") == 4, "the table, what it means, and two axes to choose"
     for disclosure in ("private", "none"):
         assert "log loss" not in Page(rendered(disclosure)).text
 
@@ -315,7 +316,7 @@ def test_pictures_have_names_and_tables_can_be_scrolled_without_a_mouse() -> Non
     html = rendered("raw")
     assert '<html lang="en">' in html
     body = html[html.index("<body>") : html.index("<script>")]
-    assert body.count('role="img" aria-label="') == len(Page(html).plots)
+    assert body.count('role="img" aria-label="') == len(Page(html).plots) + 1, "and the one with axes to choose"
     assert not re.search(
         r'aria-label="[^"]{0,2}"|<th(?!ead| scope)|<div class="scroll">|<svg class="swatch" width', body
     )
