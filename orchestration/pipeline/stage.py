@@ -13,7 +13,7 @@ from typing import Protocol
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
-from dpsweep.orchestration.comparison.formats import masked
+from dpsweep.orchestration.comparison.formats import listed, masked
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.backend import Backend, Connect, Opening
 from dpsweep.orchestration.execution.backends import backend, opening, plan_at
@@ -191,6 +191,8 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
         ):
             if stored is not None:
                 display.warn(_continuation_warning(status, files, coordinator.no_longer_asked))
+                if manifest.versions != stored.versions:
+                    display.warn(_versions_warning(stored.versions, manifest.versions))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record, shown = coordinator.finish()
         if status.stopped_by:
@@ -310,6 +312,14 @@ def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_aske
         f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
         f"keep them; to train these anew, choose another folder with --output{former}. Of their files, only "
         f"results are read; `dpsweep verify {shlex.quote(files.root)}` checks all"
+    )
+
+
+def _versions_warning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
+    others = [f"{name} {versions}" for name, versions in now.items() if versions != before.get(name)]
+    return (
+        f"other versions have run this sweep before ({listed(others)}): what differs between earlier and further "
+        "trials may be due to that"
     )
 
 

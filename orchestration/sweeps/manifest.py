@@ -14,7 +14,7 @@ import os
 import platform
 import subprocess
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -38,12 +38,12 @@ class Manifest:
 
     `sweep_id`: unique to the sweep, unchanged by a resume. `text`: the sweep file as submitted. `sweep`: the whole
     specification as plain values, every default written out. `created`: ISO 8601, UTC. `versions`: of Python and
-    packages. `git`: commit of dpsweep's code; empty outside a checkout. `hardware`: of the driver's machine. `earlier`:
-    earlier versions of the sweep file that asked for trials which the present one leaves out. `calibrations`: noise
-    multipliers found by plans of the sweep, by a digest of the calibration's inputs. `key_check`: check value of the
-    key that encrypts private files; None if they are not encrypted. `title`: name of the sweep in MLflow, where it is
-    not that of the sweep file. `code`: where the user's own modules were when the sweep was last run,
-    `dpsweep.workers.own_code.imports.UserCode.places`.
+    packages, all that have run the sweep, such as ``2.14.0, 2.15.0``. `git`: commit of dpsweep's code; empty outside a
+    checkout. `hardware`: of the driver's machine. `earlier`: earlier versions of the sweep file that asked for trials
+    which the present one leaves out. `calibrations`: noise multipliers found by plans of the sweep, by a digest of the
+    calibration's inputs. `key_check`: check value of the key that encrypts private files; None if they are not
+    encrypted. `title`: name of the sweep in MLflow, where it is not that of the sweep file. `code`: where the user's
+    own modules were when the sweep was last run, `dpsweep.workers.own_code.imports.UserCode.places`.
     """
 
     sweep_id: str
@@ -100,7 +100,7 @@ def new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
         text=text,
         sweep=dict(sweep),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
-        versions={"python": platform.python_version(), **dict(_versions())},
+        versions=_versions(),
         git=_git_state(),
         hardware={
             "machine": platform.machine(),
@@ -111,12 +111,19 @@ def new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
     )
 
 
-def _versions() -> Iterator[tuple[str, str]]:
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version()}
     for package in _PACKAGES:
         try:
-            yield package, importlib.metadata.version(package)
+            found[package] = importlib.metadata.version(package)
         except importlib.metadata.PackageNotFoundError:
-            yield package, "not installed"
+            found[package] = "not installed"
+    return found
+
+
+def _with_versions_here(before: Mapping[str, str]) -> dict[str, str]:
+    here = {name: version for name, version in _versions().items() if version not in before.get(name, "").split(", ")}
+    return {**before, **{name: ", ".join(filter(None, (before.get(name), here[name]))) for name in here}}
 
 
 def _git_state() -> dict[str, str]:
@@ -149,7 +156,7 @@ def opened(stored: Manifest | None, sweep: SweepSpec, text: str, root: str) -> M
     if stored is None:
         return new_manifest(sweep.plain(), text)
     require_key(stored.key_check, f"the sweep in {root}")
-    return grown(stored, sweep, text, root)
+    return grown(replace(stored, versions=_with_versions_here(stored.versions)), sweep, text, root)
 
 
 def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifest:

@@ -25,7 +25,7 @@ from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, ru
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import Past
-from dpsweep.orchestration.sweeps.manifest import read_manifest
+from dpsweep.orchestration.sweeps.manifest import read_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
@@ -105,6 +105,17 @@ def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
 
 
 @pytest.mark.long
+def test_other_versions_than_before_are_told_and_kept(files: SweepFiles) -> None:
+    manifest, told = known(read_manifest(files)), Told()
+    here = manifest.versions["torch"]
+    write_manifest(files, replace(manifest, versions={**manifest.versions, "torch": "2.1.0"}))
+    run(Path(files.root), told)
+    assert f"other versions have run this sweep before (torch 2.1.0, {here}): " in " ".join(told.warnings)
+    assert known(read_manifest(files)).versions == {**manifest.versions, "torch": f"2.1.0, {here}"}
+    run(Path(files.root), again := Told())
+    assert "other versions" not in " ".join(again.warnings)
+
+
 def test_new_trials_are_not_trained_beside_former_ones_of_other_data(files: SweepFiles) -> None:
     before, noted = contents(files.trials), [files.trial(key).data_fingerprint for key in rows(files)]
     for name in noted:
