@@ -1,10 +1,11 @@
 """Accounting of the users of a stored trial, whose records may lie in any part of the norms: a group-by over the parts.
 
-A user's epsilon needs all records of that user at every snapshot together. Users are divided into as many shares as
-there are parts, by the remainder of their id. Tasks over a few parts each read their norms once and write the rows in
-the order of shares (`dpsweep.accounting.records.user_rows`). Then one task for each share reads its rows from these
-files and accounts its users. So every byte is read a fixed number of times, however many parts there are. Where one or
-two shares are to be accounted, each reads the norms themselves.
+A user's epsilon needs all records of that user at every snapshot together. Users are divided into shares, by the
+remainder of their id: as many as there are parts, or up to `LEAST_TASKS` of `USERS_AT_ONCE` users each. Tasks over a
+few parts each read their norms once and write the rows in the order of shares (`dpsweep.accounting.records.user_rows`).
+Then one task for each share reads its rows from these files and accounts its users. So every byte is read a fixed
+number of times, however many parts there are. Where one or two shares are to be accounted, each reads the norms
+themselves.
 
 Both kinds of task are stateless and idempotent, as in `dpsweep.accounting.jobs`: what an interrupted run has stored,
 rows or epsilons, is not made again.
@@ -77,8 +78,10 @@ DIRECT = 2
 """Maximum number of shares that read the norms themselves; more are sorted first, which costs a write and a read."""
 SORTED_BYTES = 2**28
 """Maximum bytes of contributions per sorting task of several parts; held twice, with encryption three times."""
+USERS_AT_ONCE = 32
+"""Users of a share where parts are few: one of many records takes seconds, and cores share them as progress shows."""
 LEAST_TASKS = 64
-"""Minimum number of sorting tasks if there are that many parts, so that all nodes have work."""
+"""Minimum number of sorting tasks if there are that many parts, and of shares, so that all nodes have work."""
 
 Ids = NDArray[np.int64]
 Rows = NDArray[np.float32]
@@ -86,16 +89,17 @@ Rows = NDArray[np.float32]
 
 @dataclass(frozen=True)
 class Share:
-    """The users whose id leaves the remainder ``part`` when divided by the number of parts."""
+    """The users whose id leaves the remainder ``part`` when divided by the number of shares."""
 
     part: int
 
 
 @dataclass(frozen=True)
 class ShareOfNorms:
-    """The rows of one share of the users, among all parts of the norms."""
+    """The rows of one of ``shares`` shares of the users, among all parts of the norms."""
 
     part: int
+    shares: int
     parts: tuple[OwnedPart, ...]
 
     def read(self) -> tuple[Ids, Rows]:
@@ -103,7 +107,7 @@ class ShareOfNorms:
         kept = []
         for each in self.parts:
             owners = each.users()
-            mine = owners.ids % len(self.parts) == self.part
+            mine = owners.ids % self.shares == self.part
             kept.append((owners.ids[mine], each.contributions(owners)[mine]))
         users, rows = (np.concatenate(column) for column in zip(*kept, strict=True))
         return users, rows
@@ -210,13 +214,14 @@ def account_users(job: AccountingJob, scatter: Scatter) -> EpsilonSummary:
         raise InvalidInput("a filter limited single examples, not users, so users have no epsilon of their own here")
     shards.require_complete(trace.dataset_size)
     parts = [users.owned(shards.files(part)) for part in shards.parts]
-    norms = _digest(parts, users)
+    shares = max(len(parts), min(LEAST_TASKS, -(-users.count // USERS_AT_ONCE)))
+    norms = _digest(parts, users, shares)
     inputs = inputs_of(job, trace, norms)
-    found = _stored(job, inputs, len(parts), scatter)
-    missing = [share for share in range(len(parts)) if share not in found]
-    asked = _shares(job.root, parts, missing, norms, scatter)
+    found = _stored(job, inputs, shares, scatter)
+    missing = [share for share in range(shares) if share not in found]
+    asked = _shares(job.root, parts, shares, missing, norms, scatter)
     computed = in_order(scatter, AccountShares(job, tuple(map(int, shards.steps)), inputs), asked)
-    summary = gathered(job, (found[share] if share in found else next(computed) for share in range(len(parts))))
+    summary = gathered(job, (found[share] if share in found else next(computed) for share in range(shares)))
     delete_folder(files.rows_by_user)
     return summary
 
@@ -230,12 +235,12 @@ def _stored(job: AccountingJob, inputs: str, shares: int, scatter: Scatter) -> d
 
 
 def _shares(
-    root: str, parts: Sequence[OwnedPart], missing: Sequence[int], norms: str, scatter: Scatter
+    root: str, parts: Sequence[OwnedPart], shares: int, missing: Sequence[int], norms: str, scatter: Scatter
 ) -> Sequence[ShareOfRows | ShareOfNorms]:
     """Return the rows of the missing shares. More than `DIRECT` shares are sorted first."""
     if len(missing) <= DIRECT:
-        return [ShareOfNorms(share, tuple(parts)) for share in missing]
-    files = list(in_order(scatter, SortRows(root, len(parts), norms), _grouped(parts)))
+        return [ShareOfNorms(share, shares, tuple(parts)) for share in missing]
+    files = list(in_order(scatter, SortRows(root, shares, norms), _grouped(parts)))
     every = shares_of(TrialFiles(root).rows_by_user, len(parts[0].norms.steps), files)
     return [every[share] for share in missing]
 
@@ -247,9 +252,9 @@ def _grouped(parts: Sequence[OwnedPart]) -> list[SomeParts]:
     return [SomeParts(start, tuple(parts[start : start + together])) for start in range(0, len(parts), together)]
 
 
-def _digest(parts: Sequence[OwnedPart], users: StoredUsers) -> str:
+def _digest(parts: Sequence[OwnedPart], users: StoredUsers, shares: int) -> str:
     """sha256 of everything that determines the rows of all users, and their division into shares."""
-    found = hashlib.sha256(repr(users.digests()).encode())
+    found = hashlib.sha256(repr((shares, users.digests())).encode())
     for each in parts:
         found.update(repr(each.norms.identity).encode())
     return found.hexdigest()

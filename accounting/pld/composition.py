@@ -13,7 +13,7 @@ Method: each round's loss is discretised upwards and downwards on one lattice
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import NamedTuple
@@ -34,7 +34,7 @@ from dpsweep.accounting.pld.exact import HIGHEST_EXACT, LEAST_TAIL, exact_deltas
 from dpsweep.accounting.pld.fourier import compose, compose_upper
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import LatticePlan, make_plan, spacing_for
-from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
+from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_ATOMS, MAX_POINTS
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, centres, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw
 
@@ -50,6 +50,7 @@ _VACUOUS = 1e4  # a lattice that gives an upper epsilon above this and a lower o
 _HOPELESS = 1e7  # approximate epsilons above which no lattice is tried
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 _NEAR = 1.05  # ratio of the bounds on delta that is accepted without losing more
+_ALONE = 0.7  # share of the spacing for both bounds that one from above has
 _MISJUDGED = 0.2  # error of a saddle point's log of delta above which it is far off
 _LOST = (1e-8, 1e-4, 1e-2)  # shares of delta that all rounds together may lose to infinity, tried in this order
 
@@ -78,8 +79,13 @@ def require_pld_delta(delta: float) -> float:
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
-def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
-    """Return the epsilon of given rounds at ``delta``, certified from both sides."""
+def epsilon_of_rounds(
+    rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE, from_below: bool = True
+) -> PairBounds:
+    """Return the epsilon of given rounds at ``delta``, certified from both sides.
+
+    Without ``from_below`` only from above, several times faster; the lower one may then be 0.
+    """
     delta = require_pld_delta(delta)
     tolerance = require_finite("tolerance", tolerance, above=0.0)
     if not rounds.is_private:
@@ -87,6 +93,8 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
     if rounds.is_one_gaussian:
         upper, lower = gaussian_epsilon(rounds.gaussian, delta)
         return PairBounds(upper, lower)
+    if not from_below:
+        rounds = _rounded_up(rounds, tail_of(rounds, delta))
     if total_variation(rounds) <= delta:
         return PairBounds(0.0, 0.0)
     highest, lowest = math.inf, 0.0
@@ -95,11 +103,11 @@ def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLE
         if highest <= lowest * (1 + tolerance):
             return PairBounds(highest, lowest)
     ceiling = gaussian_ceiling(rounds, delta)
-    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, min(highest, ceiling))
+    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, min(highest, ceiling), from_below)
     lower = max(lower, lowest)
     bounds = [PairBounds(upper, lower, "gdp" if upper == ceiling else "pld")]
     if upper > lower * (1 + 2 * _ENOUGH * tolerance):
-        lower = max(lower, _of_the_strongest(rounds, delta))
+        lower = max(lower, _of_the_strongest(rounds, delta) if from_below else 0.0)
         bounds = [bounds[0]._replace(lower=lower), PairBounds(renyi_ceiling(rounds, delta), lower, "rdp")]
     return min(bounds, key=lambda bound: bound.upper)
 
@@ -119,7 +127,9 @@ def _mean_sensitivity(law: RoundLaw) -> float:
     return sum(share * float(np.dot(mixture.sensitivities, mixture.probabilities)) for share, mixture in law.cases)
 
 
-def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ceiling: float) -> tuple[float, float]:
+def _epsilon_on_lattices(
+    rounds: GroupRounds, delta: float, tolerance: float, ceiling: float, from_below: bool
+) -> tuple[float, float]:
     """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``.
 
     Where examples are drawn rarely, losses far above epsilon decide at which tilt the lattice is precise, although they
@@ -129,33 +139,44 @@ def _epsilon_on_lattices(rounds: GroupRounds, delta: float, tolerance: float, ce
     upper, lower = ceiling, 0.0
     for share in _LOST:
         tail = tail_of(rounds, delta, share)
-        above, below = _epsilon_losing(_Asked(rounds, delta, tolerance, tail), upper)
+        pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
+        above, below = _epsilon_losing(_Asked(rounds, delta, tolerance, tail, from_below), pair, upper)
         helped = above < upper or below > lower
         upper, lower = min(upper, above), max(lower, below)
         enough = upper <= lower * (1 + 2 * _ENOUGH * tolerance)
-        if enough or not helped or not _misjudges(rounds, upper, delta, tail):
+        if enough or not helped or not _misjudge(pair, upper, delta):
             break
     return upper, lower
 
 
-def _misjudges(rounds: GroupRounds, epsilon: float, delta: float, tail: float) -> bool:
-    """Return whether the saddle point at a lattice's ``epsilon`` is far from the ``delta`` that the lattice has
+def _rounded_up(rounds: GroupRounds, tail: float) -> GroupRounds:
+    """Return rounds that dominate these, as every composition from above would round each of them up."""
+    laws = tuple((law.truncated(tail).pooled(MAX_ATOMS, "upper"), count) for law, count in rounds.laws)
+    return replace(rounds, laws=laws)
+
+
+def _misjudge(pair: Sequence[Cumulants], epsilon: float, delta: float) -> bool:
+    """Return whether the saddle points at a lattice's ``epsilon`` are far from the ``delta`` that the lattice has
     there.
     """
     if epsilon > _HOPELESS:
         return False
-    saddles = [saddle_at_epsilon(cumulants(rounds, direction, tail), epsilon) for direction in DIRECTIONS]
+    saddles = [saddle_at_epsilon(generating, epsilon) for generating in pair]
     return not abs(max(saddle.log_delta for saddle in saddles) - math.log(delta)) <= _MISJUDGED
 
 
 @dataclass(frozen=True)
 class _Asked:
-    """The epsilon at ``delta`` of rounds that may each lose ``tail`` to infinity. tolerance: target for its gap."""
+    """The epsilon at ``delta`` of rounds that may each lose ``tail`` to infinity. tolerance: target for its gap.
+
+    from_below: whether a lower bound is asked for, too.
+    """
 
     rounds: GroupRounds
     delta: float
     tolerance: float
     tail: float
+    from_below: bool
 
 
 @dataclass(frozen=True)
@@ -167,20 +188,20 @@ class _Side:
     saddle: Saddle
 
 
-def _epsilon_losing(asked: _Asked, ceiling: float) -> tuple[float, float]:
-    """(upper, lower) epsilon of the worse direction."""
-    pair = [cumulants(asked.rounds, direction, asked.tail) for direction in DIRECTIONS]
+def _epsilon_losing(asked: _Asked, pair: Sequence[Cumulants], ceiling: float) -> tuple[float, float]:
+    """(upper, lower) epsilon of the worse direction. pair: of both directions."""
     sides = [
         _Side(generating, other, saddle_at_delta(generating, math.log(asked.delta)))
         for generating, other in (pair, pair[::-1])
     ]
     first, second = sorted(sides, key=lambda side: -side.saddle.epsilon)
-    worse = _bracket_epsilon(asked, first, ceiling)
+    bracket = _bracket_epsilon if asked.from_below else _bracket_from_above
+    worse = bracket(asked, first, ceiling)
     if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= asked.delta:
         return worse.upper, worse.lower
     if _is_below(asked, second, worse.upper):
         return worse.upper, worse.lower
-    other = _bracket_epsilon(asked, second, ceiling, worse.upper)
+    other = bracket(asked, second, ceiling, worse.upper)
     return max(worse.upper, other.upper), max(worse.lower, other.lower)
 
 
@@ -328,3 +349,25 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
         spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(side.generating, max(above.nearest, 0.0))
     raise AssertionError("unreachable: the last attempt returns")
+
+
+def _bracket_from_above(asked: _Asked, side: _Side, ceiling: float, enough: float = 0.0) -> _Bracket:
+    """Return an upper bound on the epsilon of one direction, as `_bracket_epsilon`; the lower one is 0.
+
+    The lattice is as fine as a second one of `_bracket_epsilon`, and another one follows only where the saddle point
+    was far off.
+    """
+    saddle, upper = side.saddle, ceiling
+    for _ in range(_ATTEMPTS):
+        aim = replace(saddle, log_delta=math.log(asked.delta))
+        spacing = spacing_for(asked.rounds.count, saddle, asked.tolerance) * _ALONE
+        plan = make_plan(side.generating, side.other, aim, spacing, asked.tail, asked.rounds.count)
+        if saddle.epsilon > _HOPELESS or is_too_coarse(asked.rounds, plan):
+            break
+        found = compose_upper(asked.rounds, plan).epsilon_at(asked.delta)
+        upper = min(upper, found.epsilon)
+        near = abs(found.nearest - saddle.epsilon) <= _MISJUDGED * max(found.nearest, 1 / (1 + saddle.tilt))
+        if near or upper <= enough or math.isinf(found.epsilon):
+            break
+        saddle = saddle_at_epsilon(side.generating, max(found.nearest, 0.0))
+    return _Bracket(upper, 0.0, None)

@@ -129,9 +129,9 @@ def epsilon_of_examples(
     Several members have no lower one: their sums are rounded up. Proofs: docs/group-proof.md.
     """
     delta = require_pld_delta(delta)
-    found = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance)
-    alone = len(require_numbers("contributions", contributions, 2)) == 1 or math.isinf(found.lower)
-    lower = proven_lower(found.lower, trace) if alone else None
+    alone = len(require_numbers("contributions", contributions, 2)) == 1
+    found = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance, from_below=alone)
+    lower = proven_lower(found.lower, trace) if alone or math.isinf(found.lower) else None
     return CertifiedEpsilon(found.upper, lower, delta, found.method, trace.individual_kind)
 
 

@@ -73,6 +73,7 @@ MAX_ATOMS = 2048  # most sensitivities in a table; with more, neighbours are mer
 _EPS = float(np.finfo(np.float64).eps)
 _SQRT_TWO_PI = float(np.sqrt(2 * np.pi))
 _NEWTON_STEPS = 60
+_ENTRIES = 1 << 18  # entries of a table of sensitivities and outputs
 
 
 @dataclass(frozen=True)
@@ -459,9 +460,9 @@ class _Atoms:
         total, slope, alone = np.zeros_like(targets), np.zeros_like(targets), self._alone(outputs)
         if self._bunches is not None:
             total[~alone], slope[~alone] = self._bunches.total_and_slope(targets[~alone], outputs[~alone])
-        for shift, weight in self._weights(targets[alone], outputs[alone]):
-            total[alone] += weight
-            slope[alone] += shift * weight
+        for few, weights in self._weights(targets, outputs, np.flatnonzero(alone)):
+            total[few] = weights.sum(axis=0)
+            slope[few] = (self.shifts[:, None] * weights).sum(axis=0)
         return total, slope
 
     def mills(self, losses: Array, outputs: Array) -> Array:
@@ -469,8 +470,8 @@ class _Atoms:
         found, alone = np.zeros_like(losses), self._alone(outputs)
         if self._bunches is not None:
             found[~alone] = self._bunches.mills(losses[~alone], outputs[~alone])
-        for shift, weight in self._weights(losses[alone], outputs[alone]):
-            found[alone] += weight * signed_mills(outputs[alone] - shift)
+        for few, weights in self._weights(losses, outputs, np.flatnonzero(alone)):
+            found[few] = (weights * signed_mills(outputs[few] - self.shifts[:, None])).sum(axis=0)
         return found
 
     def _alone(self, outputs: Array) -> npt.NDArray[np.bool_]:
@@ -478,10 +479,15 @@ class _Atoms:
             return np.ones(len(outputs), np.bool_)
         return (outputs < self.lowest) | (outputs > self.highest)
 
-    def _weights(self, targets: Array, outputs: Array) -> Iterator[tuple[float, Array]]:
-        if len(outputs):
-            for shift, log_atom in zip(self.shifts, self._log_atoms, strict=True):
-                yield shift, np.exp(log_atom + shift * outputs - targets)
+    def _weights(
+        self, targets: Array, outputs: Array, alone: npt.NDArray[np.intp]
+    ) -> Iterator[tuple[npt.NDArray[np.intp], Array]]:
+        """Yield places of some outputs, and p_j exp(a_j x - a_j^2 / 2 - target) there, [atoms, outputs]."""
+        at_once = max(1, _ENTRIES // len(self.shifts))
+        for start in range(0, len(alone), at_once):
+            few = alone[start : start + at_once]
+            lines = self.shifts[:, None] * outputs[few]
+            yield few, np.exp(self._log_atoms[:, None] + lines - targets[few])
 
 
 def _invert(atoms: _Atoms, targets: Array) -> Array:

@@ -270,7 +270,7 @@ def _independent(contributions: Sequence[float], sample_rate: float, spacing: fl
     fine = _independent(small, sample_rate, finer)
     limit = max(_SUMS, len(coarse.sensitivities))
     beside = max(_SUMS_OF_SMALL, limit // len(coarse.sensitivities))
-    return _sum(coarse, fine.pooled(beside, "upper")).pooled(limit, "upper")
+    return _sum(coarse, fine.pooled(beside, "upper"), limit)
 
 
 def _poisson_on_grid(contributions: Sequence[float], sample_rate: float, spacing: float) -> SensitivityMixture:
@@ -283,12 +283,15 @@ def _poisson_on_grid(contributions: Sequence[float], sample_rate: float, spacing
     return _on_grid(probabilities, spacing)
 
 
-def _sum(first: SensitivityMixture, second: SensitivityMixture) -> SensitivityMixture:
-    """Return the law of the sum of two independent sensitivities."""
+def _sum(first: SensitivityMixture, second: SensitivityMixture, limit: int) -> SensitivityMixture:
+    """Return the law of the sum of two independent sensitivities, rounded up to at most ``limit`` + 1 values."""
     sums = np.add.outer(first.sensitivities, second.sensitivities).ravel()
-    log_weights = np.add.outer(np.log(first.probabilities), np.log(second.probabilities)).ravel()
-    values, places = np.unique(sums, return_inverse=True)
-    return mixture_from_log_weights(values, np.log(np.bincount(places, weights=np.exp(log_weights))))
+    order = np.argsort(sums)
+    values, weights = sums[order], np.outer(first.probabilities, second.probabilities).ravel()[order]
+    firsts = _cells(values, limit) if len(values) > limit else np.flatnonzero(np.diff(values, prepend=-1.0))
+    shared = values[np.append(firsts[1:], len(values)) - 1]
+    with np.errstate(divide="ignore"):
+        return mixture_from_log_weights(shared, np.log(np.add.reduceat(weights, firsts)))
 
 
 def _subset(contributions: Sequence[float], counts: Array, log_weights: Array, spacing: float) -> SensitivityMixture:

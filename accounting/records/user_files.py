@@ -133,7 +133,7 @@ class Owners:
 
 
 class StoredUsers:
-    """The users of a trial's examples. most_records: largest number of records of any user."""
+    """The users of a trial's examples. count: how many; most_records: largest number of records of any of them."""
 
     def __init__(self, directory: str) -> None:
         """Raises: InvalidInput for a trial whose users are not stored, DataCorruption for damaged files."""
@@ -143,10 +143,10 @@ class StoredUsers:
                 f"{directory} does not exist: the trial's data name no users; name "
                 "them (`user` of a table, `user_ids` of `make_split`) and train again, or leave --by-user out"
             )
-        most_records = parsed_json(content).get("most_records")
-        if not isinstance(most_records, int) or most_records < 0:
-            raise DataCorruption(f"{directory}/{_SUMMARY} holds no number of records; {_NEXT}")
-        self.most_records = most_records
+        summary = parsed_json(content)
+        self.count, self.most_records = summary.get("users"), summary.get("most_records")
+        if not all(isinstance(number, int) and number >= 0 for number in (self.count, self.most_records)):
+            raise DataCorruption(f"{directory}/{_SUMMARY} holds no numbers of users and records; {_NEXT}")
         self._store = PartStore(directory, USER_SCHEMA)
 
     def digests(self) -> tuple[str, ...]:

@@ -297,6 +297,20 @@ def test_damage_to_sorted_rows_is_named_and_does_not_last(
     assert list_files(rows_of(job)) == ()
 
 
+def test_users_of_few_parts_are_divided_among_tasks(job: AccountingJob, monkeypatch: pytest.MonkeyPatch) -> None:
+    """So that cores share the work, and its progress shows."""
+    whole = replace(job, folder=f"{job.folder}-whole")
+    account_users(whole, account_in_process)
+    monkeypatch.setattr(users_module, "USERS_AT_ONCE", 2)
+    stages = Stages()
+    account_users(job, stages)
+    assert stages.done == Counter({"SortRows": 7, "AccountShares": -(-len(np.unique(USERS)) // 2)})
+    found, expected = read_epsilons(job.folder), read_epsilons(whole.folder)
+    assert dict(zip(found.example_ids, found.upper, strict=True)) == dict(
+        zip(expected.example_ids, expected.upper, strict=True)
+    )
+
+
 def test_a_shared_record_counts_for_each_of_its_users(tmp_path: Path) -> None:
     root = str(tmp_path / "trial")
     write_trial(root, examples=12, rows_per_part=4)
@@ -385,7 +399,7 @@ def test_users_of_other_examples_and_damage_are_refused(job: AccountingJob) -> N
         StoredUsers(str(users))
     for forged in (b"{}", b'{"most_records": []}', b'{"most_records": -1}'):
         write_private_sealed(str(summary), forged)
-        with pytest.raises(DataCorruption, match="holds no number of records"):
+        with pytest.raises(DataCorruption, match="holds no numbers of users and records"):
             StoredUsers(str(users))
 
 

@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.samplings import (
     ShuffledSampling,
 )
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
-from dpsweep.accounting.pld import CertifiedEpsilon, delta_pld, epsilon_pld
+from dpsweep.accounting.pld import CertifiedEpsilon, delta_pld, epsilon_of_rounds, epsilon_pld, rounds_of_examples
 from dpsweep.accounting.pld.group_rounds import rounds_of_group
 from dpsweep.accounting.pld.groups import epsilon_of_examples
 from tests.known import known
@@ -119,6 +119,21 @@ def test_an_epoch_cut_by_a_change_of_noise_counts_once_at_its_lowest_noise() -> 
     assert rounds_of_group(cut).gaussian ** 2 == pytest.approx(1 / 25 + 1 / 16 + 1 / 16)
     unfinished = trace_of([(sampling, 5.0, 23)], adjacency="zero_out")
     assert rounds_of_group(unfinished).gaussian ** 2 == pytest.approx(3 / 25)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_bound_from_above_alone_is_that_of_both(seed: int) -> None:
+    """For a group of members whose contributions differ at every snapshot, in either direction."""
+    draws = np.random.default_rng(seed)
+    sampling = PoissonSampling(0.05) if seed % 2 else FixedBatchSampling(100, 5)
+    trace = Trace(
+        100,
+        (Segment(0, 300, sampling, float(draws.uniform(0.7, 3.0))),),
+        releases=(GaussianRelease("statistics", 8.0),),
+    )
+    rounds = rounds_of_examples(trace, [0, 100, 200], 10.0 ** draws.uniform(-3.0, 0.0, (6, 3)))
+    both, alone = (epsilon_of_rounds(rounds, 1e-6, from_below=below) for below in (True, False))
+    assert both.lower <= alone.upper <= both.upper * (1 + 1e-4)
 
 
 def test_fixed_batches_double_the_sensitivity() -> None:
