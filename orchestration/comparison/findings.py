@@ -30,8 +30,8 @@ from dpsweep.orchestration.comparison.rate_metrics import (
 from dpsweep.orchestration.comparison.sanity import (
     UnknownCost,
     best_constant,
-    has_diverged,
     is_constant,
+    is_lost,
     lost_runs,
     too_few_to_test,
     why_cost_is_unknown,
@@ -185,10 +185,10 @@ class Findings:
 
     @cached_property
     def baselines(self) -> tuple[Setting, ...]:
-        """Non-private settings that have not diverged, the best by `main` first; none if `unknown_cost`."""
+        """Non-private settings that are not lost (`is_lost`), the best by `main` first; none if `unknown_cost`."""
         if self.unknown_cost:
             return ()
-        found = [setting for setting in self.settings if setting.is_baseline and not has_diverged(setting)]
+        found = [setting for setting in self.settings if setting.is_baseline and not is_lost(setting)]
         return tuple(sorted(found, key=lambda setting: -mean_of(setting, self.main.name)))
 
     @cached_property
@@ -487,7 +487,7 @@ def _useless(found: Findings) -> list[str]:
 def _diverged(found: Findings) -> list[str]:
     if found.unknown_cost:
         return []
-    lost = [setting.name for setting in found.settings if setting.is_baseline and has_diverged(setting)]
+    lost = [setting.name for setting in found.settings if setting.is_baseline and is_lost(setting)]
     if not lost:
         return []
     return [

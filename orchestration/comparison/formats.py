@@ -222,7 +222,14 @@ def correlation(value: float | None) -> str:
 
 
 def _fit(value: float | None) -> str:
-    return MISSING if value is None or not math.isfinite(value) else f"{value:.3f}".replace("-", "−")
+    """Return a score with three decimals; far from 0, where a model diverged, with three significant digits.
+
+    >>> _fit(-0.0213), _fit(-3412.506), _fit(-1.88e45)
+    ('−0.021', '−3412.506', '−1.88e+45')
+    """
+    if value is None or not math.isfinite(value):
+        return MISSING
+    return (f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}").replace("-", "−")
 
 
 def signed(value: float | None) -> str:
@@ -282,7 +289,7 @@ AT_MOST = Format(at_most_share, lambda found: at_most_share(found.high), _SHARE)
 POINTS = Format(points, lambda found: f"{points(found.mean)} ± {100 * found.deviation:.1f}", (-1.0, 1.0), is_share=True)
 CORRELATION = Format(correlation, possible=_SHARE)
 GAP = Format(gap, possible=_SHARE, is_share=True)
-FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {found.deviation:.3f}", (-math.inf, 1.0))
+FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {_fit(found.deviation)}", (-math.inf, 1.0))
 """Format of goodness-of-fit scores such as r2: at most 1, and possibly negative."""
 CHANGE = Format(signed, possible=(-math.inf, math.inf))
 SECONDS = Format(seconds)

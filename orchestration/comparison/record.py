@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
@@ -18,7 +17,7 @@ from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuning_note
-from dpsweep.orchestration.comparison.values import has_learnt
+from dpsweep.orchestration.comparison.values import is_reference
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import (
@@ -37,6 +36,7 @@ from dpsweep.orchestration.sweeps.manifest import Manifest
 from dpsweep.orchestration.sweeps.planned import reasons_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import read_attacks
+from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.training.counters import read_counters
 
@@ -157,16 +157,16 @@ class SweepRecord:
         Only settings that have learnt something count. Private trials are compared with the best baseline, because the
         difference to a diverged one would say nothing about privacy.
         """
-        accuracies: dict[str, list[float]] = {}
+        runs: dict[str, list[Evaluation]] = {}
         for point in self.points:
             result = None if point.is_private else self.finished(point.key)
-            if result is not None and math.isfinite(result.evaluation.main) and has_learnt(result.evaluation):
-                accuracies.setdefault(_setting_of(point), []).append(result.evaluation.main)
+            if result is not None:
+                runs.setdefault(_setting_of(point), []).append(result.evaluation)
+        mean = {name: statistics.fmean(each.main for each in of) for name, of in runs.items() if is_reference(of)}
         found: dict[str, list[GridPoint]] = {}
         for point in self.points:
-            if not point.is_private and _setting_of(point) in accuracies and self.finished(point.key):
+            if not point.is_private and _setting_of(point) in mean and self.finished(point.key):
                 found.setdefault(_comparable(point), []).append(point)
-        mean = {name: statistics.fmean(values) for name, values in accuracies.items()}
         return {
             name: tuple(sorted(points, key=lambda point: -mean[_setting_of(point)])) for name, points in found.items()
         }

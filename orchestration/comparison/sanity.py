@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.formats import first_few
 from dpsweep.orchestration.comparison.intervals import LEVEL
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.comparison.values import constant_score, has_learnt
+from dpsweep.orchestration.comparison.values import constant_score, has_learnt, is_reference
 from dpsweep.orchestration.store.published import PublishedQuality, PublishedTrial
 
 _HARDLY: Final = {"classification": 0.2, "regression": 0.05}
@@ -38,6 +38,11 @@ _FREQUENT: Final = 0.9
 def has_diverged(setting: Setting) -> bool:
     """Return whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
     return not any(trial.quality and has_learnt(trial.quality) for trial in setting.trials)
+
+
+def is_lost(setting: Setting) -> bool:
+    """Return whether a non-private setting tells nothing of what privacy costs (`is_reference`)."""
+    return not is_reference([trial.quality for trial in setting.trials if trial.quality])
 
 
 def is_constant(setting: Setting) -> bool:
@@ -174,14 +179,15 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     """
     if not baselines:
         return UnknownCost()
-    best = max(baselines, key=lambda setting: setting.rank(main.value))
+    known = [setting for setting in baselines if not is_lost(setting)]
+    best = max(known or baselines, key=lambda setting: setting.rank(main.value))
     reached, constant, shown = best.rank(main.value), constant_of(best), main.format.one
     if few := too_few_to_test(best, evidence, main):
         return UnknownCost(few, f"The cost of privacy is unknown: {few}.")
     hardly = "the baseline hardly beats a constant prediction"
     others = cure_of_rare_classes(constant, main) or "other inputs, such as narrower ranges"
     step = f"train it longer, with another rate, or {others}"
-    if all(has_diverged(setting) for setting in baselines):
+    if not known and (has_diverged(best) or lost_runs(best, main)):
         lost = f"diverged, or did no better than always predicting {best_constant(main)}"
         return UnknownCost.of_baseline(hardly, f"{first_few([each.name for each in baselines])} {lost}: {step}.")
     if best_reference := _reference(best):

@@ -40,6 +40,7 @@ from dpsweep.orchestration.store.published import (
 )
 from dpsweep.orchestration.store.states import TrialState
 
+_LEAST_DRAWN: Final = -1.0
 _HIDDEN_SPREAD: Final = 1e-3
 """Level of `_spreads_more` for settings that others may have hidden."""
 
@@ -374,6 +375,13 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
             served = math.nan if group.main is None else group.main
             accuracies.setdefault(group.name, []).append(served if math.isfinite(served) else 0.0)
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
+
+
+def drawable(settings: Iterable[Setting]) -> tuple[Setting, ...]:
+    """Return the settings that figures show: R² has no lower end, and a run far below that of a constant prediction
+    would hide all differences between the others.
+    """
+    return tuple(each for each in settings if not any((main(trial) or 0.0) < _LEAST_DRAWN for trial in each.trials))
 
 
 def best_trade_offs(

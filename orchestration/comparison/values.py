@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+import statistics
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -68,6 +69,19 @@ def has_learnt(found: Evaluation | PublishedQuality) -> bool:
     """
     constant = constant_score(found)
     return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
+
+
+def is_reference(runs: Sequence[Evaluation | PublishedQuality]) -> bool:
+    """Return whether the runs of a non-private setting tell what privacy costs: each has a finite loss and score, and
+    their mean is better than a constant prediction.
+
+    The mean of those that did not diverge would be that of the lucky ones.
+    """
+    scores = [math.nan if each.main is None or not math.isfinite(each.loss) else each.main for each in runs]
+    constants = [known for each in runs if (known := constant_score(each)) is not None]
+    if not scores or not all(map(math.isfinite, scores)):
+        return False
+    return not constants or statistics.fmean(scores) > statistics.fmean(constants) + 1e-9
 
 
 def median_epsilon(trial: PublishedTrial) -> float | None:

@@ -12,7 +12,7 @@ from typing import Final, Literal
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
-from dpsweep.orchestration.comparison.settings import finished_settings, group_names
+from dpsweep.orchestration.comparison.settings import drawable, finished_settings, group_names
 from dpsweep.orchestration.report import figures as draw
 from dpsweep.orchestration.report import private_figures, training_curves
 from dpsweep.orchestration.report.figures import Scene
@@ -169,7 +169,7 @@ def drawn_figures(
     """
     settings = finished_settings(data.trials)
     worst = WORST_GROUP_METRICS[data.worst_group]
-    scene = Scene(settings, style_of(settings), group_names(data.trials), worst, data.task, useless)
+    scene = Scene(drawable(settings), style_of(settings), group_names(data.trials), worst, data.task, useless)
     return tuple(
         DrawnFigure(kind, kind.name + which, titled(kind, data.task) + which, figure)
         for kind in kinds

@@ -19,11 +19,11 @@ from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_h
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.comparison.formats import KINDS, at_most, opening
+from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, opening
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import without_changes
-from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names, group_value
+from dpsweep.orchestration.comparison.settings import Setting, drawable, finished_settings, group_names, group_value
 from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.report.catalogue import (
     FIGURES,
@@ -212,7 +212,9 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
             "(Vadhan 2017) would claim; dashed is k times the ε of one record: a lower bound where nothing is "
             "sampled, else only a reference, because members of a group are rarely in the same batch."
         )
-    if "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings):
+    if hidden := [each.name for each in settings if each not in drawable(settings)]:
+        caption += f" Not drawn, as {found.word} of a run is below −1: {escape(first_few(hidden))}."
+    elif "privacy-utility" not in drawn and any(not setting.is_baseline for setting in settings):
         caption += " All private settings cost the same worst-case ε, so privacy needs no axis."
     return section(
         "Privacy, utility, fairness",
@@ -394,7 +396,7 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
                     for name in names
                 },
             }
-            for setting in found.settings
+            for setting in drawable(found.settings)
         ],
     }
 

@@ -89,6 +89,15 @@ def test_nothing_is_compared_with_a_baseline_that_has_learnt_nothing(tmp_path: P
     assert shown.tags["baseline"] == ""
 
 
+def test_nothing_is_compared_with_a_baseline_that_diverged_for_another_seed(tmp_path: Path) -> None:
+    record, _ = sample_record(tmp_path, finished=(0, 1))
+    other = KEYS["non-private-seed1"]
+    found = known(record.finished(other))
+    lost = replace(found.training, evaluation=replace(found.training.evaluation, loss=math.nan))
+    statuses = {**record.statuses, other: status_of(replace(found, training=lost))}
+    assert trials(replace(record, statuses=statuses))[PRIVATE].tags["baseline"] == ""
+
+
 def test_costs_are_shown_as_what_they_are(tmp_path: Path) -> None:
     record, _ = sample_record(tmp_path)
     point = next(point for point in record.points if point.key == PRIVATE)

@@ -14,10 +14,12 @@ from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings
 from dpsweep.orchestration.comparison.settings import best_trade_offs
+from dpsweep.orchestration.report.catalogue import drawn_figures
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
 from dpsweep.workers.evaluation.outcomes import Outcomes, ScoredOutcomes
+from tests.known import known as present
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
 
 CONSTANT = float((LABELS == 0).mean())
@@ -56,6 +58,23 @@ def test_the_mean_of_runs_that_did_not_diverge_is_not_recommended() -> None:
     assert every.useless == {"m1 · constant": "diverged in 1 of 3 runs"}
     assert best(every).name == "m0 · constant"
     assert "Not recommended: m1 · constant diverged in 1 of 3 runs." in headline(published(population, found), every)
+
+
+def test_a_baseline_with_a_run_that_diverged_is_compared_with_nothing_and_not_drawn() -> None:
+    population = Population((60,), ((1.7,), (2.7,)), 3, task="regression", baseline=4.0)
+    found = drawn(population, np.random.default_rng(0))
+    lost = found["none-0-1"]
+    assert isinstance(lost, ScoredOutcomes)
+    found["none-0-1"] = replace(lost, kept=lost.kept * [1.0, 1e40, 1e20, 1.0, 1.0])
+    data = published(population, found)
+    known = ((each, present(each.quality)) for each in data.trials)
+    data = replace(data, trials=tuple(replace(each, quality=replace(of, constant=0.0)) for each, of in known))
+    every = findings(data, gather(data.trials, found))
+    assert every.baselines == ()
+    assert "the cost of privacy is unknown" in every.unknown_cost
+    names = {trace["name"] for each in drawn_figures(data) for trace in each.figure.data if "name" in trace}
+    assert names == {"m0 · constant", "m1 · constant"}, "others could not be told apart beside -1e40"
+    assert "Not drawn, as R² of a run is below −1: non-private." in render(data)
 
 
 @pytest.mark.parametrize("useless", [of_predictions(np.zeros_like(LABELS)), nearly_constant()])
