@@ -41,6 +41,8 @@ _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
 _FREQUENT: Final = 0.9
 """Share of a class from which on a model that predicts nothing else is seldom beaten by its accuracy."""
+_NARROW: Final = 0.05
+"""Deviation of targets over their range below which few of them are far from the others, and all gradients small."""
 _FLAGS: Final = frozenset(("0", "1", "false", "true"))
 _TASKS: Final[Mapping[TableTask, str]] = {
     "regression": "the label is an amount; if its numbers are codes of classes, set classes in its place",
@@ -351,6 +353,8 @@ def _data_section(subject: _Subject) -> Iterator[str]:
         yield from _alike(label)
         yield from _too_few(label)
         yield from _unequal(label)
+        if len(label.values or ()) > 2 and all(each.lstrip("-").isdecimal() for each in label.values or ()):
+            yield "  # counts and other amounts are learnt by task: regression, without classes, with loss: mse"
     else:
         yield f"  task: {subject.task}    # CONFIRM: {_TASKS[subject.task]}"
     if subject.group is not None and subject.groups is not None:
@@ -553,7 +557,8 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     norm = f"{math.sqrt(scale.squared_norm):.2g}"
     yield f"# Gradients grow with the norm of a row, about {norm} here: the bound grows with it, the rate falls."
     if subject.deviation is not None:
-        spread = f"{subject.deviation:.1g} of their range"
+        far = "; few are large: narrow it, or take logarithms" if subject.deviation < _NARROW else ""
+        spread = f"{subject.deviation:.1g} of their range{far}"
         yield f"# The bound also falls with the deviation of the targets, {spread}. CONFIRM: read off the data."
     yield f"optimizer: {{name: sgd, learning_rate: {_number(rate)}, momentum: 0.9}}"
     yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"

@@ -31,6 +31,8 @@ _DEVIATION: Final = 0.15
 """Deviation of targets over their range from which on a bound is not reduced; residuals are about as large."""
 _LEAST_DEVIATION: Final = 1e-3
 HIDDEN: Final = 64
+_SQUARED_LAYER: Final = 1.0 + HIDDEN / 6.0
+"""Squared norm of a new hidden layer for features of deviation 1, with a constant 1 for the bias."""
 _OVER_NOISE: Final = 10.0
 """Rows of a batch over the norm of the noise of all weights, for a multiplier of 1, from which on a hidden layer may
 learn more than a linear model at an epsilon of 1. More rows bear a bound that is larger by as much."""
@@ -85,12 +87,13 @@ def scale_of(
     texts = len(used) - len(categories) - sum(column.span is not None for column in used)
     of_table = 1.0 + numbers * (_SQUARED_IN_RANGE if name is None else 1.0) + len(categories)
     squared, spread = (of_table + texts * NORM_OF_TEXT**2 * share for share in (1.0, _SPREAD_OF_TEXT))
-    rate = (1.0 if task == "regression" else 4.0) * min(1.0, batch_size(rows) / _FULL_RATE) / spread
-    bound = _BOUND * math.sqrt(squared)
     inputs = numbers + sum(map(len, categories)) + texts * PLACES
     weights = (inputs + 1) * HIDDEN + (HIDDEN + 1) * outputs  # of a model with a hidden layer
     over_noise = batch_size(rows) / math.sqrt(weights) / _OVER_NOISE
-    bound *= min(max(over_noise, 1.0), _LARGEST_BOUND)
+    if task == "regression" and over_noise >= 1.0:  # without noise a larger rate diverges, as squares have no bound
+        spread = max(spread, _SQUARED_LAYER)
+    rate = (1.0 if task == "regression" else 4.0) * min(1.0, batch_size(rows) / _FULL_RATE) / spread
+    bound = _BOUND * math.sqrt(squared) * min(max(over_noise, 1.0), _LARGEST_BOUND)
     bound *= min(1.0, max(deviation, _LEAST_DEVIATION) / _DEVIATION) if deviation is not None else 1.0
     return Scale(name, noise, numbers, squared, over_noise >= 1.0, digits(rate), digits(bound))
 

@@ -151,14 +151,17 @@ def test_a_drafted_regression_learns(tmp_path: Path) -> None:
 def test_the_bound_of_a_regression_falls_with_the_deviation_of_its_targets(tmp_path: Path) -> None:
     """A target with a heavy tail takes a small part of its range, where noise for the whole of it would hide it."""
     draw = random.Random(0)
-    bounds = []
+    bounds, told = [], []
     for tail in (0.1, 1.5):
         rows: list[object] = [round(draw.lognormvariate(0.0, tail), 4) for _ in range(2_000)]
         path = table(tmp_path, {"x": [row % 60 for row in range(2_000)], "y": rows})
         drafted = draft_sweep(path, ["y"], None)
         assert "with the deviation of the targets" in drafted
+        told.append("few are large: narrow it, or take logarithms" in drafted)
         bounds.append(yaml.safe_load(drafted)["clipping"][1]["bound"])
+        assert yaml.safe_load(drafted)["optimizer"]["learning_rate"] < 0.1, "a larger one diverges in a hidden layer"
     assert bounds[0] > 3.0 * bounds[1]
+    assert told == [False, True]
 
 
 def test_the_owner_of_a_row_is_no_feature(tmp_path: Path) -> None:

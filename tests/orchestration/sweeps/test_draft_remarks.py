@@ -94,6 +94,12 @@ def test_a_draft_says_that_accuracy_hides_whether_a_rare_class_is_found(tmp_path
     assert ["select_by: worst_group_balanced_accuracy" in draft for draft in drafts] == [True, False]
 
 
+def test_a_label_of_a_few_counts_may_be_a_regression(tmp_path: Path) -> None:
+    counts = [str(row % 4) for row in ROWS]
+    drafts = [draft_sweep(table(tmp_path, "score,sex,y", SCORES, SEXES, of), ["y"], "sex") for of in (counts, LABELS)]
+    assert ["counts and other amounts are learnt by task: regression" in of for of in drafts] == [True, False]
+
+
 def test_a_column_of_structs_is_no_group(tmp_path: Path) -> None:
     path = tmp_path / "table.parquet"
     nested = [{"sex": sex} for sex in SEXES]
