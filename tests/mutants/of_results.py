@@ -108,7 +108,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B("comparisons=self.comparisons,", "comparisons=1,", "every difference is the only one"),
         B("(1.0 - LEVEL) / max(1, count)", "(1.0 - LEVEL)", "numbers of the chosen setting ignore the choice"),
         B(
-            "if setting.is_baseline and not has_diverged(setting)]",
+            "if setting.is_baseline and not is_lost(setting)]",
             "if setting.is_baseline]",
             "a diverged baseline counts",
         ),
