@@ -58,7 +58,7 @@ P = ParamSpec("P")
 class RunFlags:
     """Noise, batches, length and releases of a run as given; each field is a command line option.
 
-    An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up.
+    An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up; a shuffled one without --batch-size has 2.
 
     >>> from dpsweep.accounting.mechanism.schedules import parse_schedule
     >>> flags = RunFlags(dataset_size=1000, batch_size=100, epochs=3)
@@ -156,7 +156,7 @@ class RunFlags:
             sampling,
             require_whole("--epochs", epochs, at_least=1, at_most=LARGEST_EPOCHS),
             sampling.steps_per_epoch,
-            1 if self.dataset_size is None else self.dataset_size,
+            2 if self.dataset_size is None else self.dataset_size,
             tuple(SideQuery(f"side query {i}", sigma) for i, sigma in enumerate(self.side_noise_multiplier or (), 1)),
             tuple(map(_release, self.release or ())),
             adjacency=self.adjacency,
@@ -227,7 +227,9 @@ def _poisson(flags: RunFlags) -> Sampling:
 def _shuffle(flags: RunFlags) -> Sampling:
     if flags.sample_rate is not None:
         raise InvalidInput("--sample-rate does not apply to shuffled epochs, which visit every example once: drop it")
-    return ShuffledSampling(1) if flags.batch_size is None else flags.of_sizes()
+    if flags.batch_size is None:  # two batches or more cost the same; one alone would have a lower bound
+        return ShuffledSampling(1 if flags.dataset_size == 1 else 2)
+    return flags.of_sizes()
 
 
 def _cyclic(flags: RunFlags) -> Sampling:

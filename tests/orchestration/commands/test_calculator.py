@@ -118,6 +118,11 @@ class TestMore:
         assert (printed["epsilon"], printed["private"]) == (None, False)
         assert "infinite" in dpsweep(line)[1]
 
+    def test_shuffled_batches_of_unknown_size_have_no_lower_bound(self, answer: Answer) -> None:
+        line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 4 --delta 1e-5"
+        printed, sized = answer(line), answer(f"{line} --dataset-size 60 --batch-size 6")
+        assert (printed["epsilon"], printed["lower_epsilon"]) == (sized["epsilon"], None)
+
     def test_table(self, dpsweep: Command) -> None:
         line = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 400 --delta 1e-5 --accountant zcdp"
         code, out, _ = dpsweep(f"{line} --group-size 1,2")
@@ -139,9 +144,9 @@ class TestMore:
             assert found["linear_growth"] <= found["epsilon"] <= found["vadhan_upper_bound"] * (1.0 + 1e-3)
             assert found["linear_growth_is"] == "reference, no bound"
         page = tmp_path / "p.html"
-        shuffled = "epsilon --noise-multiplier 6 --sampling shuffle --epochs 4 --delta 1e-5 --group-size 1..3 --compare"
-        assert [found["group_size"] for found in answer(shuffled)] == [1, 2, 3]
-        code, out, _ = dpsweep(f"{shuffled} --plot {page}")
+        full = "epsilon --noise-multiplier 6 --sample-rate 1 --epochs 4 --delta 1e-5 --group-size 1..3 --compare"
+        assert [found["group_size"] for found in answer(full)] == [1, 2, 3]
+        code, out, _ = dpsweep(f"{full} --plot {page}")
         assert code == 0
         for name in ("Vadhan (upper bound)", "linear (lower bound)"):
             assert name in out
@@ -312,7 +317,8 @@ class TestRunFlags:
             (RunFlags(sampling="poisson", sample_rate=0.03), PoissonSampling(0.03), 34),
             (RunFlags(sampling="poisson", dataset_size=105, batch_size=10), PoissonSampling(10 / 105), 11),
             (RunFlags(sampling="fixed", dataset_size=105, batch_size=10), FixedBatchSampling(105, 10), 11),
-            (RunFlags(sampling="shuffle"), ShuffledSampling(1), 1),
+            (RunFlags(sampling="shuffle"), ShuffledSampling(2), 2),
+            (RunFlags(sampling="shuffle", dataset_size=1), ShuffledSampling(1), 1),
             (RunFlags(sampling="shuffle", dataset_size=105, batch_size=10), ShuffledSampling(11), 11),
         ],
     )
