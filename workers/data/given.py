@@ -13,6 +13,7 @@ import zipfile
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, Final
 
@@ -95,7 +96,10 @@ def source_of_arrays(
             raise InvalidInput("the training examples have groups, and the test examples none; give test as 3 columns")
         parts.append((further[0], further[1], tested))
     reasons: list[Reason] = []
-    columns = [as_tensor(part[1], "labels").numpy() if task != "classification" else _values(part[1]) for part in parts]
+    columns = [
+        as_tensor(part[1], "labels").numpy() if task != "classification" else _values(part[1], "labels")
+        for part in parts
+    ]
     if task == "classification":
         if any(column.ndim != 1 for column in columns):
             raise InvalidInput(
@@ -113,7 +117,7 @@ def source_of_arrays(
     members: Sequence[npt.NDArray[Any] | None] = [None] * len(parts)
     called = names if task == "classification" else NO_GROUPS
     if groups is not None:
-        members = given = [_values(part[2]) for part in parts]
+        members = given = [_values(part[2], "groups") for part in parts]
         if group_names is None:
             found = np.unique(np.concatenate(given)).tolist()
             called, reasons = tuple(map(str, found)), [*reasons, "groups_from_rows"]
@@ -192,14 +196,29 @@ def _owners(users: Any) -> npt.NDArray[np.int64]:
     """Return the owner of each example [n], or its owners [n, k] where ``users`` lists them."""
     rows = users.tolist() if isinstance(users, Tensor | np.ndarray) else list(users)
     if not any(isinstance(each, list | tuple) for each in rows):
-        return np.unique(_values(users), return_inverse=True)[1].astype(np.int64)
-    listed = [[str(owner) for owner in (each if isinstance(each, list | tuple) else [each])] for each in rows]
+        return np.unique(_values(users, "users"), return_inverse=True)[1].astype(np.int64)
+    lists = [each if isinstance(each, list | tuple) else [each] for each in rows]
+    _require_known(chain.from_iterable(lists), "users")
+    listed = [list(map(str, owners)) for owners in lists]
     column = pa.chunked_array([pa.array(listed, pa.list_(pa.string()))])
     return owners_in(column, tuple(people_in(column).unique().to_pylist()))
 
 
-def _values(column: Any) -> npt.NDArray[Any]:
-    return column.detach().cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)
+def _values(column: Any, what: str) -> npt.NDArray[Any]:
+    """Return the values [n] of a column. Raises: InvalidInput for missing ones, and for several types."""
+    values = column.detach().cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)
+    if values.dtype.kind not in "biu":
+        given = values.ravel().tolist() if isinstance(column, np.ndarray | Tensor) else list(column)
+        _require_known(given, what)
+        if values.dtype.kind in "OU" and len({isinstance(each, str) for each in given}) > 1:
+            raise InvalidInput(f"{what} are numbers beside texts, which may name the same; give all of them as texts")
+    return values
+
+
+def _require_known(values: Iterable[Any], what: str) -> None:
+    """Raises: InvalidInput where a value is None, NaN or NaT, or pandas' NA, whose comparisons are no truth values."""
+    if any(value is None or str(value == value) != "True" for value in values):
+        raise InvalidInput(f"some {what} are missing (NaN); leave out their rows, or give them a value")
 
 
 def _places(column: npt.NDArray[Any], values: Sequence[Any], what: str, named: str) -> npt.NDArray[np.int64]:
@@ -207,8 +226,6 @@ def _places(column: npt.NDArray[Any], values: Sequence[Any], what: str, named: s
     places = {value: place for place, value in enumerate(values)}
     listed = column.tolist()
     found = [places.get(each, -1) for each in listed]
-    if any(each != each for each in listed):
-        raise InvalidInput(f"some {what} are missing (NaN); leave out their rows, or give them a value")
     if -1 in found:
         raise InvalidInput(f"some {what} are not among the given {named}; give all of them")
     return np.array(found, dtype=np.int64)

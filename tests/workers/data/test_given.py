@@ -119,6 +119,14 @@ def test_what_does_not_fit_is_one_line() -> None:
         source_of_arrays(X, Y[:5])
     with pytest.raises(InvalidInput, match=r"some labels are missing \(NaN\); leave out their rows"):
         source_of_arrays(X, [0.0, 1.0, float("nan"), 1.0, 0.0, 1.0])
+    for missing in (None, float("nan"), pd.NA, pd.NaT):
+        for users in ([*"abcab", missing], [["a"], ["b"], ["c"], ["a"], ["b"], ["a", missing]]):
+            with pytest.raises(InvalidInput, match=r"some users are missing \(NaN\)"):
+                source_of_arrays(X, Y, users=users)
+    with pytest.raises(InvalidInput, match=r"some groups are missing \(NaN\)"):
+        source_of_arrays(X, Y, groups=pd.Series([*"abcab", None]))
+    with pytest.raises(InvalidInput, match="users are numbers beside texts"):
+        source_of_arrays(X, Y, users=[1, "1", 2, 2, 3, 3])
     with pytest.raises(InvalidInput, match="some labels are not among the given classes"):
         source_of_arrays(X, Y, classes=["no"])
     with pytest.raises(InvalidInput, match="and the test examples none"):
