@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Final
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from rich.cells import cell_len
@@ -122,16 +123,22 @@ def per_unit(unit: str) -> str:
     return "" if unit == EXAMPLE.name else f" per {unit}"
 
 
+_SPELT_OUT: Final = 1e12
+"""Numbers from which on digits would fill a table, such as errors of a model that diverged."""
+
+
 def number(value: float | None, digits: int = 3) -> str:
     """Return a number with ``digits`` significant digits; ∞ for infinity, `MISSING` for None and NaN.
 
-    >>> number(0.12345), number(12345.6), number(math.inf), number(None)
-    ('0.123', '12,346', '∞', '–')
+    >>> number(0.12345), number(12345.6), number(2.4e70), number(math.inf), number(None)
+    ('0.123', '12,346', '2.4e+70', '∞', '–')
     """
     if value is None or math.isnan(value):
         return MISSING
     if math.isinf(value):
         return "∞"
+    if abs(value) >= _SPELT_OUT:
+        return f"{value:.{digits}g}"
     return f"{value:,.0f}" if abs(value) >= 10**digits else f"{value:#.{digits}g}".rstrip(".")
 
 
