@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -141,6 +142,23 @@ def test_progress_is_shown_before_results_are_read(folder: Path, monkeypatch: py
         (4, reading := "its results are being read"),
         (1, reading),
     ]
+
+
+def test_results_that_take_long_to_read_are_read_seldom_while_trials_end(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reading = Mock(return_value=True)
+    monkeypatch.setattr("dpsweep.orchestration.report.board._SHORT", -1.0)
+    monkeypatch.setattr("dpsweep.orchestration.report.board._REST", 1e9)
+    monkeypatch.setattr("dpsweep.orchestration.report.board._read", reading)
+    board, files = Board([str(folder / "running")]), SweepFiles(str(folder / "running"))
+    board.refresh()
+    status = known(read_snapshot(files.status))
+    more = replace(status, trials=(*status.trials, TrialSnapshot("z", TrialState.FINISHED, 20, 20)))
+    for state, times in (("running", 1), ("finished", 2)):
+        write_snapshot(files.status, replace(more, state=state), private=False)
+        board.refresh()
+        assert reading.call_count == times, state
 
 
 def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
