@@ -13,14 +13,7 @@ from torch import Tensor, nn
 class Adapted(nn.Module):
     """A frozen trunk with an adapter, its classifier and the adapter in single precision."""
 
-    def __init__(
-        self,
-        feature_shape: tuple[int, ...],
-        num_classes: int,
-        adapter: str,
-        trunk: str = "float32",
-        frozen: bool = False,
-    ) -> None:
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int, adapter: str, trunk: str = "float32") -> None:
         super().__init__()
         config = transformers.BertConfig(
             vocab_size=50, hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=24,
@@ -28,10 +21,9 @@ class Adapted(nn.Module):
         )  # fmt: skip
         bert = transformers.BertForSequenceClassification(config).to(getattr(torch, trunk))
         self.model = peft.get_peft_model(bert, _adapter(adapter))
-        for name, parameter in self.model.named_parameters():
+        for parameter in self.model.parameters():
             if parameter.requires_grad:
                 parameter.data = parameter.data.float()
-                parameter.requires_grad_(not (frozen and "lora" in name))
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.model(input_ids=x).logits

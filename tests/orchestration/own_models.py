@@ -62,35 +62,9 @@ class Pair(Linear):
         return self.logits(x), x
 
 
-class Named(Linear):
-    def forward(self, x: Tensor) -> object:
-        return {"logits": self.logits(x)}
-
-
-class Listed(Linear):
-    def forward(self, x: Tensor) -> object:
-        return [self.logits(x)]
-
-
 class NoAttribute(Linear):
     def forward(self, x: Tensor) -> object:
         return self.absent(x)  # type: ignore[operator]  # wrong on purpose
-
-
-class NoKey(Linear):
-    def forward(self, x: Tensor) -> object:
-        outputs: dict[str, Tensor] = {}
-        return outputs["absent"]
-
-
-class Asserting(Linear):
-    def forward(self, x: Tensor) -> object:
-        raise AssertionError("not today")
-
-
-class Miscalled(Linear):
-    def forward(self, x: Tensor) -> object:
-        return self.linear(x, 3)
 
 
 class Detached(Linear):

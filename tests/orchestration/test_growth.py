@@ -116,23 +116,6 @@ def test_other_versions_than_before_are_told_and_kept(files: SweepFiles) -> None
     assert "other versions" not in " ".join(again.warnings)
 
 
-def test_new_trials_are_not_trained_beside_former_ones_of_other_data(files: SweepFiles) -> None:
-    before, noted = contents(files.trials), [files.trial(key).data_fingerprint for key in rows(files)]
-    for name in noted:
-        write_sealed(name, json.dumps({"data": "0" * 64}).encode(), private=True)
-    with pytest.raises(InvalidInput, match=r"the data .digits. have changed since trial .* was trained on them"):
-        run(Path(files.root), epochs=2)
-    assert contents(files.trials).keys() == before.keys(), "nothing was trained"
-    told = Told()
-    run(Path(files.root), told, epochs=2, data={"name": "digits", "keep": {8: 0.2}})
-    assert len(told.keys) == 2, "of other data from the first"
-    Path(noted[0]).unlink()
-    Path(noted[1]).write_text("{")
-    told = Told()
-    run(Path(files.root), told, epochs=2)
-    assert len(told.keys) == 2, "which data the former ones met is not known"
-
-
 def kinds(files: SweepFiles) -> Counter[str]:
     return Counter(run.data.tags["dpsweep.kind"] for run in runs_of(client_of(Path(files.root))))
 

@@ -240,13 +240,6 @@ def test_data_without_users_say_so(files: SweepFiles) -> None:
     assert "leave --by-user out" in refused(InvalidInput, *asked(files, "--by-user"))
 
 
-def test_a_damaged_account_is_one_line(files: SweepFiles) -> None:
-    (answer,) = found(files, "--trial", KEYS[0])
-    path = Path(answer["folder"], "account.json")
-    path.write_text(path.read_text().replace('"epsilon"', '"epsilom"', 1))
-    assert "delete its folder, and account the trial again" in refused(DataCorruption, "report", files.root)
-
-
 @pytest.mark.parametrize("suffix", ["csv", "parquet"])
 def test_examples_are_summarised_by_the_groups_of_a_file(files: SweepFiles, tmp_path: Path, suffix: str) -> None:
     epsilons = read_epsilons(files.trial(KEYS[0]).epsilons)
@@ -293,20 +286,6 @@ def test_what_cannot_be_accounted_is_one_clear_line(files: SweepFiles) -> None:
     shard = next(Path(files.trial(KEYS[1]).norms).glob("*/*.arrow"))
     shard.write_bytes(shard.read_bytes()[:-1] + b"?")
     assert "sha256 differs" in refused(DataCorruption, *asked(files, "--delta", DELTA, "--trial", KEYS[1]))
-
-
-def test_a_flipped_byte_of_the_trace_is_noticed_by_account_and_by_verify(files: SweepFiles) -> None:
-    """Wherever it lies in the file."""
-    trace = Path(files.trial(KEYS[0]).trace)
-    intact = trace.read_bytes()
-    for place in range(0, len(intact), len(intact) // 7):
-        changed = bytearray(intact)
-        changed[place] ^= 1
-        trace.write_bytes(changed)
-        for command in (asked(files, "--delta", "1e-6"), ("verify", files.root)):
-            assert str(trace) in refused(DataCorruption, *command)
-    trace.write_bytes(intact)
-    printed(*asked(files, "--delta", "1e-6"))
 
 
 def test_verify_reads_what_lies_beside_an_account(files: SweepFiles) -> None:

@@ -111,13 +111,6 @@ def test_where_nobody_answers_nothing_is_deleted(files: SweepFiles) -> None:
     assert contents(Path(files.root)) == before
 
 
-def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
-    (tmp_path / "notes.txt").write_text("mine")
-    with pytest.raises(InvalidInput, match="holds no sweep"):
-        printed("delete", tmp_path, "--yes")
-    assert contents(tmp_path) == {"notes.txt"}
-
-
 def test_a_running_sweep_is_refused(files: SweepFiles) -> None:
     before = contents(Path(files.root))
     with exclusive(files), pytest.raises(InvalidInput, match="another dpsweep writes to"):

@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.stored import stored_record, stored_settin
 from dpsweep.orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
 from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.workers.evaluation.outcomes import write_outcomes
-from tests.orchestration.invoking import printed, refused
+from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_outcomes import outcomes
 from tests.orchestration.sample_results import EXACT, stored_sample
@@ -136,11 +136,6 @@ def test_a_file_that_cannot_be_written_is_one_line(tmp_path: Path, name: str, me
     stored_sample(tmp_path / "sweep")
     with pytest.raises(InvalidInput, match=message):
         printed("export", tmp_path / "sweep", "--to", tmp_path / name)
-
-
-def test_what_is_no_sweep_is_refused(tmp_path: Path) -> None:
-    assert "holds no sweep" in refused(InvalidInput, "export", tmp_path, "--to", tmp_path / "a.csv")
-    assert not (tmp_path / "a.csv").exists()
 
 
 def test_rows_have_the_intervals_of_their_setting(tmp_path: Path) -> None:

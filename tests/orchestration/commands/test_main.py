@@ -110,9 +110,3 @@ def test_a_text_that_is_no_address_is_refused_without_a_warning(tmp_path: Path) 
     (line,) = done.stderr.splitlines()
     assert done.returncode == 2
     assert "the address 'in-processs' is none of 'local', 'in-process', 'auto' and HOST:PORT" in line
-
-
-def test_a_report_needs_a_sweep(tmp_path: Path) -> None:
-    done = dpsweep("report", tmp_path)
-    assert done.returncode == 2
-    assert "holds no sweep" in done.stderr

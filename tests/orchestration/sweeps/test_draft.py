@@ -16,8 +16,6 @@ import pytest
 import yaml
 
 from dpsweep.accounting.errors import InvalidInput, full_text
-from dpsweep.orchestration.comparison.record import rows
-from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -25,7 +23,6 @@ from dpsweep.orchestration.sweeps.text_column import TextColumn
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.orchestration.processes import dpsweep
-from tests.orchestration.sample_grids import in_process
 from tests.workers.data_folders import make_numbers, make_texts, make_tokenizer
 
 ODD = 'farm"er: [x], #1'
@@ -137,15 +134,6 @@ def test_other_tasks_are_drafted(tmp_path: Path, labels: list[str], task: str, l
     assert plan_sweep(parse_sweep(tuned)).refusals == (), "what is proposed in a comment plans"
     assert set(ranges) <= set(sweep.data[0].params["ranges"])
     assert not set(labels) & set(sweep.data[0].params["features"])
-
-
-@pytest.mark.long
-def test_a_drafted_regression_learns(tmp_path: Path) -> None:
-    drafted = yaml.safe_load(draft_sweep(make_numbers(tmp_path / "numbers.csv"), ["y"], "sex"))
-    text = yaml.safe_dump({**drafted, "clipping": "none", "seeds": 0})
-    outcome = run_sweep(in_process(text, tmp_path / "out"))
-    (row,) = rows(outcome.record)
-    assert row["r2"] > 0.5
 
 
 def test_the_bound_of_a_regression_falls_with_the_deviation_of_its_targets(tmp_path: Path) -> None:

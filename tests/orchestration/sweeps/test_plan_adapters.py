@@ -42,12 +42,6 @@ def test_a_trunk_in_half_precision_without_autocast_is_refused() -> None:
     assert "set execution.autocast: true" in line
 
 
-def test_a_frozen_adapter_is_refused() -> None:
-    line = reason(**adapted("lora", frozen=True))
-    assert "lora_A.default.weight (2), " in line
-    assert "are all frozen, so that only model.base_model.model.classifier.modules_to_save.default.weight" in line
-
-
 def test_what_runs_once_per_example_is_said_with_reason_and_cost() -> None:
     _, slow = planned(**adapted("oft")).warnings
     assert "attention.self.query.oft_R.default (2)" in slow

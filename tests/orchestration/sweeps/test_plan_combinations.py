@@ -169,12 +169,7 @@ COMBINATIONS = {
         r"needs pictures of bytes \(torch.uint8\), but those of 'pictures' are torch.float32",
     ),
     "tuple": ({"model": "own_models:Pair"}, r"forward returns a tuple, but must return a tensor of logits"),
-    "dict": ({"model": "own_models:Named"}, r"forward returns a dict"),
-    "list": ({"model": "own_models:Listed"}, r"forward returns a list"),
     "AttributeError": ({"model": "own_models:NoAttribute"}, r"AttributeError in forward"),
-    "KeyError": ({"model": "own_models:NoKey"}, r"KeyError in forward"),
-    "AssertionError": ({"model": "own_models:Asserting"}, r"AssertionError in forward"),
-    "TypeError": ({"model": "own_models:Miscalled"}, r"TypeError"),
     "detached logits": ({"model": "own_models:Detached"}, r"do not depend on a trainable parameter"),
     "whole logits": ({"model": "own_models:Whole"}, r"logits of torch.int64, but they must be floating-point"),
     "one row": (

@@ -50,12 +50,6 @@ def test_labels_hold_clipping_schedule_and_seed_and_whatever_else_varies() -> No
     }
 
 
-def test_equal_names_are_told_apart_by_their_parameters() -> None:
-    sweep = parse_sweep(small(clipping=[{"name": "flat", "bound": 1.0}, {"name": "flat", "bound": 2.0}]))
-    assert grid(sweep)[0].labels["clipping"] == "flat-bound1.0"
-    assert all(point.baseline is None for point in grid(sweep))
-
-
 def test_values_that_look_alike_are_numbered() -> None:
     sweep = parse_sweep(small(data=[{"name": "digits", "split_seed": 0}, {"name": "digits", "split_seed": 1}]))
     keys = [point.key for point in grid(sweep)]
@@ -79,17 +73,6 @@ def test_long_keys_are_cut_and_stay_apart(tmp_path: Path) -> None:
         for point in found:
             (tmp_path / point.key).mkdir()
     assert len(grid(parse_sweep(small(clipping=clipping)))[0].key) == LONGEST_KEY == 120
-
-
-def test_every_axis_multiplies_the_grid() -> None:
-    sweep = parse_sweep(
-        small(
-            model=["logistic", "mlp"],
-            sampling=[{"method": "poisson", "batch_size": 64}, {"method": "fixed", "batch_size": 64}],
-            privacy={"target_epsilon": [2, 5], "delta": 1e-5},
-        )
-    )
-    assert len(grid(sweep)) == 2 * 2 * 2 + 2 * 2 * 2 * (2 * 2 * 2)
 
 
 def test_baseline_may_have_its_own_optimizer() -> None:

@@ -34,11 +34,6 @@ def test_one_section_is_for_all() -> None:
     assert {sweep.reserved(point.spec).cpus for point in grid(sweep)} == {2.0}
 
 
-def test_resources_are_no_part_of_a_trials_identity() -> None:
-    keys = [[point.key for point in grid(parse_sweep(small(**more)))] for more in ({}, {"resources": LIST})]
-    assert keys[0] == keys[1]
-
-
 @pytest.mark.parametrize(
     ("given", "ranks", "bundle"),
     [

@@ -5,15 +5,13 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.commands.main import main
 from dpsweep.orchestration.sweeps.user_code import packed, unpacked
 from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function
-from tests.orchestration.processes import dpsweep
+from tests.orchestration.processes import Command, dpsweep
 from tests.orchestration.sample_grids import small
 
 MODELS = """
@@ -52,43 +50,19 @@ def write_models(folder: Path, name: str = "my_models") -> None:
     (folder / "helper.py").write_text(HELPER)
 
 
-@dataclass(frozen=True)
-class Done:
-    returncode: int
-    stdout: str
-    stderr: str
+def refusal(command: Command, *arguments: object) -> str:
+    """The one line with which the command refuses its input."""
+    done = command(*arguments)
+    assert done.code == 2, done
+    (line,) = done.err.splitlines()
+    assert line.startswith("error: ")
+    return line
 
 
-class Command:
-    """The command, run in this process: modules of different tests need different names."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-        self._monkeypatch, self._capsys = monkeypatch, capsys
-
-    def __call__(self, *arguments: object) -> Done:
-        self._monkeypatch.setattr(sys, "argv", ["dpsweep", *map(str, arguments)])
-        self._capsys.readouterr()
-        with pytest.raises(SystemExit) as ended:
-            main()
-        printed = self._capsys.readouterr()
-        return Done(int(ended.value.code or 0), printed.out, printed.err)
-
-    def refusal(self, *arguments: object) -> str:
-        """The one line with which the command refuses its input."""
-        done = self(*arguments)
-        assert done.returncode == 2, done
-        (line,) = done.stderr.splitlines()
-        assert line.startswith("error: ")
-        return line
-
-
-@pytest.fixture
-def command(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path_factory: pytest.TempPathFactory
-) -> Command:
-    """Started in a folder that holds no code."""
+@pytest.fixture(autouse=True)
+def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Begin in a folder that holds no code; as one process runs all tests, their modules need different names."""
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    return Command(monkeypatch, capsys)
 
 
 @pytest.mark.parametrize("action", ["plan", "run"])
@@ -100,7 +74,7 @@ def test_a_sweep_file_cannot_run_a_shell_command(
     marker = tmp_path / "marker"
     key = "cmd" if name.startswith("subprocess") else "command"
     file = write(tmp_path, **{axis: {"name": name, key: f"touch {marker}"}})
-    line = command.refusal(action, file, *(["--output", tmp_path / "out"] if action == "run" else []))
+    line = refusal(command, action, file, *(["--output", tmp_path / "out"] if action == "run" else []))
     assert not marker.exists()
     location = name.partition(":")[0]
     assert f"{name!r}: {location!r} is no module in the sweep file's folder" in line
@@ -110,7 +84,7 @@ def test_a_sweep_file_cannot_run_a_shell_command(
 
 @pytest.mark.parametrize("location", [f"{'a' * 300}.py", "a" * 300, "a\0b.py", f"{'a' * 254}"])
 def test_a_name_that_no_file_can_have_is_one_line(tmp_path: Path, command: Command, location: str) -> None:
-    assert location.partition("\0")[0] in command.refusal("plan", write(tmp_path, model=f"{location}:make"))
+    assert location.partition("\0")[0] in refusal(command, "plan", write(tmp_path, model=f"{location}:make"))
 
 
 def test_nothing_outside_the_folder_is_imported(tmp_path: Path, command: Command) -> None:
@@ -148,8 +122,8 @@ def test_nothing_outside_the_folder_is_imported(tmp_path: Path, command: Command
     }
     file = write(folder, model=list(cases))
     done = command("plan", file)
-    assert done.returncode == 2
-    lines = done.stderr.splitlines()
+    assert done.code == 2
+    lines = done.err.splitlines()
     assert len(lines) == len(cases)
     for name, message in cases.items():
         (line,) = [line for line in lines if f"model {name!r}" in line]
@@ -161,8 +135,8 @@ def test_what_a_module_imports_is_not_the_sweeps_to_call(tmp_path: Path, command
     write_models(tmp_path, "importing_models")
     marker = tmp_path / "marker"
     done = command("plan", write(tmp_path, model={"name": "importing_models:getoutput", "cmd": f"touch {marker}"}))
-    assert done.returncode == 2
-    assert "'getoutput' comes from 'subprocess'; name a function that 'importing_models' defines itself" in done.stderr
+    assert done.code == 2
+    assert "'getoutput' comes from 'subprocess'; name a function that 'importing_models' defines itself" in done.err
     assert not marker.exists()
 
 
@@ -175,8 +149,8 @@ def test_code_beside_the_sweep_file_needs_no_permission(tmp_path: Path, command:
     else:
         write_models(tmp_path, "beside_models")
     done = command("plan", write(tmp_path, model=model), "--json")
-    assert done.returncode == 0, done.stderr
-    assert json.loads(done.stdout)["trials"][0]["refused"] is None
+    assert done.code == 0, done.err
+    assert json.loads(done.out)["trials"][0]["refused"] is None
 
 
 def test_the_working_directory_needs_permission(
@@ -186,28 +160,28 @@ def test_the_working_directory_needs_permission(
     write_models(here, "here_models")
     monkeypatch.chdir(here)
     file = write(folder, model="here_models:narrow")
-    assert "add --allow-code here_models" in command.refusal("plan", file)
+    assert "add --allow-code here_models" in refusal(command, "plan", file)
     for allowed in ("here_models", "os"):
         done = command("plan", file, "--allow-code", allowed)
-        assert done.returncode == (0 if allowed == "here_models" else 2), done.stderr
+        assert done.code == (0 if allowed == "here_models" else 2), done.err
     named = write(folder, model=f"{here}/here_models.py:narrow")
-    assert f"add --allow-code {here}/here_models.py" in command.refusal("plan", named)
+    assert f"add --allow-code {here}/here_models.py" in refusal(command, "plan", named)
     done = command("plan", named, "--allow-code", "here_models.py")
-    assert done.returncode == 0, done.stderr
-    assert "no such module is installed or lies in" in command.refusal("plan", named, "--allow-code", "absent_models")
-    assert "there is no file" in command.refusal("plan", named, "--allow-code", "absent.py")
-    assert "must be a module or a file" in command.refusal("plan", named, "--allow-code", "a/b")
+    assert done.code == 0, done.err
+    assert "no such module is installed or lies in" in refusal(command, "plan", named, "--allow-code", "absent_models")
+    assert "there is no file" in refusal(command, "plan", named, "--allow-code", "absent.py")
+    assert "must be a module or a file" in refusal(command, "plan", named, "--allow-code", "a/b")
 
 
 @pytest.mark.long
 def test_an_installed_package_needs_permission(tmp_path: Path, command: Command) -> None:
     """Allowed, it is run: it then says itself that it takes other arguments."""
     file = write(tmp_path, model="torchvision.models:resnet18")
-    assert "add --allow-code torchvision.models" in command.refusal("plan", file)
+    assert "add --allow-code torchvision.models" in refusal(command, "plan", file)
     done = command("plan", file, "--allow-code", "torchvision")
-    assert done.returncode == 2
-    assert "allow-code" not in done.stderr
-    assert "TypeError in _resnet (resnet.py:" in done.stderr, done.stderr
+    assert done.code == 2
+    assert "allow-code" not in done.err
+    assert "TypeError in _resnet (resnet.py:" in done.err, done.err
 
 
 @pytest.mark.long
@@ -258,28 +232,28 @@ class TestPlansWithoutCode:
     def test_a_model_is_not_tried(self, tmp_path: Path, command: Command, marker: Path) -> None:
         file = write(tmp_path, model=["unrun:narrow", "mlp", "subprocess:getoutput"])
         done = command("plan", file, "--no-code", "--json")
-        assert done.returncode == 0, done.stderr
-        plan = json.loads(done.stdout)
+        assert done.code == 0, done.err
+        plan = json.loads(done.out)
         assert [trial["refused"] for trial in plan["trials"]] == [None] * 3
         assert {trial["noise_multiplier"] for trial in plan["trials"]} == {2.0}
-        warnings = [line for line in done.stderr.splitlines() if "was not tried on rows of the data" in line]
+        warnings = [line for line in done.err.splitlines() if "was not tried on rows of the data" in line]
         assert [line.split("'")[1] for line in warnings] == ["subprocess:getoutput", "unrun:narrow"]
         assert not marker.exists()
-        assert command("plan", write(tmp_path, model="unrun:narrow")).returncode == 0
+        assert command("plan", write(tmp_path, model="unrun:narrow")).code == 0
         assert marker.exists(), "with code, the plan tries it"
 
     def test_a_data_source_is_refused_by_name(self, tmp_path: Path, command: Command, marker: Path) -> None:
         file = write(tmp_path, data=["digits", "unrun:load"])
         done = command("plan", file, "--no-code", "--json")
-        assert done.returncode == 2
-        (line,) = [each for each in done.stderr.splitlines() if not each.startswith("warning: each setting")]
+        assert done.code == 2
+        (line,) = [each for each in done.err.splitlines() if not each.startswith("warning: each setting")]
         assert line.startswith("refused: data source 'unrun:load' is the user's own code, which is not run here")
-        trials = json.loads(done.stdout)["trials"]
+        trials = json.loads(done.out)["trials"]
         assert [trial["refused"] is None for trial in trials] == [True, False]
         assert not marker.exists()
 
     def test_to_allow_code_as_well_is_a_mistake(self, tmp_path: Path, command: Command) -> None:
-        assert "give one of them" in command.refusal("plan", write(tmp_path), "--no-code", "--allow-code", "os")
+        assert "give one of them" in refusal(command, "plan", write(tmp_path), "--no-code", "--allow-code", "os")
 
 
 def test_a_file_that_is_shipped_to_another_folder_is_imported_there(

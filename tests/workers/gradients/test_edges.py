@@ -299,21 +299,6 @@ def test_a_model_with_nothing_to_train_is_refused() -> None:
         check_model(nn.Linear(2, 2).requires_grad_(False))
 
 
-class TiedByHand(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.encode = nn.Linear(5, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.linear(self.encode(x), self.encode.weight.T)
-
-
-def test_a_parameter_read_behind_its_module_is_refused_by_name() -> None:
-    engine = GradientEngine(TiedByHand(), per_example_loss)
-    with pytest.raises(InvalidInput, match=r"of encode\.weight are not those .* forward of the module that owns it"):
-        engine.norms(torch.randn(4, 5), torch.zeros(4, dtype=torch.long))
-
-
 class PositionsWithoutBatch(nn.Module):
     def __init__(self) -> None:
         super().__init__()

@@ -108,17 +108,6 @@ def test_a_model_that_begins_to_draw_from_elsewhere_is_refused_where_two_passes_
         engine.weighted_sum(x, y, lambda norms: norms.norms)
 
 
-@pytest.mark.long
-def test_random_numbers_of_torch_are_drawn_again_even_in_evaluation() -> None:
-    model = Calls(lambda m, x: m.second(functional.dropout(m.first(x), 0.5)))
-    x, y = batch()
-    for row in range(6):
-        engine = GradientEngine(model, per_example_loss, micro_batch_size=2)
-        got = engine.weighted_sum(x, y, lambda norms, row=row: (torch.arange(6) == row).float())  # type: ignore[misc]  # mypy infers no lambda with defaults
-        total = torch.stack([gradient.norm() for gradient in got.gradients.values()]).norm()
-        torch.testing.assert_close(total, got.norms.norms[row])
-
-
 def test_an_input_changed_in_place_after_a_layer_read_it_is_refused() -> None:
     """Autograd refuses this too, but is not asked for the gradient of a first layer's weight."""
 

@@ -181,7 +181,3 @@ def test_a_gate_on_the_mean_of_the_batch_that_starts_at_0_runs_once_per_example(
     engine = GradientEngine(net, per_example_loss)
     engine.norms(*batch())
     assert set(engine.per_example) == {"1"}
-
-
-def test_there_are_as_many_adversarial_models_as_were_tried_before() -> None:
-    assert len(MIXING) + len(KEEPING) + len(COUPLED) >= 57
