@@ -39,6 +39,17 @@ def small(**changes: object) -> str:
     return yaml.safe_dump({**yaml.safe_load(SMALL), **changes})
 
 
+def tuned(**changes: object) -> str:
+    """A sweep that protects the choice among the candidates of its section ``tune``."""
+    usual = {
+        "model": "logistic",
+        "clipping": ["none", {"name": "flat", "bound": 1.0}],
+        "noise": "constant",
+        "noise_source": "os_entropy",
+    }
+    return small(**{**usual, **changes})
+
+
 def in_process(text: str, folder: str | Path, tracking_uri: str | None = NO_TRACKING, **more: Any) -> RunRequest:
     """The request to run a sweep file in this process. more: other fields of the request."""
     from dpsweep.orchestration.pipeline import RunRequest  # imports MLflow, which other tests do without

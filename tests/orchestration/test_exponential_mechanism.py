@@ -24,7 +24,7 @@ from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.outcomes import read_wrong
 from dpsweep.workers.spec import DataPart, DataSpec
 from tests.known import known
-from tests.orchestration.sample_grids import in_process, small
+from tests.orchestration.sample_grids import in_process, tuned
 
 BOUNDS = [0.01, 0.5, 1.0]
 TUNE = {"parameters": {"clipping.bound": BOUNDS}, "privacy": "exponential_mechanism", "epsilon": 2.0}
@@ -32,25 +32,12 @@ TARGET, DELTA = 4.0, 1e-3
 
 
 def text_of(**changes: object) -> str:
-    return small(
-        **{
-            "data": {"name": "digits"},
-            "model": "logistic",
-            "epochs": 2,
-            "clipping": ["none", {"name": "flat", "bound": 1.0}],
-            "noise": "constant",
-            "seeds": [0, 1],
-            "noise_source": "os_entropy",
-            "privacy": {"target_epsilon": TARGET, "delta": DELTA, "accountant": "rdp"},
-            "tune": TUNE,
-            **changes,
-        }
-    )
+    privacy = {"target_epsilon": TARGET, "delta": DELTA, "accountant": "rdp"}
+    return tuned(**{"data": {"name": "digits"}, "privacy": privacy, "tune": TUNE, **changes})
 
 
 def request(folder: Path, **changes: object) -> RunRequest:
-    text = text_of(**changes)
-    return in_process(text, folder / "out")
+    return in_process(text_of(**changes), folder / "out")
 
 
 @pytest.fixture(scope="module")

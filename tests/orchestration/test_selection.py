@@ -32,7 +32,7 @@ from dpsweep.orchestration.sweeps.tune import candidates_of
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.orchestration.invoking import printed
-from tests.orchestration.sample_grids import in_process, small
+from tests.orchestration.sample_grids import in_process, tuned
 
 TUNE = {
     "parameters": {"clipping.bound": [0.01, 1.0], "optimizer.learning_rate": [0.01, 1.0]},
@@ -44,25 +44,13 @@ TARGET = 5.0
 
 
 def text_of(**changes: object) -> str:
-    return small(
-        **{
-            "data": {"name": "digits", "public_fraction": 0.2},
-            "model": "logistic",
-            "epochs": 1,
-            "clipping": ["none", {"name": "flat", "bound": 1.0}],
-            "noise": "constant",
-            "seeds": [0, 1],
-            "noise_source": "os_entropy",
-            "privacy": {"target_epsilon": TARGET, "delta": 1e-4, "accountant": "rdp"},
-            "tune": TUNE,
-            **changes,
-        }
-    )
+    privacy = {"target_epsilon": TARGET, "delta": 1e-4, "accountant": "rdp"}
+    data = {"name": "digits", "public_fraction": 0.2}
+    return tuned(**{"data": data, "epochs": 1, "privacy": privacy, "tune": TUNE, **changes})
 
 
 def request(folder: Path, **changes: object) -> RunRequest:
-    text = text_of(**changes)
-    return in_process(text, folder / "out")
+    return in_process(text_of(**changes), folder / "out")
 
 
 @pytest.fixture(scope="module")
@@ -70,12 +58,8 @@ def selected(tmp_path_factory: pytest.TempPathFactory) -> tuple[Outcome, Path]:
     """A finished sweep, and a copy of its candidates as they were before they were deleted."""
     folder = tmp_path_factory.mktemp("selected")
     kept = folder / "candidates"
-
-    def keep(uri: str) -> None:
-        shutil.move(uri, kept)
-
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(run, "delete_folder", keep)
+        patch.setattr(run, "delete_folder", lambda uri: shutil.move(uri, kept))
         patch.setattr("dpsweep.orchestration.sweeps.tuning_stages.RandomTrials.number_at", lambda law, uniform: 3)
         return run_sweep(replace(request(folder), tracking_uri=None)), kept
 

@@ -93,27 +93,6 @@ def test_calibrate_finds_the_longest_run(answer: Answer) -> None:
     assert longer["risk"]["advantage"] > 0.1
 
 
-@pytest.mark.thinned(2)
-@pytest.mark.parametrize(
-    ("line", "message"),
-    [
-        (f"{CALIBRATE} --target-tpr 0.05", "--target-tpr and --at-fpr belong together"),
-        (f"{CALIBRATE} --target-advantage 0.1 --at-fpr 0.05", "--target-tpr and --at-fpr belong together"),
-        (f"{CALIBRATE} --target-advantage 0.1 --delta 1e-5", "--delta belongs to --target-epsilon"),
-        (f"{CALIBRATE} --target-tpr 0.1 --at-fpr 0.01 --accountant rdp", "'pld' alone computes"),
-        (f"{CALIBRATE} --budget-rho 1 --accountant gdp", "'zcdp' alone computes rho"),
-        (f"{CALIBRATE} --target-tpr 0.1 --target-advantage 0.1", "exactly one of --target-epsilon, --budget-rho"),
-        (f"{EPSILON} --prior 0.1", "--prior needs --risk"),
-        (f"{EPSILON} --curve /no/such/folder/x.html", "--curve /no/such/folder/x.html cannot be written"),
-        (f"{EPSILON} --plot /no/such/folder/x.html", "--plot /no/such/folder/x.html cannot be written"),
-    ],
-)
-def test_mistakes_are_one_line(dpsweep: Command, line: str, message: str) -> None:
-    code, _, err = dpsweep(line)
-    assert (code, err.count("\n")) == (2, 1)
-    assert message in err
-
-
 def test_shares_are_rounded_to_their_side() -> None:
     assert [at_most_share(x) for x in (0.0, 0.0123401, 0.99991, 1.0, 3e-6)] == [
         "0%",

@@ -45,14 +45,17 @@ class Between(nn.Module):
         self.dict: dict[str, Any] = {}
         self.array = np.zeros(7, np.float32)
         self.box = Box()
+        self.register_buffer("mean", torch.zeros(7))
+        self.register_buffer("count", torch.zeros((), dtype=torch.long))
 
     def forward(self, h: Tensor) -> Tensor:
         return self.step(self, h)
 
 
-def model(step: Step) -> nn.Sequential:
+def model(step: Step | nn.Module) -> nn.Sequential:
     torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(5, 7), Between(step), nn.Tanh(), nn.Linear(7, 3))
+    between = step if isinstance(step, nn.Module) else Between(step)
+    return nn.Sequential(nn.Linear(5, 7), between, nn.Tanh(), nn.Linear(7, 3))
 
 
 def batch(rows: int = 6) -> tuple[Tensor, Tensor]:

@@ -17,6 +17,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.engine import GradientEngine
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE, NAME
+from tests.workers.gradients.adversarial import batch
 
 
 class Calls(nn.Module):
@@ -30,11 +31,6 @@ class Calls(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.call(self, x)
-
-
-def batch(rows: int = 6) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator(DEVICE).manual_seed(1)
-    return torch.randn(rows, 5, generator=generator), torch.arange(rows) % 3
 
 
 def sorted_by_first_feature(model: Calls, x: Tensor) -> Tensor:
