@@ -55,77 +55,6 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "the query of half a sensitivity is accounted with twice its noise",
             True,
         ),
-    ),
-    *bugs_in(
-        "workers/clipping/by_norm.py",
-        CLIPPING,
-        B(
-            '"norms within the bound", 0.5,',
-            '"norms within the bound", 0.25,',
-            "the stated sensitivity of the query",
-            True,
-        ),
-    ),
-    *bugs_in(
-        "workers/clipping/by_group.py",
-        CLIPPING,
-        B("float(bounds.max())", "float(bounds.mean())", "the sensitivity is the mean bound", True),
-        B(
-            "return counts_of(cells, 2 * facts.num_groups)",
-            "return 2 * counts_of(cells, 2 * facts.num_groups)",
-            "the query moves by twice what it states",
-            True,
-        ),
-    ),
-    *bugs_in(
-        "workers/clipping/by_group.py",
-        CLIPPING,
-        B(
-            "bound * float(theta.max())",
-            "bound * float(theta.min())",
-            "the sensitivity is that of the smallest weight",
-            True,
-        ),
-    ),
-    *bugs_in(
-        "workers/clipping/by_example.py",
-        CLIPPING,
-        B(".clamp(max=bound)\n", "\n", "thresholds exceed the bound", True),
-    ),
-    *bugs_in(
-        "workers/clipping/by_norm.py",
-        CLIPPING,
-        B("state.bound / math.sqrt(layers)", "state.bound", "each layer is clipped at the whole bound", True),
-    ),
-    *bugs_in(
-        "workers/clipping/by_norm.py",
-        CLIPPING,
-        B(
-            "RISING if threshold >= bound else ANY_SHAPE",
-            "RISING",
-            "a threshold below the bound enlarges norms that count as kept",
-        ),
-        B(
-            "scale * (examples.norms <= threshold)",
-            "scale * (examples.norms <= 2 * threshold)",
-            "gradients beyond the threshold are kept",
-            True,
-        ),
-        B("bound / threshold, clip_factor", "1.0, clip_factor", "gradients within the threshold are not scaled", True),
-    ),
-    *bugs_in(
-        "workers/clipping/by_norm.py",
-        CLIPPING,
-        B(
-            "examples.norms >= _SMALLEST_NORM, factor",
-            "examples.norms >= 0.0, factor",
-            "norms that underflow are scaled to an unknown length",
-            True,
-        ),
-    ),
-    *bugs_in(
-        "workers/clipping/clipping_method.py",
-        CLIPPING,
         B(
             "0.5 * self.noise_multiplier * math.sqrt(self.rounds)",
             "0.5 * self.noise_multiplier",
@@ -144,5 +73,56 @@ METHODS: Final[tuple[Mutant, ...]] = (
             "the initial median is not accounted for",
             True,
         ),
+    ),
+    *bugs_in(
+        "workers/clipping/by_norm.py",
+        CLIPPING,
+        B(
+            '"norms within the bound", 0.5,',
+            '"norms within the bound", 0.25,',
+            "the stated sensitivity of the query",
+            True,
+        ),
+        B("state.bound / math.sqrt(layers)", "state.bound", "each layer is clipped at the whole bound", True),
+        B(
+            "RISING if threshold >= bound else ANY_SHAPE",
+            "RISING",
+            "a threshold below the bound enlarges norms that count as kept",
+        ),
+        B(
+            "scale * (examples.norms <= threshold)",
+            "scale * (examples.norms <= 2 * threshold)",
+            "gradients beyond the threshold are kept",
+            True,
+        ),
+        B("bound / threshold, clip_factor", "1.0, clip_factor", "gradients within the threshold are not scaled", True),
+        B(
+            "examples.norms >= _SMALLEST_NORM, factor",
+            "examples.norms >= 0.0, factor",
+            "norms that underflow are scaled to an unknown length",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/clipping/by_group.py",
+        CLIPPING,
+        B("float(bounds.max())", "float(bounds.mean())", "the sensitivity is the mean bound", True),
+        B(
+            "return counts_of(cells, 2 * facts.num_groups)",
+            "return 2 * counts_of(cells, 2 * facts.num_groups)",
+            "the query moves by twice what it states",
+            True,
+        ),
+        B(
+            "bound * float(theta.max())",
+            "bound * float(theta.min())",
+            "the sensitivity is that of the smallest weight",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "workers/clipping/by_example.py",
+        CLIPPING,
+        B(".clamp(max=bound)\n", "\n", "thresholds exceed the bound", True),
     ),
 )

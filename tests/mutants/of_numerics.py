@@ -171,6 +171,12 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             True,
             ("tests/accounting/jobs/test_parallel.py::test_examples_without_shards_are_an_error",),
         ),
+        B(
+            "cancel_futures=True",
+            "cancel_futures=False",
+            "a second writer stands beside the first",
+            tests=("tests/accounting/records/test_background.py",),
+        ),
     ),
     *bugs_in(
         "accounting/records/snapshots.py",
@@ -206,11 +212,6 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         OBJECTS,
         B("if hashlib.sha256(data).digest() != place.digest:", "if False:", "flipped bytes are read", True),
         B('encrypted(f"{uri}#{number}", piece)', "piece", "norms are not encrypted", True, ENCRYPTED),
-    ),
-    *bugs_in(
-        "accounting/records/shards.py",
-        ("tests/accounting/records/test_background.py",),
-        B("cancel_futures=True", "cancel_futures=False", "a second writer stands beside the first"),
     ),
     *bugs_in(
         "workers/trials/trial.py",

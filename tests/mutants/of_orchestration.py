@@ -48,6 +48,27 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/pipeline/run.py",
         ("tests/orchestration/test_exponential_mechanism.py",),
         B("score=None,", "score=float(wrong[runs[setting][place].key]),", "a count of errors leaves the choice", True),
+        B(
+            "    delete_folder(files.selection)\n",
+            "",
+            "the candidates of a private selection stay",
+            privacy=True,
+            tests=("tests/orchestration/test_selection.py",),
+        ),
+        B(
+            "if (before := read_manifest(candidates)) is not None:",
+            "if (before := read_manifest(candidates)) is not None and tune.trials is None:",
+            "runs are drawn again",
+            True,
+            ("tests/orchestration/test_selection.py",),
+        ),
+        B(
+            "history[-1].public if tune.data is None",
+            "history[-1].test if tune.data is None",
+            "candidates are chosen by the test data that are reported",
+            privacy=True,
+            tests=("tests/orchestration/test_tuning.py",),
+        ),
     ),
     *bugs_in(
         "workers/data/base.py",
@@ -56,29 +77,30 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         B("(seed, _PART)", "(seed, _PART, part.place)", "parts of candidates overlap", privacy=True),
     ),
     *bugs_in(
-        "orchestration/pipeline/run.py",
-        ("tests/orchestration/test_selection.py",),
-        B("    delete_folder(files.selection)\n", "", "the candidates of a private selection stay", privacy=True),
-        B(
-            "if (before := read_manifest(candidates)) is not None:",
-            "if (before := read_manifest(candidates)) is not None and tune.trials is None:",
-            "runs are drawn again",
-            True,
-        ),
-    ),
-    *bugs_in(
         "orchestration/pipeline/stage.py",
         ("tests/orchestration/test_selection.py",),
         B("        _require_selected(sweep, plan, files)\n", "", "a selected trial is trained again", privacy=True),
-    ),
-    *bugs_in(
-        "orchestration/pipeline/stage.py",
-        ("tests/orchestration/test_growth.py::test_no_other_command_begins_a_sweep_while_one_plans",),
         B(
             "with closed_to_strangers(), exclusive(files):",
             "with closed_to_strangers():",
             "the composed epsilon lacks trials of a command that began meanwhile",
             privacy=True,
+            tests=("tests/orchestration/test_growth.py::test_no_other_command_begins_a_sweep_while_one_plans",),
+        ),
+        B(
+            "request.retry if earlier is None else ()",
+            "request.retry",
+            "a driver that its job starts again trains anew what the first one has trained anew",
+            privacy=True,
+            tests=("tests/orchestration/test_limits.py",),
+        ),
+        B(
+            "        refuse(others, files, ANEW)\n",
+            "",
+            "results of two versions of a model stand beside each other",
+            tests=(
+                "tests/orchestration/test_edited_code.py::test_a_sweep_is_not_continued_beside_results_of_other_code",
+            ),
         ),
     ),
     *bugs_in(
@@ -92,34 +114,9 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/pipeline/stage.py",
-        ("tests/orchestration/test_limits.py",),
-        B(
-            "request.retry if earlier is None else ()",
-            "request.retry",
-            "a driver that its job starts again trains anew what the first one has trained anew",
-            privacy=True,
-        ),
-    ),
-    *bugs_in(
-        "orchestration/pipeline/stage.py",
-        ("tests/orchestration/test_edited_code.py::test_a_sweep_is_not_continued_beside_results_of_other_code",),
-        B("        refuse(others, files, ANEW)\n", "", "results of two versions of a model stand beside each other"),
-    ),
-    *bugs_in(
         "orchestration/tracking/given_stores.py",
         ("tests/orchestration/tracking/test_given_stores.py",),
         B("recording.experiment, sweep_id", "sweep_id", "a folder from somebody else chooses the experiment"),
-    ),
-    *bugs_in(
-        "orchestration/pipeline/run.py",
-        ("tests/orchestration/test_tuning.py",),
-        B(
-            "history[-1].public if tune.data is None",
-            "history[-1].test if tune.data is None",
-            "candidates are chosen by the test data that are reported",
-            privacy=True,
-        ),
     ),
     *bugs_in(
         "orchestration/execution/completion.py",
@@ -186,15 +183,19 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "the cost so far lacks a step",
             True,
         ),
-    ),
-    *bugs_in(
-        "orchestration/execution/completion.py",
-        ("tests/orchestration/execution/test_costs.py",),
         B(
             "_of_group(trace, delta, size) if size > 1 else single[0]",
             "replace(single[0], epsilon=size * single[0].epsilon, group_size=size) if size > 1 else single[0]",
             "a group of k costs k times one example",
             True,
+            ("tests/orchestration/execution/test_costs.py",),
+        ),
+        B(
+            "    forget_checkpoint(files.checkpoint)\n    if not is_asked",
+            "    if not is_asked",
+            "the key of a stopped trial's noise is kept",
+            True,
+            ("tests/orchestration/execution/test_coordinator.py",),
         ),
     ),
     *bugs_in(
@@ -240,16 +241,6 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)\n                break",
             "fcntl.flock(handle, fcntl.LOCK_SH | fcntl.LOCK_NB)\n                break",
             "two drivers share a folder",
-        ),
-    ),
-    *bugs_in(
-        "orchestration/execution/completion.py",
-        ("tests/orchestration/execution/test_coordinator.py",),
-        B(
-            "    forget_checkpoint(files.checkpoint)\n    if not is_asked",
-            "    if not is_asked",
-            "the key of a stopped trial's noise is kept",
-            True,
         ),
     ),
     *bugs_in(

@@ -75,10 +75,6 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             "float(extreme.value(value))",
             "the worst of many groups is not corrected",
         ),
-    ),
-    *bugs_in(
-        "orchestration/comparison/extremes.py",
-        ("tests/orchestration/comparison/test_coverage.py",),
         B(
             '"true_positive_rate": lambda found: found.labels == 1',
             '"true_positive_rate": lambda found: found.labels >= 0',

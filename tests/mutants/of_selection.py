@@ -19,6 +19,13 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
         "accounting/mechanism/random_trials.py",
         ("tests/accounting/mechanism/test_random_trials.py",),
         B("Fraction(self.epsilon) / 2", "Fraction(self.epsilon)", "a choice costs twice what it claims", privacy=True),
+        B(
+            "* (number + self.shape) / (number + 1.0)",
+            "* (number + self.shape) / number",
+            "the number of trials follows another law than the one accounted for",
+            privacy=True,
+            tests=SELECTION,
+        ),
     ),
     *bugs_in(
         "accounting/accountants/selection.py",
@@ -31,33 +38,33 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "the total of a sweep forgets its choices",
             privacy=True,
         ),
-    ),
-    *bugs_in(
-        "accounting/accountants/selection.py",
-        SELECTION,
         B(
             "+ math.log(trials.largest_mean) / (ORDERS - 1.0)",
             "",
             "the Renyi bound of a selection forgets the expected number of trials",
             privacy=True,
+            tests=SELECTION,
         ),
         B(
             "gamma, aim = trials.gamma, delta / trials.largest_mean",
             "gamma, aim = trials.gamma, delta",
             "the profile of a selection forgets the expected number of trials",
             privacy=True,
+            tests=SELECTION,
         ),
         B(
             "(released + (1.0 + trials.shape) * ratio)",
             "(released + trials.shape * ratio)",
             "the profile of a selection forgets one ratio",
             privacy=True,
+            tests=SELECTION,
         ),
         B(
             "odds = gamma / (1.0 - gamma)",
             "odds = 1.0 / (1.0 - gamma)",
             "the ratio of a selection is sought as if trials were few",
             privacy=True,
+            tests=SELECTION,
         ),
     ),
     *bugs_in(
@@ -78,17 +85,20 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             privacy=True,
             tests=("tests/accounting/accountants/test_truncated.py",),
         ),
-    ),
-    *bugs_in(
-        "accounting/mechanism/reductions.py",
-        ("tests/accounting/accountants/test_truncated.py",),
         B(
             "stats.binom.sf(most - 1, size - 1, rate)",
             "stats.binom.sf(most + 1, size - 1, rate)",
             "cuts too rare",
             True,
+            ("tests/accounting/accountants/test_truncated.py",),
         ),
-        B("stats.binom.sf(most - group_size, size", "stats.binom.sf(most, size", "a group needs no room", True),
+        B(
+            "stats.binom.sf(most - group_size, size",
+            "stats.binom.sf(most, size",
+            "a group needs no room",
+            True,
+            ("tests/accounting/accountants/test_truncated.py",),
+        ),
         B(
             "s.batch_size <= s.dataset_size - group_size",
             "True",
@@ -101,6 +111,13 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "a pure release tells a group from none as randomised response does",
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
+        B(
+            "max(filled + (_CHANCE_UP**2",
+            "max(0.0 * filled + (_CHANCE_UP**2",
+            "one data set more is never cut",
+            True,
+            ("tests/accounting/accountants/test_truncated.py",),
+        ),
     ),
     *bugs_in(
         "accounting/mechanism/samplings.py",
@@ -111,11 +128,6 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "the worst order of shuffled batches is taken for the run",
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
-    ),
-    *bugs_in(
-        "accounting/mechanism/reductions.py",
-        ("tests/accounting/accountants/test_truncated.py",),
-        B("max(filled + (_CHANCE_UP**2", "max(0.0 * filled + (_CHANCE_UP**2", "one data set more is never cut", True),
     ),
     *bugs_in(
         "accounting/accountants/joint_cost.py",
@@ -132,16 +144,6 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             "equal runs cost what one of them does",
             True,
             ("tests/accounting/accountants/test_joint_cost.py",),
-        ),
-    ),
-    *bugs_in(
-        "accounting/mechanism/random_trials.py",
-        SELECTION,
-        B(
-            "* (number + self.shape) / (number + 1.0)",
-            "* (number + self.shape) / number",
-            "the number of trials follows another law than the one accounted for",
-            privacy=True,
         ),
     ),
 )

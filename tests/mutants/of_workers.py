@@ -34,6 +34,13 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "DP-PCA is accounted with twice its noise",
             True,
         ),
+        B(
+            "return total / math.sqrt(2.0)",
+            "return total",
+            "sums and squares are accounted as one of both",
+            True,
+            ("tests/workers/training/test_preprocessing.py::TestStandardised",),
+        ),
     ),
     *bugs_in(
         "workers/training/robust_ranges.py",
@@ -44,11 +51,6 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "three rounds of counts cost as one",
             True,
         ),
-    ),
-    *bugs_in(
-        "workers/training/preprocessing.py",
-        ("tests/workers/training/test_preprocessing.py::TestStandardised",),
-        B("return total / math.sqrt(2.0)", "return total", "sums and squares are accounted as one of both", True),
     ),
     *bugs_in(
         "workers/training/counters.py",

@@ -5,24 +5,18 @@ from __future__ import annotations
 import contextlib
 import json
 import subprocess
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from urllib.parse import urlsplit
 
-import numpy as np
 import pytest
 
-from dpsweep.accounting.records.epsilon_files import read_epsilons
-from dpsweep.accounting.records.files import delete_folder, exists, list_files
+from dpsweep.accounting.records.files import exists, list_files
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
-from tests.known import known
-from tests.orchestration.processes import PATIENCE, Running, dpsweep, script, start, wait_until
+from tests.orchestration.processes import PATIENCE, Running, dpsweep, start, wait_until
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import keys_of, small
-from tests.orchestration.servers import closed_port, has_s3, s3
 
 pytestmark = pytest.mark.long
 
@@ -60,71 +54,6 @@ def when(holds: Callable[[SweepFiles], bool], files: SweepFiles, driver: Running
     assert driver.poll() is None, log.read_text()
 
 
-PORT = """
-import asyncio, sys
-
-async def pass_on(reader, writer):
-    with_store = await asyncio.open_connection("127.0.0.1", int(sys.argv[2]))
-    async def copy(source, target):
-        try:
-            while piece := await source.read(65536):
-                target.write(piece)
-                await target.drain()
-        except ConnectionError:
-            pass
-        target.close()
-    await asyncio.gather(copy(reader, with_store[1]), copy(with_store[0], writer))
-
-async def main():
-    server = await asyncio.start_server(pass_on, "127.0.0.1", int(sys.argv[1]))
-    print("open", flush=True)
-    await asyncio.to_thread(sys.stdin.read)
-
-asyncio.run(main())
-"""
-"""The only way to the store, until stdin closes."""
-
-
-@contextlib.contextmanager
-def reachable(port: int, store: int, folder: Path) -> Iterator[None]:
-    """Let the store at port ``store`` be reached at ``port`` for the duration of a ``with`` block."""
-    with script(PORT, port, store, errors=folder / "port") as process:
-        assert known(process.stdout).readline() == "open\n", (folder / "port").read_text()
-        yield
-        process.kill()  # open connections break, as those of a server that is stopped
-
-
-@pytest.mark.skipif(not has_s3(), reason="no moto for an S3 server")
-def test_an_object_store_is_away_for_a_minute(
-    undisturbed: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """In the middle of training and in the middle of accounting: the store's port is closed, its data stay."""
-    (tmp_path / "sweep.yaml").write_text(TEXT)
-    log, port = tmp_path / "log", closed_port()
-    with s3("outages") as store:
-        for name, value in store.items():
-            monkeypatch.setenv(name, value)  # how this test looks into the store, past the port
-        behind, address = known(urlsplit(store["AWS_ENDPOINT_URL"]).port), f"http://127.0.0.1:{port}"
-        files, tracked = SweepFiles("s3://outages/small"), f"sqlite:///{tmp_path}/mlflow.db"
-        reached = {**store, "AWS_ENDPOINT_URL": address, "MLFLOW_S3_ENDPOINT_URL": address}
-        command = ("run", tmp_path / "sweep.yaml", "--output", files.root, "--tracking-uri", tracked)
-        with reachable(port, behind, tmp_path):
-            driver = start(*command, log=log, **reached)
-            when(trains, files, driver, log)
-        time.sleep(60.0)
-        with reachable(port, behind, tmp_path):
-            when(accounts, files, driver, log)
-        time.sleep(60.0)
-        with reachable(port, behind, tmp_path):
-            assert driver.wait(PATIENCE) == 0, log.read_text()
-        assert "Traceback" not in log.read_text()
-        for key in KEYS:
-            assert exists(files.trial(key).result)
-            ours, theirs = (read_epsilons(each.trial(key).epsilons) for each in (files, undisturbed))
-            np.testing.assert_array_equal(ours.upper, theirs.upper)
-            np.testing.assert_array_equal(ours.lower, theirs.lower)
-
-
 @pytest.fixture
 def disk(tmp_path: Path) -> Iterator[Path]:
     """A file system of its own, of 192 MB."""
@@ -148,12 +77,6 @@ def fill(disk: Path) -> Path:
     return filler
 
 
-def one_error(text: str) -> str:
-    (line,) = [line for line in text.splitlines() if line.startswith("error: ")]
-    assert "Traceback" not in text
-    return line
-
-
 @pytest.mark.parametrize("holds", [trains, accounts])
 def test_a_full_disk_ends_a_sweep_in_words_and_a_resume_completes_it(
     holds: Callable[[SweepFiles], bool], undisturbed: SweepFiles, disk: Path, tmp_path: Path
@@ -174,31 +97,6 @@ def test_a_full_disk_ends_a_sweep_in_words_and_a_resume_completes_it(
     for key in KEYS:
         assert exists(files.trial(key).result)
         assert_same_trial(files.trial(key), undisturbed.trial(key), True)
-
-
-def test_a_full_disk_ends_accounting_again_in_words(disk: Path, tmp_path: Path) -> None:
-    (tmp_path / "sweep.yaml").write_text(TEXT)
-    files, log = SweepFiles(str(disk / "out")), tmp_path / "log"
-    done = dpsweep("run", tmp_path / "sweep.yaml", "--output", files.root, "--tracking-uri", "none")
-    assert done.returncode == 0, done.stderr
-    command = ("account", files.root, "--delta", "1e-7", "--tracking-uri", "none", "--json")
-    driver = start(*command, log=log)
-    wait_until(lambda: bool(list((disk / "out").glob("trials/*/private/accounts/*/epsilons/*.arrow"))), "a part")
-    filler = fill(disk)
-    assert driver.wait(PATIENCE) != 0
-    assert "No space left" in one_error(log.read_text())
-    filler.unlink()
-    assert dpsweep("verify", files.root).returncode == 0
-    again = dpsweep(*command)
-    assert again.returncode == 0, again.stderr
-    found = json.loads(again.stdout)["accounts"]
-    stored = [read_epsilons(f"{account['folder']}/epsilons").upper for account in found]
-    for account in found:
-        delete_folder(account["folder"])
-    anew = dpsweep(*command)
-    assert json.loads(anew.stdout)["accounts"] == found
-    for account, before in zip(found, stored, strict=True):
-        np.testing.assert_array_equal(read_epsilons(f"{account['folder']}/epsilons").upper, before)
 
 
 HUNGRY = """

@@ -140,28 +140,6 @@ def test_a_tuning_that_runs_is_not_recorded_beside_its_driver(files: SweepFiles)
     assert not Path(files.database).exists()
 
 
-def test_a_kill_in_the_middle_loses_and_doubles_nothing(tmp_path: Path) -> None:
-    """Whatever was under way: the same command records the rest, and the store is that of a recording in one go."""
-    folders = {name: stored_sample(tmp_path / name, seeds=list(range(8))) for name in ("killed", "whole")}
-    killed = folders["killed"]
-    process = start("record", killed.root, log=tmp_path / "log")
-
-    def has_begun() -> bool:
-        try:  # by SQL, because a client of MLflow would make the tables of a store that is just being made
-            with closing(sqlite3.connect(f"file:{killed.local_folder}/mlflow.db?mode=ro", uri=True)) as store:
-                return int(store.execute("SELECT count(*) FROM runs").fetchone()[0]) > 3
-        except sqlite3.OperationalError:
-            return False
-
-    wait_until(lambda: has_begun() or process.poll() is not None, "three trials to be recorded")
-    process.send_signal(signal.SIGKILL)
-    assert process.wait(PATIENCE) in (-signal.SIGKILL, 0)
-    for each in folders.values():
-        assert "16 of 16 trials are recorded" in printed("record", each.root)
-    recorded = [by_trial(client_of(each)) for each in folders.values()]
-    assert recorded[0] == recorded[1]
-
-
 def test_a_kill_while_the_sweep_is_opened_is_ended_by_whoever_asks(
     files: SweepFiles, monkeypatch: pytest.MonkeyPatch
 ) -> None:
