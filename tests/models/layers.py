@@ -45,13 +45,6 @@ class Doubled(torch.autograd.Function):
         return 2.0 * gradient
 
 
-class Positive(nn.Module):
-    """A parametrization."""
-
-    def forward(self, x: Tensor) -> Tensor:
-        return functional.softplus(x)
-
-
 class Counting(nn.Module):
     """Keeps a running mean of its input."""
 

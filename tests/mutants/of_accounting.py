@@ -15,7 +15,7 @@ ACCOUNTANTS: Final = (
             "TestPublishedNumbers",
             "TestRounds",
             "TestReleases",
-            "TestRefusals",
+            "test_what_an_accountant_does_not_cover_is_refused",
             "TestMeaning",
             "TestOrder",
             "test_noise_that_followed_results_is_no_guarantee",

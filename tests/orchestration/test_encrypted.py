@@ -121,15 +121,6 @@ def test_what_is_not_encrypted_is_not_copied(
     assert not (tmp_path / "page.html").exists()
 
 
-def test_results_are_those_without_a_key(files: SweepFiles, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = read_epsilons(trial_of(files).epsilons)
-    monkeypatch.delenv(KEY_VARIABLE)
-    plain = trial_of(swept(tmp_path / "plain"))
-    assert not [path for path, content in contents(plain.root).items() if ENCRYPTED in content]
-    np.testing.assert_array_equal(found.upper, read_epsilons(plain.epsilons).upper)
-    assert Path(plain.model).read_bytes() == Path(trial_of(files).model).read_bytes()
-
-
 WITHOUT: dict[str, tuple[str, ...]] = {
     "verify": ("verify", "FOLDER"),
     "report": ("report", "FOLDER"),

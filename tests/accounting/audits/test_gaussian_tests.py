@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from scipy import stats
 
-from dpsweep.accounting.audits import Guesses, f_dp_epsilon, gdp_epsilon, p_value
+from dpsweep.accounting.audits import ASSUMPTIONS, Guesses, assumed_by_best, f_dp_epsilon, gdp_epsilon, p_value
 from dpsweep.accounting.audits.gaussian_tests import contradicts_f_dp
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
+from dpsweep.workers.training.one_run_audit import SHARES
 
 DELTA = 1e-5
 
@@ -123,3 +126,17 @@ def test_independent_canaries_are_all_guessed() -> None:
         gdp_epsilon(Guesses(1000, 900, 800), DELTA, 0.95)
     assert gdp_epsilon(Guesses(10, 10, 0), DELTA, 0.95) == 0.0
     assert 0.0 < gdp_epsilon(Guesses(10, 10, 10), DELTA, 0.95) < math.inf
+
+
+PAGE = Path(__file__).parents[3] / "docs" / "accounting.md"
+
+
+def test_the_table_of_the_page_says_what_is_assumed() -> None:
+    table = PAGE.read_text().split("| test | assumes |\n|---|---|\n")[1].split("\n\n")[0]
+    assert re.findall(r"^\| `(\w+)`[^|]* \| ([^|]+) \|$", table, re.MULTILINE) == [*ASSUMPTIONS.items()]
+    assert [*ASSUMPTIONS] == [*SHARES]
+
+
+def test_a_test_of_another_version_is_told_as_one() -> None:
+    assert assumed_by_best({"ranks": 1.0, "later": 2.0}) == "later assumes what this version does not know"
+    assert assumed_by_best({}).startswith("no known test assumes")

@@ -126,26 +126,23 @@ def test_every_changes_the_noise_in_steps(name: str) -> None:
 class TestValidation:
     schedule = make_schedule("validation", 10.0, factor=0.5, period=4, threshold=0.1, window=2)
 
-    def level(self, accuracies: list[float]) -> float:
-        return self.schedule.noise_multiplier(len(accuracies), accuracies)
-
-    def test_waits_for_the_first_check(self) -> None:
-        assert self.level([0.0, 0.0, 0.0]) == 10.0
-
-    def test_keeps_the_noise_while_accuracy_improves(self) -> None:
-        assert self.level([0.0, 0.0, 0.5, 0.5]) == 10.0
-        assert self.level([0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.7, 0.7]) == 10.0
-
-    def test_reduces_it_when_the_window_mean_stalls(self) -> None:
-        assert self.level([0.0, 0.0, 0.5, 0.5, 0.9, 0.9, 0.55, 0.55]) == 5.0
+    @pytest.mark.parametrize(
+        ("accuracies", "level"),
+        [
+            pytest.param([0.0, 0.0, 0.0], 10.0, id="before the first check"),
+            pytest.param([0.0, 0.0, 0.5, 0.5], 10.0, id="it improves"),
+            pytest.param([0.0, 0.0, 0.5, 0.5, 0.0, 0.0, 0.7, 0.7], 10.0, id="it improves again"),
+            pytest.param([0.0, 0.0, 0.5, 0.5, 0.9, 0.9, 0.55, 0.55], 5.0, id="the mean of the window stalls"),
+            pytest.param([0.0, 0.0, 0.5, math.nan], 5.0, id="an evaluation that failed is a stall"),
+        ],
+    )
+    def test_noise_falls_where_accuracy_stalls(self, accuracies: list[float], level: float) -> None:
+        assert self.schedule.noise_multiplier(len(accuracies), accuracies) == level
 
     def test_an_improvement_of_exactly_the_threshold_is_a_stall(self) -> None:
         exact = make_schedule("validation", 10.0, factor=0.5, period=1, threshold=0.25)
         assert exact.noise_multiplier(1, [0.25]) == 5.0
         assert exact.noise_multiplier(1, [0.2500001]) == 10.0
-
-    def test_a_failed_evaluation_is_a_stall(self) -> None:
-        assert self.level([0.0, 0.0, 0.5, math.nan]) == 5.0
 
     @given(st.lists(st.floats(0.0, 1.0), max_size=40))
     def test_the_plan_without_history_is_the_lowest_noise(self, accuracies: list[float]) -> None:
@@ -168,17 +165,17 @@ class TestValidation:
 
 
 class TestText:
-    def test_names_the_nearest_schedule(self) -> None:
-        with pytest.raises(InvalidInput, match="did you mean 'exponential'"):
-            parse_schedule("exponental:decay=0.1", 1.0)
-
-    def test_names_the_nearest_key(self) -> None:
-        with pytest.raises(InvalidInput, match="did you mean 'decay'"):
-            parse_schedule("time:decai=0.1", 1.0)
-
-    def test_names_what_is_missing(self) -> None:
-        with pytest.raises(InvalidInput, match="needs decay"):
-            parse_schedule("time", 1.0)
+    @pytest.mark.parametrize(
+        ("text", "message"),
+        [
+            ("exponental:decay=0.1", "did you mean 'exponential'"),
+            ("time:decai=0.1", "did you mean 'decay'"),
+            ("time", "needs decay"),
+        ],
+    )
+    def test_mistakes_are_named(self, text: str, message: str) -> None:
+        with pytest.raises(InvalidInput, match=message):
+            parse_schedule(text, 1.0)
 
     def test_says_whose_parameter_is_impossible(self) -> None:
         with pytest.raises(InvalidInput, match=r"^noise schedule 'time': decay is 'fast', but must be a number$"):

@@ -1,4 +1,4 @@
-"""`dpsweep epsilon` and `calibrate` with cyclic Poisson batches, one fixed order, and correlated noise."""
+"""`dpsweep epsilon` and `calibrate` with allocated or cyclic batches, one fixed order, and correlated noise."""
 
 from __future__ import annotations
 
@@ -8,12 +8,17 @@ import pytest
 
 from dpsweep.accounting import PoissonSampling, Segment, Trace, account
 from dpsweep.accounting.mechanism.noise_strategies import BandedNoise, prefix_sum_errors
+from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
+from dpsweep.accounting.pld import epsilon_pld
 from tests.orchestration.invoking import invoked, printed
 
 SIZES = ("--dataset-size", 1000, "--batch-size", 50)
 CYCLIC = ("--sampling", "cyclic_poisson", *SIZES)
 BANDED = ("--noise-strategy", "banded:bands=4")
 RUN = ("--steps", 40, "--noise-multiplier", 2, "--delta", 1e-5)
+BATCHES = ("--sampling", "random_allocation", "--dataset-size", 1000, "--batch-size", 250)
+ALLOCATED = (*BATCHES, "--epochs", 3, "--noise-multiplier", 1.5, "--delta", 1e-5)
+OF_RATE = ("--sample-rate", 0.1, "--steps", 5, "--noise-multiplier", 1, "--delta", 1e-5)
 
 
 def test_a_cycle_has_as_many_groups_as_bands() -> None:
@@ -72,9 +77,25 @@ def test_tables_say_the_errors_of_a_strategy() -> None:
             "no bound for banded noise with randomly allocated",
         ),
         ((*CYCLIC, *BANDED, "--schedule", "step:factor=0.5,period=1", *RUN), "use the schedule constant"),
+        (ALLOCATED[:4] + ALLOCATED[6:], "needs --dataset-size and --batch-size"),
+        ((*OF_RATE, "--per-epoch", 2), "per_epoch is 2, but belongs to"),
+        ((*ALLOCATED[:-1], 1e-300), "delta is 1e-300, and pld computes epsilons from 1e-250 on; choose a larger delta"),
     ],
 )
 def test_what_has_no_proof_is_refused_by_name(arguments: tuple[object, ...], said: str) -> None:
     refused = invoked("epsilon", *arguments)
     assert refused.exit_code != 0
     assert said in str(refused.exception)
+
+
+def test_allocated_batches_are_certified_from_both_sides() -> None:
+    found = json.loads(printed("epsilon", *ALLOCATED, "--per-epoch", 2, "--json"))
+    certified = epsilon_pld(Trace(1000, (Segment(0, 12, RandomAllocationSampling(4, 2), 1.5),)), 1e-5)
+    assert (found["epsilon"], found["lower_epsilon"]) == (certified.upper, certified.lower)
+    assert (found["kind"], found["adjacency"], found["steps"]) == ("guarantee", "add_remove", 12)
+    assert (found["sampling"], found["per_epoch"]) == ("random_allocation", 2)
+    groups = json.loads(printed("epsilon", *ALLOCATED, "--per-epoch", 2, "--group-size", "1,2", "--json"))
+    assert [each["group_size"] for each in groups] == [1, 2]
+    assert certified.upper == groups[0]["epsilon"] < groups[1]["epsilon"]
+    none = json.loads(printed("epsilon", *ALLOCATED[:-4], "--noise-multiplier", 0, "--delta", 1e-5, "--json"))
+    assert (none["epsilon"], none["private"], none["kind"]) == (None, False, "none")

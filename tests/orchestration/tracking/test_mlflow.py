@@ -34,7 +34,6 @@ from tests.orchestration.tracking.recordings import (
     DATA,
     NOTHING,
     client_of,
-    content,
     one,
     opened,
     pages,
@@ -125,14 +124,6 @@ def test_averages_are_those_of_the_seeds(folder: Path) -> None:
     assert average.data.metrics["deviation/final/accuracy"] == pytest.approx(deviation)
     assert "seed" not in average.data.params
     assert (average.data.params["clipping"], average.data.tags["seeds"]) == ("flat", "2")
-
-
-def test_recording_again_changes_nothing(folder: Path) -> None:
-    trials = some_trials()
-    record(opened(folder), trials)
-    before = content(client_of(folder))
-    record(opened(folder), trials)
-    assert content(client_of(folder)) == before
 
 
 def test_the_run_of_a_sweep_says_how_its_last_driver_ended(folder: Path) -> None:

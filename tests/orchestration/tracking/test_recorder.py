@@ -166,15 +166,6 @@ def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: P
     assert content(client_of(folder)) == before
 
 
-def test_a_tracker_that_stays_away_is_named_and_loses_what_disk_still_has(folder: Path) -> None:
-    trial, following = GrowingTrial(), TrackingRecorder(opened(folder), lambda key: trial(key))
-    following.start()
-    (folder / "mlflow.db").unlink()
-    (folder / "mlflow.db").mkdir()
-    following.finish([trial.key], [lambda tracker: tracker.close()])
-    assert "cannot record trial flat-constant-0" in str(following.failure)
-
-
 def test_a_tracker_that_fails_is_told_of_at_once(folder: Path) -> None:
     told: list[Recording] = []
     trial = GrowingTrial()

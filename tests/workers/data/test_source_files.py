@@ -11,6 +11,7 @@ import shutil
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -237,27 +238,19 @@ class TestOwnSource:
         assert len(load_dataset(DataSpec("my_data:two_moons"), allowed("my_data")).train) == 32
 
     @pytest.mark.parametrize(
-        ("function", "message"),
-        [("wrong", "returned int"), ("absent", "no function 'absent'"), ("NUMBER", "no function 'NUMBER'")],
+        ("name", "params", "message"),
+        [
+            ("FILE:wrong", {}, "returned int"),
+            ("FILE:absent", {}, "no function 'absent'"),
+            ("FILE:NUMBER", {}, "no function 'NUMBER'"),
+            ("FILE:two_moons", {"exmples": 3}, r"unknown key 'exmples'.*did you mean 'examples'"),
+            ("no_such_module:load", {}, r"no module 'no_such_module' can be imported here; install it"),
+            ("FILE.absent.py:load", {}, r"there is no file .*absent\.py"),
+            ("digits", {"root": "/data"}, "unknown key 'root' of data source 'digits'; it takes none"),
+            ("digit", {}, "unknown data source 'digit'; did you mean 'digits'"),
+        ],
     )
-    def test_mistakes_are_named(self, file: Path, function: str, message: str) -> None:
+    def test_mistakes_are_named(self, file: Path, name: str, params: dict[str, Any], message: str) -> None:
+        named = name.replace("FILE", str(file))
         with pytest.raises(InvalidInput, match=message):
-            load_dataset(DataSpec(f"{file}:{function}"), allowed(file))
-
-    def test_unknown_key_is_named(self, file: Path) -> None:
-        with pytest.raises(InvalidInput, match=r"unknown key 'exmples'.*did you mean 'examples'"):
-            load_dataset(DataSpec(f"{file}:two_moons", {"exmples": 3}), allowed(file))
-
-    def test_unknown_places_are_named(self, tmp_path: Path) -> None:
-        with pytest.raises(InvalidInput, match=r"no module 'no_such_module' can be imported here; install it"):
-            load_dataset(DataSpec("no_such_module:load"), allowed("no_such_module"))
-        with pytest.raises(InvalidInput, match=r"there is no file .*absent\.py"):
-            load_dataset(DataSpec(f"{tmp_path}/absent.py:load"), allowed(tmp_path / "absent.py"))
-
-    def test_a_key_of_a_source_without_any_is_refused(self) -> None:
-        with pytest.raises(InvalidInput, match="unknown key 'root' of data source 'digits'; it takes none"):
-            load_dataset(DataSpec("digits", {"root": "/data"}))
-
-    def test_unknown_source_has_a_nearest_name(self) -> None:
-        with pytest.raises(InvalidInput, match="unknown data source 'digit'; did you mean 'digits'"):
-            load_dataset(DataSpec("digit"))
+            load_dataset(DataSpec(named, params), allowed(named.partition(":")[0]))
