@@ -44,6 +44,7 @@ from dpsweep.workers.gradients.layers import (
     on_copies,
     open_axes,
     settle_axes,
+    told_apart,
     without_batch,
 )
 from dpsweep.workers.gradients.linear import gram_together
@@ -399,9 +400,7 @@ class GradientEngine:
 
     def _verify_per_example(self, x: Tensor, y: Tensor, refused: Exception) -> bool:
         """Verify with what reads its own parameters run per example. Raises: ``refused`` if nothing does."""
-        per_row = {layer.name for layer in self._layers if layer.form == "parameters per row"} | without_batch(
-            self._layers
-        )
+        per_row = told_apart(self._layers)
         if not per_row or isinstance(refused, torch.OutOfMemoryError):
             raise refused
         at = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
@@ -410,9 +409,10 @@ class GradientEngine:
             self._layers = find_layers(self.model, whole)
             try:
                 return self._compare(x, y)
-            except WithoutBatch as error:
-                wider = around(self.model, error.layer, whole) - whole.keys()
-                if not wider:
+            except Exception as error:  # a layer that was not reached before may fail likewise
+                name = error.layer if isinstance(error, WithoutBatch) else None
+                wider = (around(self.model, name, whole) if name else told_apart(self._layers)) - whole.keys()
+                if not wider or isinstance(error, torch.OutOfMemoryError):
                     raise
                 whole |= dict.fromkeys(wider, "it gives layers other rows than those of the batch")
 

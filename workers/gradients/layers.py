@@ -199,6 +199,11 @@ def without_batch(layers: Sequence[Layer]) -> set[str]:
     return {layer.name for layer in layers if layer.rule or layer.rewrite if layer.axes.without_batch}
 
 
+def told_apart(layers: Sequence[Layer]) -> set[str]:
+    """Return the names of the layers whose rows are told apart by the lengths of what they read."""
+    return {layer.name for layer in layers if layer.form == "parameters per row"} | without_batch(layers)
+
+
 def on_copies(layers: Sequence[Layer]) -> list[Layer]:
     """Return the layers that may run on copies of their parameters, one for each row."""
     return [layer for layer in layers if layer.form != "rule" or layer.axes.without_batch]

@@ -338,7 +338,8 @@ class PrivateTraining:
         """Return the steps of the snapshots, contributions [n, snapshots], and the last snapshot."""
         found = {**self._norms.snapshots, **{each.step: each for each in self._trainer.norms_so_far()}}
         if not found:
-            why = "norms is off" if self._spec.norms.are_off else "no step was taken yet"
+            off = "norms is off, or no epsilon of single examples is proven for this sampling and noise"
+            why = off if self.steps else "no step was taken yet"
             raise InvalidInput(f"there are no contributions of examples: {why}")
         ordered = [found[step] for step in sorted(found)]
         contributions = np.stack([np.asarray(each.contributions, np.float64) for each in ordered], axis=1)

@@ -208,6 +208,24 @@ def test_attention_with_a_parametrised_part_runs_per_example() -> None:
     assert_agrees(Attention(), *batch())
 
 
+class TimeFirst(nn.Module):
+    """Writes what a layer gives for [t, b, width] into a tensor."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(8, 8)
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = torch.zeros(x.shape[1], len(x), 8)
+        out[:] = self.layer(x.transpose(0, 1))
+        return out.transpose(0, 1).tanh()
+
+
+def test_a_part_that_fails_once_the_parts_before_it_run_per_example_does_so_too() -> None:
+    torch.manual_seed(0)
+    assert_agrees(nn.Sequential(TimeFirst(), TimeFirst(), nn.Flatten(), nn.Linear(32, 3)), *batch())
+
+
 def test_a_layer_that_is_called_with_other_weights_than_its_own_adds_no_gradient_of_these() -> None:
     class Generated(nn.Module):
         def __init__(self) -> None:

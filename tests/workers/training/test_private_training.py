@@ -175,6 +175,14 @@ def test_defaults_are_poisson_batches_and_secret_keys_and_the_epsilon_so_far_ris
     assert largest <= two
     assert (engine.privacy().kind, engine.privacy().reasons) == ("guarantee", ())
     assert engine.privacy(4).epsilon > engine.epsilon_of([3, 4]).upper > engine.epsilons().upper[[3, 4]].max()
+    correlated = engine_of(
+        net(),
+        noise={"name": "banded", "bands": 2, "noise_multiplier": 1.0},
+        target_epsilon=None,
+        sampling={"method": "cyclic_poisson", "batch_size": 30, "cycle_length": 2},
+    )
+    with pytest.raises(dpsweep.InvalidInput, match="no epsilon of single examples is proven"):
+        run(correlated, until=1).epsilons()
     for strange in ([], [-1], [len(LABELS)]):
         with pytest.raises(dpsweep.InvalidInput, match="positions in the data, from 0 to 119"):
             engine.epsilon_of(strange)
