@@ -511,6 +511,9 @@ def accounts_section(trials: Sequence[PublishedTrial]) -> str:
 def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[str]:
     sizes = [f"any {size} records: ε {at_most(epsilon)}" for size, epsilon in account.group_epsilons.items()]
     means = [f"{name}: mean εᵢ {number(mean)}" for name, mean in account.group_means.items()]
+    if (found := account.of_users) is not None:
+        records = f"{found.users:,} users of up to {found.most_records:,} records"
+        sizes.append(f"{records}: median ε {number(found.median)}, largest ε {at_most(found.largest)}")
     claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
     values = map(number, (account.epsilon, account.median, account.mean))
     return [escape(trial.key), claim, escape("; ".join([*sizes, *means])), f"{account.delta:g}", *values]

@@ -14,7 +14,7 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, UserEpsilons
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.spec import AuditKind, AuditSpec, Transcript
 
@@ -28,8 +28,19 @@ def account_file(folder: str) -> str:
 
 
 def write_account(folder: str, values: dict[str, Any]) -> None:
-    """Store the result of one accounting as JSON. Raises: StorageError."""
-    write_private_sealed(account_file(folder), json.dumps(values).encode())
+    """Store the result of one accounting as JSON, with what it was not asked for as an earlier one found it.
+
+    Raises: StorageError, and DataCorruption for a damaged earlier one.
+    """
+    stored = read_private_sealed(account_file(folder), ACCOUNT_AGAIN)
+    earlier: dict[str, Any] = parsed_json(stored) if stored else {}
+    try:
+        groups = {group["group_size"]: group for group in (*earlier.get("groups", ()), *values["groups"])}
+    except (KeyError, TypeError) as error:
+        raise DataCorruption(f"{account_file(folder)} lacks values; {ACCOUNT_AGAIN}") from error
+    users = {"users": earlier["users"]} if "users" in earlier else {}
+    whole = {**users, **values, "groups": [groups[size] for size in sorted(groups)]}
+    write_private_sealed(account_file(folder), json.dumps(whole).encode())
 
 
 def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
@@ -44,7 +55,7 @@ def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
 
 def _account(name: str, trial: TrialFiles, values: dict[str, Any]) -> PublishedAccount:
     try:
-        individuals = values["individuals"]
+        individuals, users = values["individuals"], values.get("users")
         return PublishedAccount(
             name=name,
             delta=values["delta"],
@@ -57,6 +68,8 @@ def _account(name: str, trial: TrialFiles, values: dict[str, Any]) -> PublishedA
             median=individuals["median"],
             group_epsilons={group["group_size"]: group["epsilon"] for group in values["groups"]},
             group_means={group["name"]: group["mean"] for group in individuals["groups"]},
+            of_users=users
+            and UserEpsilons(users["users"], users["most_records"], users["statistics"]["median"], users["largest"]),
             reasons=tuple(values["reasons"]),
         )
     except (KeyError, TypeError) as error:

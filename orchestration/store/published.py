@@ -224,12 +224,22 @@ class IndividualStatistics:
 
 
 @dataclass(frozen=True)
+class UserEpsilons:
+    """Median and largest epsilon of ``users`` users, each for all of up to ``most_records`` records of the user."""
+
+    users: int
+    most_records: int
+    median: float | None
+    largest: float
+
+
+@dataclass(frozen=True)
 class PublishedAccount:
     """Result of `dpsweep account` for a trial: exact, so any page or run that shows it is sensitive.
 
     `name`: name of its folder. `epsilon`, `accountant`, `kind`: the worst case at ``delta``. `group_epsilons`: epsilon
     of any k records, by k. `method`, `individual_kind`, `mean`, `median`: for the epsilon_i. `group_means`: mean
-    epsilon_i by group. `reasons`: why epsilon is an estimate.
+    epsilon_i by group. `of_users`: of users, if they were asked for. `reasons`: why epsilon is an estimate.
     """
 
     name: str
@@ -243,6 +253,7 @@ class PublishedAccount:
     median: float | None
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
     group_means: Mapping[str, float] = field(default_factory=dict)
+    of_users: UserEpsilons | None = None
     reasons: tuple[Reason, ...] = ()
 
 
