@@ -483,7 +483,7 @@ class _Atoms:
         self, targets: Array, outputs: Array, alone: npt.NDArray[np.intp]
     ) -> Iterator[tuple[npt.NDArray[np.intp], Array]]:
         """Yield places of some outputs, and p_j exp(a_j x - a_j^2 / 2 - target) there, [atoms, outputs]."""
-        at_once = max(1, _ENTRIES // len(self.shifts))
+        at_once = max(1, _ENTRIES // max(1, len(self.shifts)))
         for start in range(0, len(alone), at_once):
             few = alone[start : start + at_once]
             lines = self.shifts[:, None] * outputs[few]

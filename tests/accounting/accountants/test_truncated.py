@@ -416,6 +416,12 @@ def test_single_examples_are_above_their_own_mixture_and_close_where_cuts_are_ra
     assert found["pld"].delta == DELTA
 
 
+def test_who_contributes_nothing_pays_only_for_batches_that_are_cut() -> None:
+    trace = truncated(100, 0.1, 12, 2.0, 3)
+    nothing, everything = (epsilon_of_examples(trace, [0], [[share]], DELTA).upper for share in (0.0, 1.0))
+    assert 0.0 < nothing < 0.5 * everything
+
+
 def test_rare_cuts_are_not_what_renyi_divergences_find() -> None:
     """Of events of probability 1e-24 their high moments are infinite for practical purposes."""
     plain = account(mnist(None), DELTA, "rdp").epsilon
