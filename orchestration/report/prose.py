@@ -185,6 +185,9 @@ def _range(of: Difference, shown: Format) -> str:
 def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
     worst, by = found.worst_group, found.worst_word
     high = "highest" if worst.better == "higher" else "lowest"
+    shown = {worst.format.one(each.mean(worst.value)) for each in found.useful}
+    if len(shown) == 1 and len(found.useful) > 1:
+        return f"The {by} of the worst-served group is {shown.pop()} in each of {len(found.useful)} private settings."
     if fairest is best:
         return f"{best.name} also has the {high} {by} of a worst-served group."
     who = " or ".join(sorted(whose(worst, fairest)))

@@ -373,6 +373,19 @@ def test_the_metric_of_the_worst_group_is_the_users_choice(
     assert difference["verdict"] == ("better" if flat_first else "worse")
 
 
+def test_no_setting_is_said_to_serve_a_group_best_that_none_serves() -> None:
+    trials, found = sweep_of({"none": (0.95, 0.92)})
+    for clipping, share in (("flat", 0.9), ("dpsgd_f", 0.8)):
+        for seed in range(5):
+            own = of_predictions(np.where(GROUPS == 1, 0, outcomes((share, 0.9), seed).predicted))
+            trials.append(trial(own, clipping, seed))
+            found[trials[-1].key] = own
+    data = replace(published(trials), worst_group="true_positive_rate")
+    said = " ".join(headline(data, findings(data, gather(trials, found))))
+    assert "The TPR of the worst-served group is 0.0% in each of 2 private settings." in said
+    assert "also has" not in said
+
+
 def test_every_setting_is_stored_with_all_its_intervals(sample: Findings) -> None:
     stored = next(each for each in as_dict(sample)["settings"] if each["name"] == "flat · constant")
     measured = {metric.name for metric in of_task("classification") if metric.measure and "user" not in metric.name}

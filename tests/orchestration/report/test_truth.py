@@ -167,6 +167,7 @@ Rule = Callable[[Report, str, re.Match[str]], Iterator[Stated]]
 RULES: Final[Sequence[tuple[str, Rule]]] = (
     (rf"(?:Take )?{_NAME}(?::| reaches) {_METRIC} \S+ \[(.+?)(?: after choosing among \d+)?\] at ε", _decided),
     (rf"{_NAME} also has the highest .+ of a worst-served group\.", _true),
+    (r"The .+ of the worst-served group is \S+ in each of", _true),
     (r"Always predicting .+ reaches", _true),
     (
         rf"The highest {_METRIC} of a worst-served group is that of {_NAME}: .*?interval (.+?)\), against .*?interval "
