@@ -254,8 +254,10 @@ class SweepRecord:
 
 
 def _comparable(point: GridPoint) -> str:
-    """Data, model and seed, which a trial shares with the baselines that it may be compared with."""
-    return json.dumps([asdict(point.spec.data), asdict(point.spec.model), point.spec.seed], sort_keys=True)
+    """Data, model and the sweep's seed, which a trial shares with the baselines that it may be compared with; the best
+    candidate of a private selection was trained with another seed.
+    """
+    return json.dumps([asdict(point.spec.data), asdict(point.spec.model), point.labels["seed"]], sort_keys=True)
 
 
 def _setting_of(point: GridPoint) -> str:

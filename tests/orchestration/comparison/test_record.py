@@ -89,6 +89,14 @@ def test_nothing_is_compared_with_a_baseline_that_has_learnt_nothing(tmp_path: P
     assert shown.tags["baseline"] == ""
 
 
+def test_selected_candidates_are_compared_although_their_seeds_differ(tmp_path: Path) -> None:
+    record, _ = sample_record(tmp_path)
+    drawn = ((place, point.spec) for place, point in enumerate(record.points))
+    specs = [replace(spec, seed=100 + place) for place, spec in drawn]
+    points = tuple(replace(point, spec=spec) for point, spec in zip(record.points, specs, strict=True))
+    assert trials(replace(record, points=points))[PRIVATE].tags["baseline"] == BASELINE
+
+
 def test_nothing_is_compared_with_a_baseline_that_diverged_for_another_seed(tmp_path: Path) -> None:
     record, _ = sample_record(tmp_path, finished=(0, 1))
     other = KEYS["non-private-seed1"]
