@@ -11,7 +11,6 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.nn.modules.lazy import LazyModuleMixin
 from torch.nn.utils.parametrizations import _SpectralNorm
-from torch.nn.utils.parametrize import is_parametrized
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.factors import HALF_PRECISION
@@ -19,7 +18,8 @@ from dpsweep.workers.gradients.layers import RULES
 
 
 def _has_weight_from_a_hook(module: nn.Module) -> bool:
-    return isinstance(module, tuple(RULES)) and "weight" not in module._parameters and not is_parametrized(module)
+    is_own = "weight" in module._parameters or hasattr(type(module), "weight")  # as of a parametrization or an adapter
+    return isinstance(module, tuple(RULES)) and not is_own
 
 
 _NO_BATCH_FIRST = "reads its batch from the second axis; construct it with batch_first=True"

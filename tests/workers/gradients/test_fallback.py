@@ -268,6 +268,22 @@ def test_dropout_in_place_keeps_the_gradient_of_the_norm_before_it() -> None:
     assert (first[:, 1] > 0.0).all()
 
 
+def test_an_adapter_that_shows_the_weight_of_the_layer_inside_computes_none_in_a_hook() -> None:
+    class Adapter(nn.Linear):
+        weight = property(lambda self: self.base_layer.weight)  # as those of peft have
+
+        def __init__(self) -> None:
+            nn.Module.__init__(self)
+            torch.manual_seed(0)
+            self.base_layer = nn.Linear(8, 3)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.base_layer(x.mean(1))
+            return out
+
+    assert_agrees(Adapter(), *batch())
+
+
 @pytest.mark.parametrize("hook", [nn.utils.weight_norm, nn.utils.spectral_norm])
 @pytest.mark.filterwarnings("ignore:.*weight_norm")
 def test_weights_computed_in_hooks_are_refused_by_name(hook: type) -> None:
