@@ -106,8 +106,10 @@ def epsilon_of_rounds(
     upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, min(highest, ceiling), from_below)
     lower = max(lower, lowest)
     bounds = [PairBounds(upper, lower, "gdp" if upper == ceiling else "pld")]
+    if not from_below and upper < min(highest, ceiling):
+        return bounds[0]
     if upper > lower * (1 + 2 * _ENOUGH * tolerance):
-        lower = max(lower, _of_the_strongest(rounds, delta) if from_below else 0.0)
+        lower = max(lower, _of_the_strongest(rounds, delta))
         bounds = [bounds[0]._replace(lower=lower), PairBounds(renyi_ceiling(rounds, delta), lower, "rdp")]
     return min(bounds, key=lambda bound: bound.upper)
 
@@ -195,13 +197,12 @@ def _epsilon_losing(asked: _Asked, pair: Sequence[Cumulants], ceiling: float) ->
         for generating, other in (pair, pair[::-1])
     ]
     first, second = sorted(sides, key=lambda side: -side.saddle.epsilon)
-    bracket = _bracket_epsilon if asked.from_below else _bracket_from_above
-    worse = bracket(asked, first, ceiling)
+    worse = _bracket_epsilon(asked, first, ceiling)
     if worse.upper == ceiling or worse.opposite_delta(worse.upper) <= asked.delta:
         return worse.upper, worse.lower
     if _is_below(asked, second, worse.upper):
         return worse.upper, worse.lower
-    other = bracket(asked, second, ceiling, worse.upper)
+    other = _bracket_epsilon(asked, second, ceiling, worse.upper)
     return max(worse.upper, other.upper), max(worse.lower, other.lower)
 
 
@@ -320,10 +321,12 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
 
     With public draws, the lattice is refined only where the saddle point was far off. The least losses of a round's
     cases lie on no common lattice, so the bound from below errs by a share of the spacing in every round. Its gap says
-    nothing of the bound from above, which errs by squares of the spacing.
+    nothing of the bound from above, which errs by squares of the spacing. A bound from above alone is refined in the
+    same way, on a lattice as fine as a second one.
     """
     rounds, delta, tolerance, saddle = asked.rounds, asked.delta, asked.tolerance, side.saddle
     spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
+    spacing *= 1.0 if asked.from_below else _ALONE
     enough_gap = tolerance * _ENOUGH
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:
@@ -333,7 +336,7 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
         plan = make_plan(side.generating, side.other, aim, spacing, asked.tail, rounds.count)
         if is_too_coarse(rounds, plan):
             return _Bracket(upper, lower, None)
-        composed = compose(rounds, plan)
+        composed = compose(rounds, plan, asked.from_below)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
         upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
         if math.isinf(above.epsilon):
@@ -342,32 +345,12 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
         gap = (upper - lower) / scale if upper > lower else 0.0
         finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
         hopeless = lower == 0.0 and upper > _VACUOUS
-        judged = rounds.has_draws and abs(above.nearest - saddle.epsilon) <= _MISJUDGED * above.nearest
+        near = max(above.nearest, 0.0 if asked.from_below else 1 / (1 + saddle.tilt))
+        judged = abs(above.nearest - saddle.epsilon) <= _MISJUDGED * near and (rounds.has_draws or not asked.from_below)
         if gap <= enough_gap or upper <= enough or finest or hopeless or judged or attempt == _ATTEMPTS - 1:
             return _Bracket(upper, lower, composed)
         enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)
-        spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
+        if asked.from_below:
+            spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
         saddle = saddle_at_epsilon(side.generating, max(above.nearest, 0.0))
     raise AssertionError("unreachable: the last attempt returns")
-
-
-def _bracket_from_above(asked: _Asked, side: _Side, ceiling: float, enough: float = 0.0) -> _Bracket:
-    """Return an upper bound on the epsilon of one direction, as `_bracket_epsilon`; the lower one is 0.
-
-    The lattice is as fine as a second one of `_bracket_epsilon`, and another one follows only where the saddle point
-    was far off.
-    """
-    saddle, upper = side.saddle, ceiling
-    for _ in range(_ATTEMPTS):
-        aim = replace(saddle, log_delta=math.log(asked.delta))
-        spacing = spacing_for(asked.rounds.count, saddle, asked.tolerance) * _ALONE
-        plan = make_plan(side.generating, side.other, aim, spacing, asked.tail, asked.rounds.count)
-        if saddle.epsilon > _HOPELESS or is_too_coarse(asked.rounds, plan):
-            break
-        found = compose_upper(asked.rounds, plan).epsilon_at(asked.delta)
-        upper = min(upper, found.epsilon)
-        near = abs(found.nearest - saddle.epsilon) <= _MISJUDGED * max(found.nearest, 1 / (1 + saddle.tilt))
-        if near or upper <= enough or math.isinf(found.epsilon):
-            break
-        saddle = saddle_at_epsilon(side.generating, max(found.nearest, 0.0))
-    return _Bracket(upper, 0.0, None)

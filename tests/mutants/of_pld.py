@@ -71,8 +71,8 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            'law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")\n    rounded',
-            'law.truncated(plan.tail).pooled(MAX_ATOMS, "lower")\n    rounded',
+            'from_below: bool) -> _Factors:\n    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")',
+            'from_below: bool) -> _Factors:\n    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "lower")',
             "neighbours are merged at the smaller",
             True,
         ),
