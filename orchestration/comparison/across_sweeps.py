@@ -240,13 +240,25 @@ def _require_different(records: Mapping[str, SweepRecord]) -> None:
 
 
 def _parameters(point: GridPoint, record: SweepRecord) -> dict[str, Label]:
-    """Return all parameters of a trial except its seed and execution speed options, as its sweep gives them."""
+    """Return all parameters of a trial except its seed and execution speed options, as its sweep gives them: not those
+    that a private selection chose, which are a result of each seed, but its candidates.
+    """
     found = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
+    tune = record.sweep.tune
+    if tune is not None and tune.is_selection:
+        tried = {name: tune.parameters.get(_place(name)) for name in found}
+        found |= {name: f"one of {str(of).strip('[]')}" for name, of in tried.items() if of is not None}
+        found.pop("data.part.place", None)
     if point.is_private:
         release = record.sweep.release
         found |= {"accountant": record.sweep.privacy.accountant, "release": release.name}
         found |= {f"release.{name}": str(value) for name, value in release.params.items()}
     return found
+
+
+def _place(parameter: str) -> str:
+    """Return the place of a parameter in a section ``tune``, such as ``clipping.bound``."""
+    return parameter.replace("noise.schedule.", "noise.").replace(".params.", ".")
 
 
 def _component(parameter: str, given: Mapping[str, Label]) -> str:

@@ -16,7 +16,9 @@ from dpsweep.accounting import RandomTrials, account, account_selection, individ
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.orchestration.commands.status_command import status
+from dpsweep.orchestration.comparison.across_sweeps import compare
 from dpsweep.orchestration.comparison.claims import unfounded
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
@@ -33,6 +35,7 @@ from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import in_process, tuned
+from tests.orchestration.sample_results import sample_record
 
 TUNE = {
     "parameters": {"clipping.bound": [0.01, 1.0], "optimizer.learning_rate": [0.01, 1.0]},
@@ -112,6 +115,16 @@ def test_the_epsilon_is_that_after_the_selection_wherever_it_is_said(selected: t
         shown = {value for (value,) in store.execute(query)}
     assert shown
     assert all(value >= 0.99 * TARGET for value in shown)
+
+
+def test_seeds_stay_one_setting_beside_other_sweeps_whatever_each_has_chosen(
+    selected: tuple[Outcome, Path], tmp_path: Path
+) -> None:
+    records = {"a": selected[0].record, "b": sample_record(tmp_path)[0]}
+    found = compare(records, {"a": NO_EVIDENCE, "b": NO_EVIDENCE})
+    ours = [line for each in found.settings for line in each.lines if line.folder == "a"]
+    assert [len(line.setting.trials) for line in ours] == [2, 2]
+    assert "one of 0.01, 1.0" in [value for each in found.between for value in each.values["a"]]
 
 
 def test_only_the_best_and_nothing_of_their_number_leaves_the_selection(selected: tuple[Outcome, Path]) -> None:
