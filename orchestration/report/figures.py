@@ -482,9 +482,10 @@ _NOT_TUNED = (
 
 
 def numbers(setting: Setting) -> dict[str, float]:
-    """Return the hyperparameters of a setting that are numbers."""
-    trial = setting.trials[0]
-    found = {name.removeprefix("spec."): value for name, value in {**trial.params, **trial.labels}.items()}
+    """Return the hyperparameters of a setting that are numbers, and the same for all seeds."""
+    first, *others = ({**trial.params, **trial.labels} for trial in setting.trials)
+    common = {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}
+    found = {name.removeprefix("spec."): value for name, value in common.items()}
     return {name: float(value) for name, value in found.items() if is_number(value) and name not in _NOT_TUNED}
 
 

@@ -233,9 +233,9 @@ def _tuning(panels: Mapping[Section, str]) -> str:
     if not panels["tuning"]:
         return ""
     caption = (
-        "Lines join the settings of one method; whiskers span the seeds. As tuned: each dot is a candidate, its line "
-        "joins the best at each value, and the large marker is what the setting was then trained with; one at an end "
-        "of its line asks for a wider range. Methods compare at their best values."
+        "Lines join the settings of one method, model and ε; whiskers span the seeds. As tuned: each dot is a "
+        "candidate, its line joins the best at each value, and the large marker is what the setting was then trained "
+        "with; one at an end of its line asks for a wider range. Methods compare at their best values."
     )
     return f"<h3>Method or tuning?</h3>{_figures(panels['tuning'], caption, 'panels wide')}"
 

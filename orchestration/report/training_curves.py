@@ -17,6 +17,7 @@ from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.orchestration.comparison.findings import COMPARED
 from dpsweep.orchestration.comparison.formats import NUMBER, Format
 from dpsweep.orchestration.comparison.individuals import VADHAN, GroupComparison, compare_groups, linear_heading
 from dpsweep.orchestration.comparison.metrics import metric
@@ -289,22 +290,27 @@ def tuning_curves(scene: Scene) -> dict[str, Plot]:
 
 
 def _varied(scene: Scene) -> list[str]:
-    values: dict[tuple[str, tuple[str, str]], set[float]] = {}
+    values: dict[tuple[object, ...], set[float]] = {}
     for setting in scene.settings:
         if not setting.is_baseline:
             for name, value in numbers(setting).items():
-                values.setdefault((name, setting.method), set()).add(value)
-    return list(dict.fromkeys(name for (name, _), found in values.items() if len(found) > 1))
+                values.setdefault((name, *_line_of(setting, name)), set()).add(value)
+    return list(dict.fromkeys(str(name) for (name, *_), found in values.items() if len(found) > 1))
+
+
+def _line_of(setting: Setting, name: str) -> tuple[object, ...]:
+    """Return what the settings of one line have in common: all that is compared, besides the parameter ``name``."""
+    return (*setting.method, *(setting.labels.get(each) for each in COMPARED if each != name.partition(".")[0]))
 
 
 def _curve(scene: Scene, name: str, up: Axis) -> Plot:
     figure = blank(height=320)
-    methods: dict[tuple[str, str], list[tuple[float, Setting]]] = {}
+    methods: dict[tuple[object, ...], list[tuple[float, Setting]]] = {}
     for setting in scene.settings:
         known = numbers(setting)
         if not setting.is_baseline and name in known:
-            methods.setdefault(setting.method, []).append((known[name], setting))
-    for (clipping, schedule), members in methods.items():
+            methods.setdefault(_line_of(setting, name), []).append((known[name], setting))
+    for members in methods.values():
         points = [
             (at, found, setting)
             for at, setting in sorted(members, key=lambda pair: pair[0])
@@ -326,7 +332,7 @@ def _curve(scene: Scene, name: str, up: Axis) -> Plot:
             marker={"color": colour, "symbol": symbol, "size": 9},
             text=[plain_text(setting.name) for *_, setting in points],
             hovertemplate=f"<b>%{{text}}</b><br>{plain_text(in_words(name))} %{{x}}: %{{y}}<extra></extra>",
-            name=f"{clipping} · {schedule}",
+            name=" · ".join(first.method),
             meta=meta_of(first),
         )
     _label_values(figure, name)

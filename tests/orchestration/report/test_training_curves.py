@@ -157,6 +157,12 @@ def test_swept_values_have_curves_by_method() -> None:
     curve = drawn["tuning: accuracy against clipping bound"]
     assert [trace.name for trace in curve.data] == ["flat · constant", "dpsgd_f · constant"]
     assert [list(trace.x) for trace in curve.data] == [[0.5, 2.0]] * 2
+    dearer = [replace(each, labels={**each.labels, "epsilon": 8.0}) for each in trials]
+    both = figures(replace(sample_sweep(), trials=(*trials, *dearer)))["tuning: accuracy against clipping bound"]
+    assert [list(trace.x) for trace in both.data] == [[0.5, 2.0]] * 4, "no line joins two epsilons"
+    chosen = [replace(each, params={**each.params, "spec.clipping.params.bound": at}) for at, each in enumerate(trials)]
+    by_seed = figures(replace(sample_sweep(), trials=tuple(chosen)))
+    assert "tuning: accuracy against clipping bound" not in by_seed, "each seed of a private selection chooses a bound"
     assert not [name for name in figures(sample_sweep()) if name.startswith("tuning")]
 
 
