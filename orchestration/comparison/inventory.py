@@ -19,6 +19,7 @@ from dpsweep.orchestration.sweeps.manifest import Manifest, read_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 
 STALE: Final = "stale"
+_RUNNING: Final = TrialState.TRAINING.word
 _DEEPEST: Final = 64
 """Most levels of folders that are looked into."""
 _NO_TIME: Final = datetime.datetime.max.replace(tzinfo=datetime.UTC).timestamp()
@@ -29,9 +30,9 @@ class SweepSummary:
     """Summary of a sweep below a folder.
 
     `state`: the state in its status.json, ``stale`` if a running sweep is stale, ``unknown`` without that file.
-    `trials`: number of trials by the word for their state, from status.json or else from their results. `changed`: time
-    of the last change, in seconds since 1970 UTC. `problem`: why the folder cannot be read; if set, only ``folder`` is
-    known besides. `snapshot`: of its status.json.
+    `trials`: number of trials by the word for their state, from status.json or else from their results; those that
+    ran when the driver ended are ``interrupted``. `changed`: time of the last change, in seconds since 1970 UTC.
+    `problem`: why the folder cannot be read; if set, only ``folder`` is known besides. `snapshot`: of its status.json.
     """
 
     folder: str
@@ -102,7 +103,10 @@ def _created(manifest: Manifest) -> float:
 
 def _of_snapshot(files: SweepFiles, snapshot: SweepSnapshot) -> SweepSummary:
     state = STALE if snapshot.is_stale() else snapshot.state
-    return SweepSummary(files.root, snapshot.name, state, _by_word(snapshot.counts()), snapshot.heartbeat, "", snapshot)
+    trials = _by_word(snapshot.counts())
+    if snapshot.is_over:
+        trials = {"interrupted" if word == _RUNNING else word: count for word, count in trials.items()}
+    return SweepSummary(files.root, snapshot.name, state, trials, snapshot.heartbeat, "", snapshot)
 
 
 def _of_results(files: SweepFiles) -> SweepSummary:

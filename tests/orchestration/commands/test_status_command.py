@@ -319,6 +319,8 @@ def test_a_driver_that_is_gone_is_called_stale(tmp_path: Path) -> None:
     gone = SweepSnapshot("small", "id", "running", time.time() - 600.0, 9.0, 9.0, "h", 1, None, LISTED)
     write_snapshot(files.status, gone, False)
     assert found(f"file://{tmp_path}").popitem()[1]["state"] == "stale"
+    write_snapshot(files.status, replace(gone, state="interrupted"), False)
+    assert found(f"file://{tmp_path}").popitem()[1]["trials"] == {"pending": 1, "interrupted": 2, "finished": 1}
 
 
 def test_links_hidden_folders_and_the_inside_of_sweeps_are_left_out(tmp_path: Path) -> None:
