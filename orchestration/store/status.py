@@ -57,8 +57,13 @@ class Recording:
         return f"{self.recorded} of {self.trials}"
 
     def line(self) -> str:
-        """Return text such as ``recording in MLflow, 39 of 300, 4 a second``, and why the last attempt failed."""
+        """Return how far it is, and why the last attempt failed.
+
+        >>> Recording(39, 300, 4.2).line(), Recording(300, 300, 4.2).line()
+        ('recording in MLflow, 39 of 300, 4 a second', 'recording in MLflow, 300 of 300, now their comparison')
+        """
         pace = f"{self.per_second:.0f} a second" if self.per_second >= 1.0 else f"{60.0 * self.per_second:.0f} a minute"
+        pace = "now their comparison" if self.recorded == self.trials else pace
         trouble = f"; the last attempt failed and is repeated: {self.trouble}" if self.trouble else ""
         return f"recording in MLflow, {self.count}, {pace}{trouble}"
 
