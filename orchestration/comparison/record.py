@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from typing import Any, TypeVar
 
 from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, in_words, union, weakened
 from dpsweep.orchestration.comparison import publishing
-from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.metrics import known, known_of_groups
 from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
@@ -274,20 +274,19 @@ def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list
     composed cost of all attempts at the trial, of all seeds of its setting, and of the whole sweep.
     """
     trials = record.data().trials
-    seeds = {trial.key: setting.trials for setting in finished_settings(trials) for trial in setting.trials}
-    settings = settings or {}
+    sweep, seeds, settings = composed(trials), dict[str, Composition | None](), settings or {}
+    for setting in finished_settings(trials):
+        seeds |= dict.fromkeys((trial.key for trial in setting.trials), composed(setting.trials))
     return [
         _row(trial, record.status(trial.key).result, record.worst_group)
         | ({"setting": settings[trial.key]} if trial.key in settings else {})
-        | ({"composed": _together(trial, seeds.get(trial.key, ()), trials)} if trial.attempts else {})
+        | ({"composed": _together(trial, seeds.get(trial.key), sweep)} if trial.attempts else {})
         for trial in trials
     ]
 
 
-def _together(
-    trial: PublishedTrial, seeds: Sequence[PublishedTrial], sweep: Sequence[PublishedTrial]
-) -> dict[str, dict[str, Any]]:
-    found = {"trial": composed([trial]), "seeds": composed(seeds), "sweep": composed(sweep)}
+def _together(trial: PublishedTrial, seeds: Composition | None, sweep: Composition | None) -> dict[str, dict[str, Any]]:
+    found = {"trial": composed([trial]), "seeds": seeds, "sweep": sweep}
     return {scope: composition.as_dict() for scope, composition in found.items() if composition is not None}
 
 
