@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import io
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -16,13 +16,13 @@ import numpy.typing as npt
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.errors import LARGEST_WHOLE, START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
-from dpsweep.workers.machine.devices import torch_defaults
+from dpsweep.workers.machine.devices import lacks_memory, torch_defaults
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 from dpsweep.workers.models import build_for_shape, offered
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
@@ -64,9 +64,7 @@ class TrainedModel:
 
         Raises: InvalidInput for another shape, or for values that the stored type cannot represent.
         """
-        dataset = self._dataset(self._checked(features))
-        if self.spec.preprocessing is not None and len(dataset.train):
-            dataset = make_preprocessing(self.spec.preprocessing).transform(dataset, self.fitted)
+        dataset = self._preprocessed(self._dataset(self._checked(features)))
         batches = in_batches(
             self.model,
             dataset.train.features,
@@ -78,6 +76,22 @@ class TrainedModel:
             torch.cat(batches).numpy() if batches else np.empty((0, self.num_classes), "f4")
         )
         return found
+
+    def _preprocessed(self, dataset: Dataset) -> Dataset:
+        """Return the data as the model takes them; no cache that the specification names is written or read."""
+        named = self.spec.preprocessing
+        if named is None or not len(dataset.train):
+            return dataset
+        uncached = {key: value for key, value in named.params.items() if key != "cache"}
+        try:
+            return make_preprocessing(replace(named, params=uncached)).transform(dataset, self.fitted)
+        except (KeyError, RuntimeError) as error:
+            if isinstance(error, RuntimeError) and lacks_memory(error):
+                raise
+            raise DataCorruption(
+                f"what the trial keeps of its preprocessing {named.name!r} does not fit it; restore its folder from a "
+                f"backup, or {START_ANEW}"
+            ) from error
 
     def _checked(self, features: npt.ArrayLike | Tensor) -> Tensor:
         expected = f"numbers of shape [n, {', '.join(map(str, self.example_shape))}] and type {self.example_type}"
@@ -149,7 +163,7 @@ def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> 
             user's own model is not in ``code``, or ``code`` has changed since the trial began.
         DataCorruption: a stored file is damaged.
     """
-    return _build(files, spec, _read(files.inputs, _INPUTS), code)
+    return _build(files, spec, _read_inputs(files), code)
 
 
 @torch_defaults()
@@ -158,14 +172,14 @@ def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -
 
     Data are read only for a source of the user's own with its own preparation. Raises: see `load_model`.
     """
-    inputs = _read(files.inputs, _INPUTS)
+    inputs = _read_inputs(files)
     return TrainedModel(
         model=_build(files, spec, inputs, code),
         spec=spec,
         example_shape=tuple(inputs["example_shape"]),
         example_type=getattr(torch, inputs["example_type"]),
         num_classes=inputs["num_classes"],
-        preparation=_preparation(spec, inputs["preparation"], code),
+        preparation=_preparation(files, spec, inputs, code),
         fitted=inputs["fitted"],
     )
 
@@ -191,12 +205,39 @@ def _build(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: 
     return model.eval()
 
 
-def _preparation(spec: TrialSpec, kept: Mapping[str, Any] | None, code: UserCode) -> Preparation:
-    if kept is None:
+def _preparation(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], code: UserCode) -> Preparation:
+    kept = inputs["preparation"]
+    if kept is None and (is_import_path(spec.data.name) or spec.data.name == GIVEN):
         return load_source(spec.data, code).preparation
-    given = ((key, value) for key, value in kept.items() if key != "name")
-    fields: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in given}
-    return _PREPARATIONS[kept["name"]](**fields)
+    try:
+        fields: dict[str, Any] = {
+            key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()
+        }
+        made: Preparation = _PREPARATIONS[fields.pop("name")](**fields)
+        made(torch.zeros(0, *inputs["feature_shape"]))
+    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        raise _damaged(files.inputs) from error
+    return made
+
+
+def _read_inputs(files: TrialFiles) -> dict[str, Any]:
+    """Return what `describe_inputs` stored. Raises: as `_read`, and for values that it does not store."""
+    inputs = _read(files.inputs, _INPUTS)
+    sizes = (inputs["example_shape"], inputs["feature_shape"], [inputs["num_classes"]])
+    is_sound = (
+        all(isinstance(each, list) and all(type(n) is int and 0 < n <= LARGEST_WHOLE for n in each) for each in sizes)
+        and isinstance(getattr(torch, str(inputs["example_type"]), None), torch.dtype)
+        and isinstance(inputs["offered"], dict)
+        and isinstance(inputs["fitted"], dict)
+        and all(isinstance(each, Tensor) for each in inputs["fitted"].values())
+    )
+    if not is_sound:
+        raise _damaged(files.inputs)
+    return inputs
+
+
+def _damaged(uri: str) -> DataCorruption:
+    return DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
 
 
 def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
@@ -210,11 +251,10 @@ def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
             f"{uri} does not exist: the trial has not trained to its end, or a version of dpsweep without this file "
             "trained it; resume the sweep, or run it again in another folder"
         ) from None
-    damaged = DataCorruption(f"{uri} is damaged; restore it from a backup, or {START_ANEW}")
     try:
         stored = load_tensors(io.BytesIO(content))
     except NoTensors as error:
-        raise damaged from error
+        raise _damaged(uri) from error
     if not isinstance(stored, dict) or not stored.keys() >= keys:
-        raise damaged
+        raise _damaged(uri)
     return stored

@@ -94,9 +94,10 @@ def test_are_made_once_on_a_node_and_kept_in_a_cache(
 def test_a_trial_trains_on_them_and_keeps_the_digest_of_the_weights(
     folder: Path, texts: DataSpec, tmp_path: Path
 ) -> None:
-    frozen = Component("text_features", {"path": str(folder)})
+    frozen = Component("text_features", {"path": str(folder), "cache": str(tmp_path / "cache")})
     spec = small_trial(data=texts, preprocessing=frozen, model=Component("logistic"), epochs=1)
     result, _, files = train(spec, tmp_path / "trial")
+    (tmp_path / "cache").rename(tmp_path / "kept")
     assert result.parameters == 2 * WIDTH + 2
     record = Path(files.code, "weights", "preprocessing.sha256").read_text()
     digest = hashlib.sha256((folder / "model.safetensors").read_bytes()).hexdigest()
@@ -105,6 +106,7 @@ def test_a_trial_trains_on_them_and_keeps_the_digest_of_the_weights(
     logits = load_trained(files, spec).logits(dataset.test.features)
     assert logits.shape == (len(dataset.test), 2)
     assert load_trained(files, spec).logits(np.zeros((0, LENGTH))).shape == (0, 2)
+    assert not (tmp_path / "cache").exists(), "whoever opens somebody else's model writes no features of theirs"
     weights = folder / "model.safetensors"
     kept = weights.read_bytes()
     weights.write_bytes(kept[:-1] + bytes([kept[-1] ^ 1]))

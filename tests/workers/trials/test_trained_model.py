@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,29 @@ class TestWithoutTheDataAndTheCode:
         monkeypatch.setattr("dpsweep.workers.trials.trained_model.load_source", unread)
         assert load_trained(*trained).logits(np.zeros((3, 30))).shape == (3, 2)
         assert load_trained(*trained).logits(np.zeros((0, 30))).shape == (0, 2)
+
+    @pytest.mark.parametrize(
+        "forged",
+        [
+            {"example_shape": 3},
+            {"example_type": "load"},
+            {"feature_shape": [-1]},
+            {"num_classes": "2"},
+            {"offered": None},
+            {"fitted": {"projection": 3}},
+            {"preparation": None},
+            {"preparation": {"name": "evil"}},
+            {"preparation": {"name": "scaling", "offset": [0.0] * 7, "scale": [1.0]}},
+        ],
+    )
+    def test_forged_inputs_are_damage(
+        self, trained: tuple[TrialFiles, TrialSpec], forged: dict[str, Any], tmp_path: Path
+    ) -> None:
+        copied = shutil.copytree(trained[0].root, tmp_path / "trial")
+        torch.save({**torch.load(copied / "inputs.pt"), **forged}, copied / "inputs.pt")
+        reading_a_file = replace(trained[1], data=DataSpec("csv", {"path": "/absent.csv", "label": "x"}))
+        with pytest.raises(DataCorruption, match=r"inputs\.pt is damaged; restore it"):
+            load_trained(TrialFiles(str(copied)), reading_a_file)
 
     def test_own_code_needs_permission(self, tmp_path: Path) -> None:
         spec = small_trial(epochs=1, model=DROPOUT_NET)
