@@ -7,11 +7,10 @@ a few bytes that ask for a ``bytearray`` of some length, which torch allows.
 
 from __future__ import annotations
 
-import io
 import json
 import pickletools
 import zipfile
-from typing import Any
+from typing import Any, BinaryIO
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import digest_of, list_files
@@ -24,7 +23,7 @@ class NoTensors(Exception):
     """A file holds something else than tensors and plain values, or is damaged; its cause says more."""
 
 
-def load_tensors(stored: io.BytesIO) -> Any:
+def load_tensors(stored: BinaryIO) -> Any:
     """Return the value in the rest of a stream, on the CPU. Raises: NoTensors."""
     import torch  # late: who deletes a checkpoint needs no torch
 

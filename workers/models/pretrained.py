@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
+import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -15,6 +16,7 @@ from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.machine.stored_tensors import load_tensors
 
 
 def load_weights(path: Path) -> Mapping[str, Tensor]:
@@ -28,7 +30,11 @@ def load_weights(path: Path) -> Mapping[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return dict(require_package("safetensors.torch", f"the file {path}").load_file(path))
-        stored = torch.load(path, map_location="cpu", weights_only=True)
+        if zipfile.is_zipfile(path):  # older weights are no archive, and nothing in them unfolds
+            with path.open("rb") as opened:
+                stored = load_tensors(opened)
+        else:
+            stored = torch.load(path, map_location="cpu", weights_only=True)
     except OSError as error:
         raise InvalidInput(f"cannot read the weights {path}: {error.strerror}; give a file that can be read") from error
     except InvalidInput:

@@ -16,6 +16,7 @@ from dpsweep.workers.models import MODELS, build_for_shape, build_model, offered
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.models.networks import TemperedSigmoid
 from dpsweep.workers.spec import Component, DataSpec
+from tests.workers.machine.test_checkpoint import compressed
 from tests.workers.user_modules import allowed
 
 MNIST, CIFAR = (1, 28, 28), (3, 32, 32)
@@ -154,6 +155,13 @@ class TestPretrained:
             (tmp_path / "text.pt").write_text(content)
             with pytest.raises(InvalidInput, match=r"text\.pt cannot be loaded"):
                 build("resnet20_gn", {"initial_weights": str(tmp_path / "text.pt")}, CIFAR)
+        stored = build_for_shape(Component("resnet20_gn"), CIFAR, 10, 3).state_dict()
+        for zipped in (True, False):
+            torch.save(stored, tmp_path / "weights.pt", _use_new_zipfile_serialization=zipped)
+            build("resnet20_gn", {"initial_weights": str(tmp_path / "weights.pt")}, CIFAR)
+        (tmp_path / "bomb.pt").write_bytes(compressed(tmp_path))
+        with pytest.raises(InvalidInput, match=r"bomb\.pt cannot be loaded"):
+            build("resnet20_gn", {"initial_weights": str(tmp_path / "bomb.pt")}, CIFAR)
         torch.save([1, 2], tmp_path / "list.pt")
         with pytest.raises(InvalidInput, match=r"list\.pt holds a list; save a state dict"):
             build("resnet20_gn", {"initial_weights": str(tmp_path / "list.pt")}, CIFAR)
