@@ -12,6 +12,7 @@ from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.workers.machine.devices import lacks_memory
 from dpsweep.workers.models.pretrained import require_package
 from dpsweep.workers.own_code.own_record import model_folder
 
@@ -157,11 +158,15 @@ def _readable_folder(path: str) -> Path:
 @contextlib.contextmanager
 def _as_one_line(path: str, head: Head) -> Iterator[None]:
     """Turn errors of transformers into InvalidInput, and keep it from printing."""
-    transformers, safetensors = (require_package(name, "hugging_face") for name in ("transformers", "safetensors"))
+    transformers = require_package("transformers", "hugging_face")
     try:
         with _quiet(transformers.utils.logging):
             yield
-    except (OSError, ValueError, KeyError, safetensors.SafetensorError) as error:
+    except InvalidInput:
+        raise
+    except Exception as error:  # transformers raises almost anything for a configuration that it did not write
+        if isinstance(error, RuntimeError) and lacks_memory(error):
+            raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(
             f"transformers makes no model for head {head} of {path!r} ({reason}); give a folder that its "

@@ -89,13 +89,14 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         made["vit"] = transformers.ViTModel(transformers.ViTConfig(**SMALL))
     for name, model in made.items():
         model.save_pretrained(root / name)
-    for name in ("pickled", "damaged"):
+    for name in ("pickled", "damaged", "no object"):
         shutil.copytree(root / "bert", root / name)
     shutil.copytree(root / "masked", root / "other sizes")
     sizes = json.loads((root / "other sizes" / "config.json").read_text())
     (root / "other sizes" / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 10}))
     (root / "pickled" / "model.safetensors").rename(root / "pickled" / "pytorch_model.bin")
     (root / "damaged" / "model.safetensors").write_bytes(b"no weights" * 10)
+    (root / "no object" / "config.json").write_text("null")
     return {each.name: str(each) for each in root.iterdir()}
 
 
@@ -171,6 +172,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "no such folder": ("nowhere", {}, "there is no model at 'nowhere' on this machine, .* hf download NAME"),
     "not a model for texts": ("vit", {}, "makes no model for head classification .*Unrecognized configuration"),
     "pickled weights": ("pickled", {}, "pickled in pytorch_model.bin, which could run code; give a folder"),
+    "a configuration of nothing": ("no object", {}, "makes no model for head classification .*NoneType"),
     "damaged weights": ("damaged", {}, "makes no model for head classification .*header"),
     "longer texts": ("short", {}, "was made for texts of 4 tokens, not 8; set max_length"),
     "a head of the embedding's weights": (
