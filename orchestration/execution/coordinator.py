@@ -93,6 +93,9 @@ class Coordinator:
         self._recorder = TrackingRecorder(tracker, self._shown, begun, self._note_recording)
         self._accountant = ThreadPoolExecutor(execution.trials_at_once, thread_name_prefix="dpsweep-accounting")
         self._interrupted = threading.Event()
+        self._moment = object()
+        """Another object after each change of a trial."""
+        self._built: tuple[object, SweepRecord] | None = None
         self._completions: list[Future[None]] = []
 
     def __enter__(self) -> Self:
@@ -241,6 +244,7 @@ class Coordinator:
 
     def _change(self, key: str, **changes: object) -> None:
         self._status.change(key, **changes)
+        self._moment = object()  # after the change, as `_shown` takes it before it reads
         self._recorder.changed(key)
 
     def _complete(self, key: str) -> None:
@@ -358,7 +362,13 @@ class Coordinator:
             yield
 
     def _shown(self, key: str) -> PublishedTrial:
-        return self._record().trial(self._points[key])
+        """Return the trial as it is now. The record, which compares all baselines, is built once for trials that are
+        asked for in a row.
+        """
+        moment, built = self._moment, self._built
+        if built is None or built[0] is not moment:
+            self._built = built = (moment, self._record())
+        return built[1].trial(self._points[key])
 
     def _record(self) -> SweepRecord:
         attempts = {**self._attempts.all, **self._kept.attempts}

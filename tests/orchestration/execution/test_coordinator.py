@@ -403,3 +403,25 @@ def test_an_interrupt_does_not_wait_for_parts_that_wait_for_resources(bench: Ben
     assert TrialState.FAILED not in {trial.state for trial in bench.tracker.trials.values()}
     record = bench.run()
     assert {record.status(key).state for key in KEYS} == {TrialState.FINISHED}
+
+
+def test_trials_that_are_recorded_in_a_row_share_a_record_until_one_changes(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    built: list[SweepRecord] = []
+    monkeypatch.setattr(Coordinator, "_record", _counted(Coordinator._record, built))
+    with bench.coordinator() as coordinator:
+        before = len(built)
+        assert {coordinator._shown(key).state for key in KEYS} == {TrialState.PENDING}
+        assert len(built) == before + 1
+        coordinator.started(FIRST)
+        assert [coordinator._shown(key).state for key in (FIRST, SECOND)] == [TrialState.TRAINING, TrialState.PENDING]
+        assert len(built) == before + 2
+
+
+def _counted(make: Callable[[Coordinator], SweepRecord], built: list[SweepRecord]) -> Callable[..., SweepRecord]:
+    def counted(self: Coordinator) -> SweepRecord:
+        built.append(make(self))
+        return built[-1]
+
+    return counted
