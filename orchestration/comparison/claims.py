@@ -30,6 +30,7 @@ from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedAccount
+from dpsweep.orchestration.store.release_modes import release_spec
 from dpsweep.orchestration.store.remembered import remembered
 from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, read_result
 from dpsweep.workers.training.history import reasons_of_trial
@@ -81,7 +82,7 @@ def unfounded(files: SweepFiles, record: SweepRecord) -> Iterator[str]:
     A check is remembered by the digest of all that was compared. Equal traces, as of several seeds, are accounted
     once. Raises: DataCorruption for a missing or damaged trace.
     """
-    release = record.sweep.released
+    release = release_spec(record.sweep.release.name, record.sweep.release.params)
     for point in record.points:
         result = record.statuses[point.key].result if point.key in record.statuses else None
         if result is None:

@@ -289,7 +289,7 @@ def _drawn_stage(request: RunRequest) -> str:
             return _of_this_version(of_another, request)
         drawn = draw_runs(settings_of(sweep, tune), tune.selection, len(candidates_of(tune)))
         stage = selection_stage(sweep, request.text, drawn)
-        write_manifest(candidates, new_manifest(parse_sweep(stage).plain(), stage))
+        write_manifest(candidates, new_manifest(parse_sweep(stage), stage))
     return stage
 
 

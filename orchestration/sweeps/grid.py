@@ -21,9 +21,10 @@ from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.mechanism.units import of_records
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label
+from dpsweep.orchestration.store.release_modes import release_spec
 from dpsweep.orchestration.sweeps.identity import Choice, content, labels_of, short_name, trial_key
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sections import OWN_NOISE, RowsPerUserSettings
+from dpsweep.orchestration.sweeps.sections import OWN_NOISE
 from dpsweep.orchestration.sweeps.tune import Adapted, TuneSettings, adapt, on_its_part, setting_of
 from dpsweep.workers.evaluation.scores import MIN_GROUP_SIZE
 from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec, UserSpec
@@ -223,7 +224,7 @@ def drafts(sweep: SweepSpec) -> tuple[GridPoint, ...]:
     """
     if sweep.tune is not None and sweep.adapted is not None and _runs(sweep.adapted):
         return _selected(sweep, sweep.tune, _runs(sweep.adapted))
-    release = sweep.released
+    release = release_spec(sweep.release.name, sweep.release.params)
     shared = [chosen for chosen in combinations(shared_axes(sweep)) if is_paired(sweep, chosen)]
     unclipped = [{"clipping": place} for place, each in enumerate(sweep.clipping) if each.name == BASELINE]
     baselines = {
@@ -290,7 +291,7 @@ def _selected(sweep: SweepSpec, tune: TuneSettings, runs: Runs) -> tuple[GridPoi
             run = replace(
                 point,
                 spec=replace(spec, key=key),
-                choice=_tried(point.choice, place if drawn else None),
+                choice={**point.choice, "candidate": place} if drawn else point.choice,
                 baseline=None if drawn else selected.get(point.baseline or ""),
                 content=canonical,
                 setting=setting,
@@ -381,6 +382,8 @@ def _private(
     clipping, schedule, target = choice["clipping"], choice["schedule"], choice.get("epsilon")
     level = f"sigma{choice['sigma']:g}" if target is None else f"epsilon{target:g}"
     words = (short_name(clipping.name), short_name(schedule.name), level)
+    sampling, declared = choice.get("user_sampling"), sweep.privacy.rows_per_user
+    counted_with = declared.noise_multiplier if declared else None
     own = {
         "clipping": clipping,
         "noise": NoiseSpec(choice["sigma"] if target is None else 1.0, schedule),
@@ -388,7 +391,7 @@ def _private(
         "adjacency": sweep.privacy.adjacency,
         "budget": sweep.privacy.budget,
         "selection": sweep.tune.selection if sweep.tune else None,
-        "users": _users(choice, sweep.privacy.rows_per_user),
+        "users": None if sampling is None else UserSpec(sampling, choice["max_records_per_user"], counted_with),
     }
     return _point(sweep, choice, own, candidate, words, target, baseline.key if baseline else None, release)
 
@@ -418,7 +421,7 @@ def _point(
     key = trial_key((*words, *users, f"seed{trial.seed}"), canonical)
     return GridPoint(
         replace(trial, key=key),
-        _tried(choice, candidate),
+        choice if candidate is None else {**choice, "candidate": candidate},
         target_epsilon=target,
         baseline=baseline,
         release=release,
@@ -426,15 +429,6 @@ def _point(
         setting=setting,
         candidate=candidate,
     )
-
-
-def _tried(choice: Choice, candidate: int | None) -> Choice:
-    return choice if candidate is None else {**choice, "candidate": candidate}
-
-
-def _users(choice: Choice, declared: RowsPerUserSettings | None) -> UserSpec | None:
-    sampling, counted_with = choice.get("user_sampling"), declared.noise_multiplier if declared else None
-    return None if sampling is None else UserSpec(sampling, choice["max_records_per_user"], counted_with)
 
 
 def _labelled(sweep: SweepSpec, found: tuple[GridPoint, ...]) -> tuple[GridPoint, ...]:

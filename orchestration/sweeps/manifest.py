@@ -93,12 +93,12 @@ def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
     write_sealed(files.manifest, json.dumps(asdict(manifest)).encode())
 
 
-def new_manifest(sweep: Mapping[str, Any], text: str) -> Manifest:
-    """Return the manifest of a new sweep. sweep: its specification, every default written out. text: its sweep file."""
+def new_manifest(sweep: SweepSpec, text: str) -> Manifest:
+    """Return the manifest of a new sweep. text: its sweep file."""
     return Manifest(
         sweep_id=uuid.uuid4().hex,
         text=text,
-        sweep=dict(sweep),
+        sweep=sweep.plain(),
         created=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
         versions=_versions(),
         git=_git_state(),
@@ -154,7 +154,7 @@ def opened(stored: Manifest | None, sweep: SweepSpec, text: str, root: str) -> M
     process, or only one of the two has a key.
     """
     if stored is None:
-        return new_manifest(sweep.plain(), text)
+        return new_manifest(sweep, text)
     require_key(stored.key_check, f"the sweep in {root}")
     return grown(replace(stored, versions=_with_versions_here(stored.versions)), sweep, text, root)
 

@@ -104,7 +104,7 @@ def plan_sweep(
         *_sweep_warnings(sweep),
         *_unopposed(sweep, planned),
         *_untracked(sweep, planned),
-        *never_met(sweep.resources, [trial.point.spec for trial in planned]),
+        *never_met(sweep.resources, [sweep.reserved(trial.spec) for trial in planned]),
         *(*_of_data(planned), *_of_test_users(planned), *_of_tokenizers(planned)),
         *(*_large_deltas(planned), *_beyond_budgets(planned)),
         *(_untried(planned) if code is None else ()),

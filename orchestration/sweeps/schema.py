@@ -9,12 +9,11 @@ from typing import Annotated, Any, Final, Self, get_type_hints
 from pydantic import Field, ValidationError, model_validator
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.schedules import reads_accuracies
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest, unlike
-from dpsweep.orchestration.store.release_modes import RELEASED, Disclosure, release_mode, release_spec
+from dpsweep.orchestration.store.release_modes import RELEASED, Disclosure, release_mode
 from dpsweep.orchestration.sweeps.axes import has_lists, kinds_of, spread
 from dpsweep.orchestration.sweeps.sections import (
     ONE_LEVEL,
@@ -37,7 +36,6 @@ from dpsweep.orchestration.sweeps.sections import (
     Several,
     SweepSection,
     check_sections,
-    reserved,
 )
 from dpsweep.orchestration.sweeps.text import parse_text, shortly
 from dpsweep.orchestration.sweeps.tune import TUNED_COMPONENTS, Adapted, TuneSettings, candidates_of, takes
@@ -222,11 +220,6 @@ class SweepSpec(SweepSection):
         return self.release.name
 
     @property
-    def released(self) -> ReleaseSpec | None:
-        """The release of statistics after training; None if the mode makes none. Raises: InvalidInput."""
-        return release_spec(self.release.name, self.release.params)
-
-    @property
     def own_components(self) -> tuple[tuple[str, str], ...]:
         """The user's own components, as (role, ``module:function``), such as ("model", "my_models:net")."""
         named = [
@@ -249,8 +242,16 @@ class SweepSpec(SweepSection):
         return self.model_dump(mode="json")
 
     def reserved(self, trial: TrialSpec) -> ResourceSettings:
-        """Return the Ray resources that a trial of the sweep reserves."""
-        return reserved(self.resources, trial)
+        """Return the Ray resources of a trial: the first section whose conditions hold."""
+        names = {
+            "data": trial.data.name,
+            "preprocessing": trial.preprocessing.name if trial.preprocessing else None,
+            "model": trial.model.name,
+            "loss": trial.loss.name,
+            "clipping": trial.clipping.name,
+            "noise": trial.noise.schedule.name if trial.is_private else None,
+        }
+        return next(each for each in self.resources if all(names[role] in few for role, few in each.when.items()))
 
     @model_validator(mode="before")
     @classmethod

@@ -30,7 +30,6 @@ from dpsweep.workers.spec import (
     NormSpec,
     SamplingSpec,
     Shard,
-    TrialSpec,
     UserSampling,
     name_in,
 )
@@ -450,28 +449,9 @@ def check_sections(sections: Sequence[ResourceSettings]) -> None:
                 raise InvalidInput(f"{name} holds for all trials; give it in the last section of resources")
 
 
-def reserved(sections: Sequence[ResourceSettings], trial: TrialSpec) -> ResourceSettings:
-    """Return the section of a trial: the first whose conditions hold."""
-    names = _components_of(trial)
-    return next(each for each in sections if all(names[place] in wanted for place, wanted in each.when.items()))
-
-
-def never_met(sections: Sequence[ResourceSettings], trials: Sequence[TrialSpec]) -> Iterator[str]:
-    """Yield a sentence on each section of resources that is for none of the trials, as by a misspelt name."""
-    used = [reserved(sections, trial) for trial in trials]
+def never_met(sections: Sequence[ResourceSettings], used: Sequence[ResourceSettings]) -> Iterator[str]:
+    """Yield a sentence on each section of resources that none of the trials uses, as by a misspelt name."""
     for section in sections[:-1]:
-        if trials and not any(each is section for each in used):
+        if used and not any(each is section for each in used):
             asked = ", ".join(f"{place}: {' or '.join(values)}" for place, values in section.when.items())
             yield f"resources: no trial has {asked}, for which a section of its own stands; the next that fits counts"
-
-
-def _components_of(trial: TrialSpec) -> Mapping[str, str | None]:
-    """Return the names of a trial's components, by role; None for a component that the trial does not have."""
-    return {
-        "data": trial.data.name,
-        "preprocessing": trial.preprocessing.name if trial.preprocessing else None,
-        "model": trial.model.name,
-        "loss": trial.loss.name,
-        "clipping": trial.clipping.name,
-        "noise": trial.noise.schedule.name if trial.is_private else None,
-    }

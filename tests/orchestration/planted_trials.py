@@ -18,7 +18,7 @@ from dpsweep.workers.trials.trial import run_trial
 def finished_with(planted: Callable[[TrialFiles], None], text: str, folder: Path) -> SweepFiles:
     """Run the sweep ``text`` in ``folder``, and call ``planted`` with each trained trial."""
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, new_manifest(sweep.plain(), text))
+    write_manifest(files, new_manifest(sweep, text))
     for planned in plan_sweep(sweep).trials:
         trial = files.trial(planned.key)
         run_trial(planned.spec, trial.root, releases=planned.releases)

@@ -100,7 +100,7 @@ def sample_record(folder: Path, finished: Collection[int] = (0,), **changes: obj
                 write_exact_statistics(files.trial(point.key).private_summary, EXACT)
         else:
             statuses[point.key] = TrialStatus(point.key, 20, TrialState.FAILED, error="lost")
-    return SweepRecord(new_manifest(sweep.plain(), text), sweep, points, statuses, {}), files
+    return SweepRecord(new_manifest(sweep, text), sweep, points, statuses, {}), files
 
 
 def stored_sample(

@@ -48,7 +48,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         accounting={"group_sizes": [1, 4]},
     )
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, new_manifest(sweep.plain(), text))
+    write_manifest(files, new_manifest(sweep, text))
     code = permitted(sweep, beside)
     for planned in plan_sweep(sweep, code).trials:
         trial = files.trial(planned.key)

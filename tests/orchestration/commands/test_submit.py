@@ -102,12 +102,12 @@ def test_an_output_with_another_sweep_is_refused_before_anything_is_sent(
 ) -> None:
     text = sweep_file.read_text()
     files, other = SweepFiles(str(tmp_path / "out")), parse_sweep(text.replace("name: small", "name: other"))
-    write_manifest(files, new_manifest(other.plain(), text.replace("name: small", "name: other")))
+    write_manifest(files, new_manifest(other, text.replace("name: small", "name: other")))
     code, said, warned = submit("--output", files.root)
     (line,) = warned.splitlines()
     assert (code, said) == (2, "")
     assert line.startswith(f"error: {files.root} holds the sweep 'other', not 'small'; restore the name, or choose")
-    write_manifest(files, new_manifest(parse_sweep(text).plain(), text))
+    write_manifest(files, new_manifest(parse_sweep(text), text))
     assert submit("--output", files.root)[0] == 0, "the same sweep is continued"
 
 

@@ -92,7 +92,7 @@ class Bench:
 
     def __init__(self, folder: Path, plan: Plan, sweep: SweepSpec = SWEEP) -> None:
         self.files, self.plan, self.sweep, self.tracker = SweepFiles(str(folder)), plan, sweep, KeptTracker()
-        self.manifest = new_manifest(sweep.plain(), TEXT)
+        self.manifest = new_manifest(sweep, TEXT)
         self.execution = InProcess(TrialContext(self.files, sweep.disclosure, NO_CODE))
         self.ended: list[str] = []
         self.warned: list[str] = []

@@ -49,7 +49,7 @@ def files(trained: SweepFiles, tmp_path: Path) -> SweepFiles:
 def trained_sweep(folder: Path, text: str) -> SweepFiles:
     """A sweep of two accounted trials in the folder, as `files`."""
     sweep, files = parse_sweep(text), SweepFiles(str(folder))
-    write_manifest(files, new_manifest(sweep.plain(), text))
+    write_manifest(files, new_manifest(sweep, text))
     for planned, days in zip(plan_sweep(sweep).trials, (10.0, 0.0), strict=True):
         run_trial(planned.spec, files.trial(planned.key).root, releases=planned.releases)
         ended = time.time() - days * 86_400.0

@@ -56,7 +56,7 @@ def trained(tmp_path: Path) -> Trained:
         release="private",
     )
     sweep, files = parse_sweep(text), SweepFiles(str(tmp_path))
-    write_manifest(files, new_manifest(sweep.plain(), text))
+    write_manifest(files, new_manifest(sweep, text))
     code = permitted(sweep, tmp_path, [own_people.__file__])
     (planned,) = plan_sweep(sweep, code).trials
     found = files.trial(planned.spec.key)
