@@ -18,9 +18,9 @@ from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
     PublishedQuality,
     PublishedSweep,
+    TrialState,
 )
 from dpsweep.orchestration.store.published import PublishedTrial as Trial
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes
 from dpsweep.workers.evaluation.rates import ConfusionCounts, confusion_counts
 from dpsweep.workers.evaluation.scores import fairness

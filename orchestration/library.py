@@ -36,8 +36,8 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.comparison.best import Best
     from dpsweep.orchestration.comparison.record import SweepRecord
     from dpsweep.orchestration.store.layout import SweepFiles
+    from dpsweep.orchestration.store.published import TrialState
     from dpsweep.orchestration.store.results import StoredResult
-    from dpsweep.orchestration.store.states import TrialState
     from dpsweep.orchestration.sweeps.grid import GridPoint
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -263,7 +263,7 @@ class StoredSweep:
     @property
     def failed(self) -> tuple[Trial, ...]:
         """The trials that failed."""
-        from dpsweep.orchestration.store.states import TrialState
+        from dpsweep.orchestration.store.published import TrialState
 
         return tuple(trial for trial in self.trials.values() if trial.state is TrialState.FAILED)
 

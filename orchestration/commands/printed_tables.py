@@ -38,9 +38,8 @@ from dpsweep.orchestration.comparison.record import rows, told
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import label_phrases
 from dpsweep.orchestration.report.prose import together
-from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
-from dpsweep.orchestration.tracking.opening import ways_to_look
+from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedTrial, TrialState
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
 if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
     from dpsweep.orchestration.execution.prediction import Prediction
@@ -199,10 +198,12 @@ def print_outcome(outcome: Outcome) -> None:
     else:
         console.print("Open the report:", style="bold")
         console.print(Text(f"  {python} -m webbrowser {Path(report).as_uri()}"), soft_wrap=True)
-    ways = ways_to_look(uri, outcome.recording.page if outcome.recording else "", python)
-    if ways:
-        console.print(ways[0], style="bold")
-    for line in ways[1:]:
+    if uri == NO_TRACKING:
+        return
+    console.print("Open MLflow:", style="bold")
+    page = outcome.recording.page if outcome.recording else ""
+    serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    for line in [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]:
         console.print(Text(f"  {line}"), soft_wrap=True)
 
 

@@ -35,7 +35,7 @@ from dpsweep.orchestration.comparison.formats import (
     seconds,
 )
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.store.status_snapshot import (
     LOST,

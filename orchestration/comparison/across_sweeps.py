@@ -19,9 +19,15 @@ from dpsweep.orchestration.comparison.parameters import asked, flattened, in_wor
 from dpsweep.orchestration.comparison.record import SweepRecord, told
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
-from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial, task_of
+from dpsweep.orchestration.store.published import (
+    NON_PRIVATE,
+    Label,
+    PublishedSweep,
+    PublishedTrial,
+    TrialState,
+    task_of,
+)
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.grid import BASELINE, GridPoint
 from dpsweep.workers.spec import SPEED, DataSpec
 from dpsweep.workers.tasks import task_called

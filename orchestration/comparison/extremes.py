@@ -22,8 +22,7 @@ import numpy.typing as npt
 
 from dpsweep.orchestration.comparison.formats import listed
 from dpsweep.orchestration.comparison.intervals import Array, Moments, bounds, deviations, singles
-from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, TrialState
 from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes
 
 Mask = npt.NDArray[np.bool_]

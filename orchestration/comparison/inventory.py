@@ -13,7 +13,7 @@ from dpsweep.accounting.errors import DataCorruption, DpsweepError
 from dpsweep.accounting.records.files import exists, list_folders
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.manifest import Manifest, read_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep

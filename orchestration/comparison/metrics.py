@@ -52,8 +52,7 @@ from dpsweep.orchestration.comparison.values import (
     tpr_at_fpr_1pct,
     utilization,
 )
-from dpsweep.orchestration.store.published import PublishedTrial, has_groups, task_of
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, TrialState, has_groups, task_of
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.tasks import task_called
 

@@ -16,9 +16,9 @@ from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
     PublishedQuality,
     PublishedTrial,
+    TrialState,
 )
 from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, TrialResult
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.evaluation.attack_results import AuditResult

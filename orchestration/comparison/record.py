@@ -26,10 +26,10 @@ from dpsweep.orchestration.store.published import (
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
+    TrialState,
 )
 from dpsweep.orchestration.store.release_modes import EXACT, Disclosure, release_mode
 from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.manifest import Manifest

@@ -37,8 +37,8 @@ from dpsweep.orchestration.store.published import (
     PublishedAttack,
     PublishedGroup,
     PublishedTrial,
+    TrialState,
 )
-from dpsweep.orchestration.store.states import TrialState
 
 _LEAST_DRAWN: Final = -1.0
 _HIDDEN_SPREAD: Final = 1e-3

@@ -18,9 +18,8 @@ from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
 from dpsweep.orchestration.store.attempts import Attempt, read_attempts
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedSweep
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedSweep, TrialState
 from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, read_result_of
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.manifest import Manifest, past_of, read_manifest

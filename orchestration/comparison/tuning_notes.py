@@ -10,8 +10,7 @@ import numpy as np
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.values import main
-from dpsweep.orchestration.store.published import Label, PublishedTrial, PublishedTuning
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import Label, PublishedTrial, PublishedTuning, TrialState
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.tune import has

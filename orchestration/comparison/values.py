@@ -12,8 +12,13 @@ import numpy as np
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
 from dpsweep.orchestration.comparison.tested import Statistic, Tally, of_counts
-from dpsweep.orchestration.store.published import EpsilonHistogram, PublishedGroup, PublishedQuality, PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import (
+    EpsilonHistogram,
+    PublishedGroup,
+    PublishedQuality,
+    PublishedTrial,
+    TrialState,
+)
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 from dpsweep.workers.evaluation.scores import Evaluation

@@ -38,10 +38,9 @@ from dpsweep.orchestration.store.attempts import Attempt, AttemptLog
 from dpsweep.orchestration.store.integrity import met_other_data
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedTrial, TrialState
 from dpsweep.orchestration.store.release_modes import record_failure
 from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, read_result_of
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording, SweepStatus, TrialStatus, status_of
 from dpsweep.orchestration.sweeps.manifest import Manifest
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 
 Event = Literal["finished", "failed", "stuck"]

@@ -39,8 +39,8 @@ from dpsweep.orchestration.execution.nodes import check_gpus, cluster_now
 from dpsweep.orchestration.execution.ray_tune import train
 from dpsweep.orchestration.execution.storage_checks import OnSharedStorage, Probe
 from dpsweep.orchestration.execution.turns import Turns
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import shown
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec

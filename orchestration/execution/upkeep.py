@@ -34,8 +34,8 @@ from dpsweep.orchestration.store.attempts import AttemptLog
 from dpsweep.orchestration.store.integrity import damages
 from dpsweep.orchestration.store.layout import SweepFiles, absolute, require_no_links, with_candidates
 from dpsweep.orchestration.store.ownership import exclusive
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.results import StoredResult, TrialResult
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.workers.machine.checkpoint import forget_checkpoint
 

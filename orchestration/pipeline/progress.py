@@ -23,7 +23,7 @@ from dpsweep.orchestration.comparison.formats import (
     print_line,
     seconds,
 )
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 
 _SHOWN_AT_ONCE = 12

@@ -28,8 +28,8 @@ from dpsweep.orchestration.pipeline.stage import Outcome, recording_in
 from dpsweep.orchestration.report.writing import write_reports
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
 from dpsweep.orchestration.store.ownership import exclusive
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.store.status_snapshot import LOST, PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned

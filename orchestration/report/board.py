@@ -29,8 +29,14 @@ from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.report.plot import packed_plotly, script_safe
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedSweep, PublishedTrial, task_of
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import (
+    NON_PRIVATE,
+    Label,
+    PublishedSweep,
+    PublishedTrial,
+    TrialState,
+    task_of,
+)
 from dpsweep.workers.tasks import task_called
 
 _MOST_CURVES: Final = 60

@@ -56,9 +56,8 @@ from dpsweep.orchestration.report.tables import (
     training_scores_section,
     trials_table,
 )
-from dpsweep.orchestration.store.published import PublishedSweep
+from dpsweep.orchestration.store.published import PublishedSweep, TrialState
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.store.states import TrialState
 
 _EPSILON_I: Final = re.compile(r'="[^"]*"|εᵢ')
 """The letters of an individual epsilon, or an attribute, in which they stay letters."""

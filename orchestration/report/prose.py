@@ -31,9 +31,8 @@ from dpsweep.orchestration.comparison.statistics import Correlation, pearson
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon, worst_over_median
 from dpsweep.orchestration.report.catalogue import are_per_user, norms_are_off
 from dpsweep.orchestration.report.first_screen import decision
-from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, task_of
+from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, TrialState, task_of
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.tasks import task_called
 
 SENSITIVE = (

@@ -1,6 +1,6 @@
 """Stored records of a sweep: its files, the states and results of its trials, and the lock on its folder.
 
-Other packages import only the modules in `__all__`. `layout` and `states` load no torch; `results` does.
+Other packages import only the modules in `__all__`. `layout` and `published` load no torch; `results` does.
 """
 
 __all__ = [
@@ -14,7 +14,6 @@ __all__ = [
     "release_modes",
     "remembered",
     "results",
-    "states",
     "status",
     "status_snapshot",
 ]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from enum import StrEnum
 
 from dpsweep.accounting.attacks import AttackRisk
 from dpsweep.accounting.mechanism.estimates import Kind
@@ -23,7 +24,6 @@ from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.release_modes import Disclosure
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 from dpsweep.workers.machine.memory import DeviceUse
@@ -35,6 +35,51 @@ RUNS = ("seed", "split_seed")
 """Labels that distinguish the runs of one setting: the training seed, and the seed of the data splits."""
 NON_PRIVATE = "non-private"
 """The clipping label of a trial without clipping, which has no privacy guarantee."""
+
+
+class TrialState(StrEnum):
+    """State of a trial, with its word and its style on a terminal. STOPPED: stopped early by the scheduler.
+
+    >>> TrialState.ACCOUNTING.word, TrialState.ACCOUNTING.is_running, TrialState.STOPPED.has_ended
+    ('running', True, True)
+    """
+
+    PENDING = "pending"
+    TRAINING = "training"
+    ACCOUNTING = "accounting"
+    FINISHED = "finished"
+    STOPPED = "stopped"
+    FAILED = "failed"
+
+    @property
+    def has_ended(self) -> bool:
+        """Return whether the trial is finished, stopped or failed."""
+        return self in (TrialState.FINISHED, TrialState.STOPPED, TrialState.FAILED)
+
+    @property
+    def is_running(self) -> bool:
+        """Return whether the trial is training or being accounted."""
+        return self in (TrialState.TRAINING, TrialState.ACCOUNTING)
+
+    @property
+    def word(self) -> str:
+        """The word for the state in results.json, the report and MLflow."""
+        return "running" if self.is_running else self.value
+
+    @property
+    def style(self) -> str:
+        """The rich style of the state on a terminal."""
+        return _STYLES[self]
+
+
+_STYLES: Mapping[TrialState, str] = {
+    TrialState.PENDING: "yellow",
+    TrialState.TRAINING: "bold",
+    TrialState.ACCOUNTING: "cyan",
+    TrialState.FINISHED: "green",
+    TrialState.STOPPED: "yellow",
+    TrialState.FAILED: "red",
+}
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from typing import Final
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.store.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
-from dpsweep.orchestration.store.published import PublishedEpoch
+from dpsweep.orchestration.store.published import PublishedEpoch, TrialState
 from dpsweep.orchestration.store.results import StoredResult, TrialResult
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.tasks import task_called

@@ -27,7 +27,7 @@ from dpsweep.accounting.records.local_files import is_locked
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.limits import NOTHING_SPENT, Spent
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.workers.machine.memory import DeviceUse
 

@@ -1,4 +1,9 @@
-"""MLflow tracking URIs: whether they name a server or a database, whether it can be reached, and its errors."""
+"""MLflow tracking URIs: whether they name a server or a database, whether it can be reached and opened, and its errors.
+
+An SQLite file may be somebody else's, and SQLite obeys what it opens. A journal of a transaction that was cut off may
+name another file, which SQLite deletes once it has played the journal back. A view, a trigger or a virtual table runs
+when MLflow reads or writes, and need not end. So a file is looked at before MLflow opens it.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +11,16 @@ import contextlib
 import os
 import re
 import socket
+import sqlite3
 import urllib.request
 from collections.abc import Iterator
-from pathlib import PurePosixPath
+from pathlib import Path, PurePosixPath
 from typing import Final
 from urllib.parse import unquote, urlsplit
 
 from dpsweep.accounting.errors import DpsweepError
+from dpsweep.accounting.records.files import read_range
 from dpsweep.orchestration.comparison.formats import masked
-from dpsweep.orchestration.tracking.sqlite_files import file_of, require_own_journal
 from dpsweep.orchestration.tracking.tracker import EXPERIMENT, TrackingUnavailable
 
 VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
@@ -124,4 +130,60 @@ def require_location(uri: str, owner: str) -> None:
         raise TrackingUnavailable(
             f"MLflow keeps the files of {owner} in {uri} on this machine, but there MLflow itself has only folders "
             "ID/artifacts, so nothing was written; look at what server it is, or start it with --serve-artifacts"
+        )
+
+
+_SCHEME: Final = "sqlite:///"
+_NAMES_A_FILE: Final = bytes.fromhex("d9d505f920a163d7")
+"""Last bytes of a journal that names another file (SQLite, pager.c: `readSuperJournal`)."""
+_RUNS: Final = "SELECT type, name, sql FROM sqlite_master WHERE type NOT IN ('table', 'index') OR rootpage = 0"
+_ELSEWHERE: Final = "--tracking-uri names another store, or `none`"
+Parts = frozenset[tuple[str, str, str]]
+"""Type, name and SQL of parts of a schema."""
+
+
+def file_of(tracking_uri: str) -> Path | None:
+    """Return the file of an SQLite store; None for any other store."""
+    if not tracking_uri.startswith(_SCHEME):
+        return None
+    return Path(os.path.realpath(tracking_uri.removeprefix(_SCHEME).partition("?")[0]))
+
+
+def require_own_journal(file: Path) -> None:
+    """Refuse a database whose journal names another file. Raises: TrackingUnavailable; UnsafeFile, StorageError."""
+    journal = f"{file}-journal"
+    try:
+        _, size = read_range(journal, 0, 0)
+        start = max(size - len(_NAMES_A_FILE), 0)
+        end, _ = read_range(journal, start, size - start)
+    except FileNotFoundError:
+        return
+    if end == _NAMES_A_FILE:
+        raise TrackingUnavailable(
+            f"{journal} names another file, which SQLite would delete, and MLflow writes no such journal; find out who "
+            f"put it there, then delete it, or {_ELSEWHERE}"
+        )
+
+
+def runs_by_itself(file: Path) -> Parts:
+    """Return the parts of a database's schema that run when others are read or written. Raises: sqlite3.Error."""
+    with contextlib.closing(sqlite3.connect(file)) as store:
+        return frozenset(store.execute(_RUNS))
+
+
+def require_schema(file: Path, known: Parts) -> None:
+    """Refuse a database that runs anything which is not ``known``; one that is damaged is left to who opens it.
+
+    Raises: TrackingUnavailable; sqlite3.OperationalError where it cannot be read now.
+    """
+    try:
+        found = runs_by_itself(file)
+    except sqlite3.OperationalError:
+        raise
+    except sqlite3.DatabaseError:
+        return
+    for kind, name, _ in sorted(found - known):
+        raise TrackingUnavailable(
+            f"{file} holds the {kind} {name!r}, which MLflow has not made and SQLite would run; find out who put it "
+            f"there, or {_ELSEWHERE}"
         )

@@ -29,9 +29,8 @@ from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records.files import write_bytes_atomically
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.store.layout import DATABASE
-from dpsweep.orchestration.tracking.addresses import is_server
+from dpsweep.orchestration.tracking.addresses import Parts, file_of, is_server, require_schema, runs_by_itself
 from dpsweep.orchestration.tracking.requests import Timed
-from dpsweep.orchestration.tracking.sqlite_files import Parts, file_of, require_schema, runs_by_itself
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.machine.folders import CACHE
 

@@ -34,9 +34,8 @@ from dpsweep.orchestration.comparison.formats import for_markdown
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, setting_name
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedDataset, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedDataset, PublishedSweep, PublishedTrial, TrialState
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.tracking.addresses import MOST_PAGES, experiment_name, is_server, probe, reported
 from dpsweep.orchestration.tracking.logged_models import ModelLog
 from dpsweep.orchestration.tracking.plain_comparison import (

@@ -1,8 +1,6 @@
-"""Opens the tracker of an address, and tells how to look at what it has recorded."""
+"""Opens the tracker of an address."""
 
 from __future__ import annotations
-
-import shlex
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
@@ -26,15 +24,3 @@ def open_tracker(uri: str, files: SweepFiles, experiment: str | None = None) -> 
         return MlflowTracker(uri, experiment=experiment, artifact_root=files.artifacts)
     except TrackingUnavailable as error:
         raise InvalidInput(f"{error}; nothing was started") from error
-
-
-def ways_to_look(uri: str, page: str, python: str) -> list[str]:
-    """Return a heading and what to type or open; nothing for `NO_TRACKING`.
-
-    uri: without passwords. page: of the sweep; "" if it has none. python: the command of the interpreter.
-    """
-    if uri == NO_TRACKING:
-        return []
-    serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
-    lines = [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]
-    return ["Open MLflow:", *lines]

@@ -14,8 +14,8 @@ from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
     PublishedQuality,
     PublishedTrial,
+    TrialState,
 )
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from dpsweep.workers.evaluation.rates import ConfusionCounts, calibration_error, confusion_counts, mean_by_group
 from dpsweep.workers.evaluation.scores import fairness

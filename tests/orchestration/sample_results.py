@@ -13,9 +13,8 @@ from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.traces import write_trace
 from dpsweep.orchestration.comparison.record import SweepRecord, claimed, rows
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
+from dpsweep.orchestration.store.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics, TrialState
 from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, write_exact_statistics, write_result
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest

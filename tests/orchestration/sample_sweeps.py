@@ -25,9 +25,9 @@ from dpsweep.orchestration.store.published import (
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
+    TrialState,
 )
 from dpsweep.orchestration.store.release_modes import Disclosure
-from dpsweep.orchestration.store.states import TrialState
 
 EPOCHS = 30
 DIGITS = tuple(f"digit {digit}" for digit in range(10))

@@ -24,8 +24,7 @@ from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import Outcome, render_again, run_sweep
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, TrialState
 from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker

@@ -22,8 +22,8 @@ from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import NO_LIMITS, Limits, Spent
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.results import TrialResult
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.orchestration.sweeps.grid import grid

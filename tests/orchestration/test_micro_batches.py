@@ -12,7 +12,7 @@ import pytest
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.store.attempts import read_attempts
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING

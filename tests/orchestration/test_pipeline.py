@@ -18,7 +18,7 @@ from dpsweep.orchestration.execution.in_process import nothing_left
 from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import contents, in_process, key_in, small, trial_in

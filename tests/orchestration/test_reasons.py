@@ -29,9 +29,8 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial, TrialState
 from dpsweep.orchestration.store.results import read_result, write_result
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import reasons_of
 from dpsweep.orchestration.sweeps.schema import parse_sweep

@@ -20,8 +20,8 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.pipeline import RunRequest, render_again, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.results import TrialResult, read_exact_statistics, read_result, read_statistics
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted

@@ -18,8 +18,13 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
 from dpsweep.orchestration.comparison.metrics import METRICS, known, main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.store.published import PublishedGroup, PublishedPrivacy, PublishedQuality, PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import (
+    PublishedGroup,
+    PublishedPrivacy,
+    PublishedQuality,
+    PublishedTrial,
+    TrialState,
+)
 from dpsweep.workers.evaluation.outcomes import ScoredOutcomes
 from dpsweep.workers.tasks import TASKS
 from tests.known import known as present

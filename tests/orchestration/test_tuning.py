@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.pipeline.run import best_candidates
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from tests.known import known
 from tests.orchestration.reference import assert_same_trial
 from tests.orchestration.sample_grids import in_process, small

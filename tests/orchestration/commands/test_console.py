@@ -12,7 +12,7 @@ from rich.text import Text
 
 from dpsweep.orchestration.comparison.formats import Fitting
 from dpsweep.orchestration.pipeline.progress import _picture
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 
 KEY = "individual-exponential-epsilon8-seed1000000-ec7523857b"

@@ -27,8 +27,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.report.board import Board
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, TrialState
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, TrialSnapshot, read_snapshot, write_snapshot
 from tests.known import known
 from tests.orchestration.processes import COMMAND

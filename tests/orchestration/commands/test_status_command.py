@@ -22,7 +22,7 @@ from dpsweep.orchestration.commands.cluster_jobs import tell_what_is_missing
 from dpsweep.orchestration.commands.status_command import warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.store.layout import LOCK
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
 from dpsweep.orchestration.store.status_snapshot import (
     STALE_AFTER,

@@ -20,7 +20,7 @@ import pytest
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import exclusive
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.store.status_snapshot import (
     STALE_AFTER,

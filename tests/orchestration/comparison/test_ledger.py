@@ -22,8 +22,7 @@ from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, ru
 from dpsweep.orchestration.report.prose import together
 from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial, TrialState
 from dpsweep.orchestration.tracking.tracker import composition_entries
 from tests.known import known
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
@@ -107,7 +106,7 @@ def test_every_process_computes_the_same_bits() -> None:
         "from dpsweep.orchestration.comparison.ledger import composed\n"
         "from dpsweep.orchestration.store.attempts import Attempt\n"
         "from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial\n"
-        "from dpsweep.orchestration.store.states import TrialState\n"
+        "from dpsweep.orchestration.store.published import TrialState\n"
         "levels = (0.9, 1.1, 1.3, 1.7)\n"
         "runs = {level: Trace(1000, (Segment(0, 200, PoissonSampling(0.05), level),)) for level in levels}\n"
         "attempts = {str(level): Attempt(str(level), 1, 1e-5, run, None, ended=True) for level, run in runs.items()}\n"

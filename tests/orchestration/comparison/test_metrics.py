@@ -21,8 +21,8 @@ from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
     PublishedQuality,
     PublishedTrial,
+    TrialState,
 )
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.workers.evaluation.rates import ConfusionCounts
 from tests.orchestration.report.pages import rendered
 from tests.orchestration.sample_sweeps import sample_sweep

@@ -15,8 +15,7 @@ from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures, rows
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import SENSITIVE, headline
-from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, TrialState
 from dpsweep.orchestration.store.status import status_of
 from tests.known import known
 from tests.orchestration.sample_grids import keys_of, small

@@ -26,9 +26,8 @@ from dpsweep.orchestration.execution.in_process import InProcess
 from dpsweep.orchestration.execution.publication import Publish, Published, empty_pages, published, publisher
 from dpsweep.orchestration.store.attempts import read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, TrialState
 from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, read_result
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.store.status import SweepStatus
 from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep

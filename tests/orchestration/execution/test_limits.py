@@ -9,7 +9,7 @@ import pytest
 
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.environment import EMBEDDED
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus
 from tests.orchestration.test_limits import run, said, states
 

@@ -17,7 +17,7 @@ from dpsweep.orchestration.execution.notices import IDLE_FOR, MISSING_FOR, SILEN
 from dpsweep.orchestration.execution.status_file import JOB_VARIABLE, StatusFile, tell_failed
 from dpsweep.orchestration.execution.supervisor import how_it_ended
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot, TrialSnapshot, read_snapshot
 from dpsweep.orchestration.sweeps.schema import parse_sweep

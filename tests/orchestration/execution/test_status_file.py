@@ -16,7 +16,7 @@ from dpsweep.orchestration.execution.status_file import StatusFile
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.store.layout import LOCK, SweepFiles
 from dpsweep.orchestration.store.ownership import exclusive
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import (
     LOST,

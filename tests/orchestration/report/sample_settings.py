@@ -16,8 +16,8 @@ from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
     PublishedQuality,
     PublishedTrial,
+    TrialState,
 )
-from dpsweep.orchestration.store.states import TrialState
 
 Row = dict[str, str]
 

@@ -30,9 +30,9 @@ from dpsweep.orchestration.store.published import (
     PublishedQuality,
     PublishedSweep,
     PublishedTrial,
+    TrialState,
 )
 from dpsweep.orchestration.store.release_modes import RELEASE_MODES
-from dpsweep.orchestration.store.states import TrialState
 from tests.known import known
 from tests.orchestration.report.pages import Page, figures, rendered
 from tests.orchestration.sample_sweeps import sample_sweep, sample_trial

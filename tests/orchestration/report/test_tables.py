@@ -19,8 +19,8 @@ from dpsweep.orchestration.report.tables import (
 )
 from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
+    TrialState,
 )
-from dpsweep.orchestration.store.states import TrialState
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
 from tests.orchestration.sample_outcomes import sweep_of
 from tests.orchestration.sample_sweeps import sample_sweep

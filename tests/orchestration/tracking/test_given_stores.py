@@ -13,7 +13,7 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.store import remembered
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.store.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.sweeps.manifest import read_manifest

@@ -21,8 +21,8 @@ from dpsweep.accounting.mechanism.schedules import NOISES
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
+from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import Disclosure
-from dpsweep.orchestration.store.states import TrialState
 from dpsweep.orchestration.tracking.embedded import client_of as tracking_client
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.plain_comparison import comparison

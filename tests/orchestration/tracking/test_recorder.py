@@ -12,8 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.store.states import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, TrialState
 from dpsweep.orchestration.store.status import Recording
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.addresses import reported
