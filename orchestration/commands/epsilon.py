@@ -56,7 +56,6 @@ from dpsweep.orchestration.commands.stored_trial import (
     PRIVATE,
     QUANTILES,
     EpsilonSpread,
-    GivenExamples,
     contributions_of,
     estimate_of_examples,
     spread_of_epsilons,
@@ -129,11 +128,15 @@ def epsilon(
     run = _planned(flags) if trial is None and trace is None else _stored(trial, trace, flags)
     warn_of_delta(delta, run.dataset_size)
     found = answer(run, request)
-    write_plots(found)
+    if curve is not None:
+        _write_curve_plot(curve, found.curves, delta)
+    if plot is not None:
+        _write_epsilon_plot(plot, found)
     if as_json:
-        print_answers_as_json(found)
+        objects = _objects(found)
+        typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
     else:
-        print_tables(found)
+        _print_tables(found)
 
 
 @dataclass(frozen=True)
@@ -242,28 +245,26 @@ def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
     Raises: InvalidInput or UnsupportedMechanism for a run that cannot be accounted, DataCorruption for damaged norm
     shards.
     """
-    trace, delta, trials = run.trace, request.delta, request.trials
+    trace, files, delta, trials = run.trace, run.files, request.delta, request.trials
     sizes = whole_numbers("--group-size", request.group_size, 1)
     estimates = [accounted(trace, delta, request.accountant, size, trials) for size in sizes]
     compared = compare_groups(trace, delta, sizes) if request.compare else {}
-    curves = _curves_of_groups(run, request, sizes)
+    asked = sizes if request.risk or request.curve is not None else []
+    curves = [privacy_curve(trace, size, _deltas(request)) for size in asked]
     selection = {} if trials is None else compared_with_naive(trace, delta, trials)
-    group = _given_examples(run, request)
-    together = None if group is None else estimate_of_examples(group, trace, delta)
-    if curves and group is not None:
-        curves.append(curve_of_examples(trace, group.steps, group.contributions, _deltas(request)))
-    spread = _spread(run, request)
+    together = spread = None
+    if files is not None and request.examples is not None:
+        group = contributions_of(files, trace, whole_numbers("--examples", request.examples, 0))
+        together = estimate_of_examples(group, trace, delta)
+        if curves:
+            curves.append(curve_of_examples(trace, group.steps, group.contributions, _deltas(request)))
+    if files is not None and request.individual is not None:
+        spread = spread_of_epsilons(files, trace, delta, request.individual)
     estimates = [weakened(each, run.reasons) for each in estimates]
     curves = [weakened(each, run.reasons) for each in curves]
     together, spread = together and weakened(together, run.reasons), spread and weakened(spread, run.reasons)
     risks = [_risk_of(curve, request.prior) for curve in curves] if request.risk else []
     return EpsilonAnswers(run, request, estimates, compared, selection, together, spread, curves, risks)
-
-
-def _curves_of_groups(run: AccountedRun, request: EpsilonRequest, sizes: Sequence[int]) -> list[PrivacyCurve]:
-    if not request.risk and request.curve is None:
-        return []
-    return [privacy_curve(run.trace, size, _deltas(request)) for size in sizes]
 
 
 def _deltas(request: EpsilonRequest) -> tuple[float, ...]:
@@ -276,34 +277,7 @@ def _deltas(request: EpsilonRequest) -> tuple[float, ...]:
     return tuple(np.geomspace(1e-2, lowest, 2 + math.ceil(-math.log10(lowest) / 3.0)).tolist())
 
 
-def _given_examples(run: AccountedRun, request: EpsilonRequest) -> GivenExamples | None:
-    if run.files is None or request.examples is None:
-        return None
-    return contributions_of(run.files, run.trace, whole_numbers("--examples", request.examples, 0))
-
-
-def _spread(run: AccountedRun, request: EpsilonRequest) -> EpsilonSpread | None:
-    if run.files is None or request.individual is None:
-        return None
-    return spread_of_epsilons(run.files, run.trace, request.delta, request.individual)
-
-
-def write_plots(found: EpsilonAnswers) -> None:
-    """Write the files that --curve and --plot name. Raises: InvalidInput if one cannot be written."""
-    request = found.request
-    if request.curve is not None:
-        _write_curve_plot(request.curve, found.curves, request.delta)
-    if request.plot is not None:
-        _write_epsilon_plot(request.plot, found)
-
-
-def print_answers_as_json(found: EpsilonAnswers) -> None:
-    """Print one object, or a list of objects for several answers."""
-    objects = _objects(found)
-    typer.echo(json.dumps(objects if len(objects) > 1 else objects[0]))
-
-
-def print_tables(found: EpsilonAnswers) -> None:
+def _print_tables(found: EpsilonAnswers) -> None:
     """Print the tables, the notes below them, and which files were written."""
     terminal = Console()
     console = terminal if terminal.is_terminal else Console(width=160)
