@@ -77,8 +77,13 @@ class TrialMechanism:
             self.unit,
         )
         contributions = "estimate" if planned.noise_follows_results else self.contributions
-        limited = replace(planned, contributions=contributions, filter=self.filter)
-        return replace(limited, selection=self.selection, strategy=self.strategy)
+        return replace(
+            planned,
+            contributions=contributions,
+            filter=self.filter,
+            selection=self.selection,
+            strategy=self.strategy,
+        )
 
     def prices(self, noise_multiplier: float) -> StepPrices | None:
         """Return the cost of a step with that noise for an example; None without a filter."""

@@ -225,12 +225,12 @@ class Trace:
         keep_whole(self, "dataset_size", "dataset_size of a trace", at_least=1)
         _keep_parts(self, "segments", (Segment,))
         _keep_parts(self, "releases", get_args(Release))
+        self._require_contiguous()
         require_choice("adjacency", self.adjacency, get_args(Adjacency))
         require_choice("contributions", self.contributions, get_args(Claim))
         require_choice("noise_follows_results", self.noise_follows_results, (False, True))
         require_choice("ended_by_results", self.ended_by_results, (False, True))
         require_known_noise(self.strategy)
-        self._require_contiguous()
         for segment in self.segments:
             _require_adjacency(segment.sampling, of_records(self.adjacency))
             segment.sampling.require_fits(self.dataset_size)

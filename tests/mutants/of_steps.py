@@ -185,15 +185,15 @@ STEPS: Final[tuple[Mutant, ...]] = (
             NORMS,
         ),
         B(
-            "*method.releases, *releases)",
+            "*of_method, *releases)",
             "*releases)",
             "the initial median is not in the trace",
             True,
             PRIVACY,
         ),
         B(
-            "*method.releases, *releases)",
-            "*method.releases)",
+            "*of_method, *releases)",
+            "*of_method)",
             "what is released after training is not in the trace",
             True,
             ("tests/orchestration/execution/test_completing.py",),

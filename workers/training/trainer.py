@@ -77,14 +77,13 @@ class Trainer:
         device = self._data.device
         self._dataset = with_evaluated_on(device, dataset)
         self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self.canaries, self.gradient_canaries = self._make_canaries(mechanism)
         self._optimizer = parts.optimizer(self._parameters)
         self._learning_rate = make_learning_rate_schedule(
             spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
         )
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
-        rows = make_row_draws(spec.known_seed)
-        self.canaries, self.gradient_canaries = self._make_canaries(mechanism)
-        self._sampler = make_sampler(spec.sampling, len(self._data), rows, self.canaries)
+        self._sampler = make_sampler(spec.sampling, len(self._data), make_row_draws(spec.known_seed), self.canaries)
         seed_torch(spec.known_seed, "model")
 
         draws = not self._method.keeps_to_contributions and local.engine.draws(*self._data.inputs(torch.arange(1)))

@@ -43,11 +43,11 @@ def mechanism_of(
     with autocast their rounding depends on the batch size. Norms at every step are then estimates. A filter is
     calibrated here, from all epochs of the spec, so that planner and trainer use the same one.
     """
+    budget, of_method = method.example_budget, method.releases
     named, sampling = spec.noise.schedule, planned_sampling(spec.sampling, dataset_size)
     steps = spec.epochs * sampling.steps_per_epoch
     apart = steps_apart(sampling, steps)
     schedule, strategy = make_noise(named.name, spec.noise.initial_noise_multiplier, named.params, steps, apart)
-    budget = method.example_budget
     repeatable = spec.augmentation is None and not spec.execution.autocast
     exact = spec.norms.refreshes_per_epoch == "every_step" and repeatable
     unfiltered = TrialMechanism(
@@ -55,7 +55,7 @@ def mechanism_of(
         sampling=sampling,
         dataset_size=dataset_size,
         side_queries=method.side_queries,
-        releases=(*planned_releases(spec.preprocessing), *_of_users(spec), *method.releases, *releases),
+        releases=(*planned_releases(spec.preprocessing), *_of_users(spec), *of_method, *releases),
         contributions="output_specific" if exact or method.keeps_to_contributions else "estimate",
         adjacency=spec.adjacency,
         selection=spec.selection,
@@ -162,9 +162,9 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
     its sampling or its clipping does not allow, and whatever is not proven per user. UnsupportedMechanism for
     correlated noise with batches for which no theorem is known here.
     """
+    require_per_user(spec, [release.name for release in mechanism.releases])
     trace = mechanism.trace(spec.epochs)
     as_independent(trace)
-    require_per_user(spec, [release.name for release in mechanism.releases])
     if spec.audit is not None and spec.audit.leaves_out_rows:
         check_audit(spec.audit, spec.sampling, mechanism.dataset_size)
         if spec.attacks.exposure is not None:
