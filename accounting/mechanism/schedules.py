@@ -313,7 +313,7 @@ def make_noise(
     lookup(NOISES, name, "noise schedule")
     if name in CORRELATED:
         return ConstantSchedule(noise_multiplier), make_strategy(name, params, steps, apart)
-    return make_schedule(name, noise_multiplier, **params), INDEPENDENT
+    return build(SCHEDULES, name, params, "noise schedule", initial_noise_multiplier=noise_multiplier), INDEPENDENT
 
 
 def parse_schedule(text: str, initial_noise_multiplier: float) -> NoiseSchedule:

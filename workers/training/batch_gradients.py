@@ -133,10 +133,11 @@ class LocalGradients:
         autocast = torch.bfloat16 if execution.autocast else None
         require_autocast(self.model, autocast)
         self.loss, method = parts.loss(), parts.clipping
-        self.data = training_data(dataset, spec.users, device)
         self.augmentation_rng = torch.Generator()
         start_generator(self.augmentation_rng, spec.known_seed, "augmentation")
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
+        self.data = training_data(dataset, spec.users, device)
+        size = len(self.data)
 
         loss, rows_of_one = self.loss, 1
         if spec.users is not None:
@@ -158,7 +159,6 @@ class LocalGradients:
         self.engine = engine(self._augmentation.multiplicity if self._augmentation else rows_of_one)
         self._plain = self.engine if self._augmentation is None else engine(1)
         self._method = method
-        size = len(self.data)
         self.facts = PublicFacts(dataset.group_names, self.engine.layer_names, size, spec.sampling.expected_size(size))
 
     @cached_property

@@ -101,7 +101,7 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
             shard = combination.shard
             layers = [] if shard is None else layers_to_divide(model, shard)
             with contextlib.nullcontext() if shard is None else only_in_calls(model, layers, shard):
-                logits = _checked_logits(model, x, y, dataset, is_import_path(combination.loss.name))
+                logits = _checked_logits(model, x, y, dataset, combination.loss)
                 if isinstance(dataset.preparation, Tokens) and dataset.preparation.causal:
                     require_causal(model, dataset.preparation, x)
         with _blamed_on("loss", combination.loss, logits):
@@ -197,15 +197,15 @@ def _batch(augmentation: Component | None, dataset: Dataset, place: slice) -> tu
     return copies.flatten(0, 1), labels.flatten(0, 1), copies.shape[1]
 
 
-def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: str, has_own_loss: bool) -> None:
+def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: str, loss: Component) -> None:
     """Refuse logits of another shape than [rows, *output].
 
-    `has_own_loss`: whether the loss is the user's, which may take further columns, as of a second head. `outputs`: what
-    a row must have, for the error. Raises: InvalidInput.
+    `loss`: where it is the user's, it may take further columns, as of a second head. `outputs`: what a row must have,
+    for the error. Raises: InvalidInput.
     """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
     is_wider = len(shape) == 2 and len(output) == 1 and shape[0] == rows and shape[1] > output[0]
-    if shape == (rows, *output) or (is_wider and has_own_loss):
+    if shape == (rows, *output) or (is_wider and is_import_path(loss.name)):
         return
     is_moved = len(shape) > len(output) and shape[:1] != (rows,)
     lost = "; its first axis must be the rows" * is_moved or (
@@ -224,18 +224,18 @@ def _tensor(found: object, of: str) -> Tensor:
     return found
 
 
-def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, has_own_loss: bool) -> Tensor:
+def _checked_logits(model: nn.Module, x: Tensor, y: Tensor, dataset: Dataset, loss: Component) -> Tensor:
     """Return the logits of ``x``, checked here because a later failure in the gradients would not name the cause."""
-    with torch.enable_grad(), in_its_precision(model, x.device), precision_named(model, x.dtype):
-        logits = _tensor(model(x), "its forward")
     task = task_called(dataset.task)
     output, outputs = task.output_shape(y, dataset.class_names), task.outputs(dataset.class_names)
-    _check_shape(logits, len(x), output, outputs, has_own_loss)
+    with torch.enable_grad(), in_its_precision(model, x.device), precision_named(model, x.dtype):
+        logits = _tensor(model(x), "its forward")
+    _check_shape(logits, len(x), output, outputs, loss)
     with torch.no_grad(), modes_kept(model), in_its_precision(model, x.device):
         model.eval()  # batch normalisation, which the engine refuses by name, takes no single row in training
         for rows in (1, min(_MANY, max(1, _MOST_VALUES // max(1, x[0].numel())))):
             evaluated = _tensor(model(x[torch.arange(rows) % len(x)]), "in evaluation mode its forward")
-            _check_shape(evaluated, rows, output, outputs, has_own_loss)
+            _check_shape(evaluated, rows, output, outputs, loss)
     if not logits.is_floating_point():
         raise InvalidInput(f"it returns logits of {logits.dtype}, but they must be floating-point numbers")
     if not logits.requires_grad:
