@@ -45,7 +45,7 @@ from dpsweep.orchestration.comparison.spoken import between, difference_between,
 from dpsweep.orchestration.comparison.values import median_epsilon
 from dpsweep.orchestration.report.figures import blank, look_of, meta_of, plain_text, whiskers
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
-from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep
+from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedPrivacy, PublishedSweep
 from dpsweep.workers.dataset_description import NO_GROUPS
 
 _MOST_ROWS: Final = 7
@@ -508,24 +508,30 @@ _LETTERS = 46
 
 
 def distinctive(names: Sequence[str]) -> list[str]:
-    """Return the names of settings; if one is too long, without the parts that all names of several parts share.
+    """Return the names of settings; if one is too long, without the parts that those of all private settings share.
 
     >>> distinctive(["non-private", "flat · constant · rows 1", "flat · constant · rows 2"])
     ['non-private', 'flat · constant · rows 1', 'flat · constant · rows 2']
     >>> distinctive(["non-private", *(f"flat · constant · user sampling els · most records {most}" for most in (1, 2))])
     ['non-private', 'most records 1', 'most records 2']
+    >>> distinctive(["non-private · model mlp", *(f"flat-bound3 · exponential · level {n} · model mlp" for n in "12")])
+    ['non-private · model mlp', 'level 1', 'level 2']
     """
     parts = [name.split(" · ") for name in names]
-    of_methods = [set(each) for each in parts if len(each) > 1]
+    of_methods = [set(each) for each in parts if each[0] != NON_PRIVATE]
     if not of_methods or all(len(name) <= _LETTERS for name in names):
         return list(names)
     shared = set.intersection(*of_methods)
-    return [" · ".join(part for part in each if part not in shared) or " · ".join(each) for each in parts]
+    return [
+        " · ".join(part for part in each if each[0] == NON_PRIVATE or part not in shared) or " · ".join(each)
+        for each in parts
+    ]
 
 
 def _label(figure: Plot, row: int, text: str) -> None:
     """Write the name of a row above it, from the left edge, so that long names take no width from the picture."""
-    short = text if len(text) <= _LETTERS else f"{text[: _LETTERS - 1]}…"
+    half = _LETTERS // 2  # names differ at their ends, too
+    short = text if len(text) <= _LETTERS else f"{text[: half - 1]}…{text[-half:]}"
     figure.add_annotation(
         x=0, xref="paper", xanchor="left", y=row - 0.42, yanchor="middle",
         text=plain_text(short), font={"size": 11.5, "color": INK}, bgcolor=PAPER, borderpad=1,
