@@ -364,7 +364,7 @@ def _data_section(subject: _Subject) -> Iterator[str]:
         yield from _too_few(subject.groups)
     if subject.user is not None:
         yield f"  user: {_text(subject.user)}    # whose row it is; a user's rows stay together in all splits"
-        yield "  # epsilons are those of one row; for users of up to k rows add accounting: {group_sizes: [1, k]}"
+        yield "  # epsilons are those of one row; those of a user with all rows: unit: user, below privacy"
 
 
 _OF_PEOPLE: Final = re.compile(

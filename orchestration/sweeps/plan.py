@@ -105,7 +105,7 @@ def plan_sweep(
         *_unopposed(sweep, planned),
         *_untracked(sweep, planned),
         *never_met(sweep.resources, [sweep.reserved(trial.spec) for trial in planned]),
-        *(*_of_data(planned), *_of_test_users(planned), *_of_tokenizers(planned)),
+        *(*_of_data(planned), *_of_users(sweep, planned), *_of_tokenizers(planned)),
         *(*_large_deltas(planned), *_beyond_budgets(planned)),
         *(_untried(planned) if code is None else ()),
         *planner.notes(),
@@ -472,10 +472,17 @@ def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
     return tuple(notes)
 
 
-def _of_test_users(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return a note on each data set whose test examples may belong to people who train. The number is private."""
+def _of_users(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
+    """Return notes on each data set whose users are not what ε protects, or may own test examples. Numbers are
+    private.
+    """
     notes: dict[str, None] = {}
-    for each in (trial.dataset for trial in trials):
+    for spec, each in ((trial.spec, trial.dataset) for trial in trials):
+        if each.rows_per_user and spec.is_private and spec.users is None and max(sweep.accounting.group_sizes) == 1:
+            notes[
+                f"data {each.name}: every ε is that of one row, and a user with several pays more; set privacy.unit: "
+                "user, or list the most rows of a user in accounting.group_sizes"
+            ] = None
         if each.shared_users:
             notes[
                 f"data {each.name}: people of the training data own rows of the test data, too, so that measures of "

@@ -128,6 +128,9 @@ def test_people_of_the_training_table_in_the_test_table_are_found(table: Path, t
     (trial,) = by_rows.trials
     said = [each for each in by_rows.warnings if "own rows of the test data, too" in each]
     assert trial.dataset.test_users == 24
+    of_one_row = "every ε is that of one row, and a user with several pays more"
+    assert any(of_one_row in each for each in by_rows.warnings)
+    assert not any(of_one_row in each for each in plan.warnings)
     if first == 24:
         assert plan.trials
         assert not said
