@@ -237,6 +237,9 @@ class _Planner:
         )
 
     def _loaded(self, data: DataSpec) -> tuple[DatasetDescription, Dataset, str]:
+        if self.code is None:  # a sweep that is not trusted: nothing is written where it says
+            data = replace(data, params={key: value for key, value in data.params.items() if key != "cache"})
+
         def load() -> tuple[DatasetDescription, Dataset, str]:
             dataset = load_dataset(data, self.code or NO_CODE)
             caps = self.sweep.privacy.max_records_per_user or ()

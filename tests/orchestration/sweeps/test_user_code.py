@@ -13,6 +13,7 @@ from dpsweep.orchestration.sweeps.user_code import packed, unpacked
 from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function
 from tests.orchestration.processes import Command, dpsweep
 from tests.orchestration.sample_grids import small
+from tests.workers.data_folders import make_texts, make_tokenizer
 
 MODELS = """
 import sys
@@ -251,6 +252,15 @@ class TestPlansWithoutCode:
         trials = json.loads(done.out)["trials"]
         assert [trial["refused"] is None for trial in trials] == [True, False]
         assert not marker.exists()
+
+    def test_nothing_is_written_where_the_sweep_file_says(self, tmp_path: Path, command: Command) -> None:
+        texts = {"path": str(make_texts(tmp_path / "texts.csv")), "text": "body", "label": "mood"}
+        tokenizer = {"tokenizer": str(make_tokenizer(tmp_path / "tokenizer.json")), "max_length": 8}
+        data = {"name": "text", **texts, **tokenizer, "test_fraction": 0.2, "cache": str(tmp_path / "cache")}
+        model = {"name": "transformer", "width": 4, "depth": 1, "heads": 1}
+        file = write(tmp_path, data=data, model=model)
+        assert command("plan", file, "--no-code").code == 0
+        assert not (tmp_path / "cache").exists()
 
     def test_to_allow_code_as_well_is_a_mistake(self, tmp_path: Path, command: Command) -> None:
         assert "give one of them" in refusal(command, "plan", write(tmp_path), "--no-code", "--allow-code", "os")
