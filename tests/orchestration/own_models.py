@@ -148,15 +148,12 @@ class Unused(Linear):
 
 
 class FromZero(Linear):
-    """A last layer that begins at 0, so that no gradient reaches the one before at first; or both begin there."""
+    """A last layer that begins at 0, so that no gradient reaches the one before at first."""
 
-    def __init__(self, feature_shape: tuple[int, ...], num_classes: int, both: bool = False) -> None:
+    def __init__(self, feature_shape: tuple[int, ...], num_classes: int) -> None:
         super().__init__(feature_shape, 8)
         self.head = nn.Linear(8, num_classes)
         nn.init.zeros_(self.head.weight)
-        if both:
-            nn.init.zeros_(self.linear.weight)
-            nn.init.zeros_(self.linear.bias)
 
     def forward(self, x: Tensor) -> object:
         return self.head(torch.tanh(self.logits(x)))

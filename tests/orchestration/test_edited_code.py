@@ -116,13 +116,6 @@ def test_a_sweep_is_not_continued_beside_results_of_other_code(folder: Path, cha
     assert {trial.state for trial in run(folder, changes=changes).trials.values()} == {"finished"}
 
 
-def test_edits_of_comments_and_layout_lose_nothing(folder: Path) -> None:
-    before = one(run(folder)).result
-    edit(folder, "H = 4", "H = 4  # units\n\n")
-    assert one(run(folder)).result == before
-    assert one(dpsweep.open(folder / "out", allow_code=[str(folder / "edited_net.py")])).model() is not None
-
-
 @pytest.mark.long
 def test_retried_trials_are_trained_with_the_code_as_it_is_and_stay_counted(folder: Path) -> None:
     cost = one(run(folder)).key

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import stat
 from pathlib import Path
 from typing import Any
 
@@ -171,14 +170,6 @@ def _tolerance(mean: float, result: TrialResult) -> float:
     """
     far, size = 7.0 * 5.0 * 10**0.5, result.training.train_size
     return (far * result.worst_case.epsilon + far * mean) / (size - far)
-
-
-def test_private_files_are_for_their_owner_only(sweep: FinishedSweep) -> None:
-    private = [path for path in Path(sweep.files.root).rglob("private/**/*") if path.is_file()]
-    assert len(private) > TRIALS
-    for path in private:
-        assert stat.S_IMODE(path.stat().st_mode) == 0o600, path
-        assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700, path
 
 
 def _stored_numbers(files: TrialFiles) -> list[str]:

@@ -25,11 +25,15 @@ JOB = {
 OUTSIDE = {**JOB, "metadata": {"dpsweep.id": "a", "dpsweep.output": "/proc/self/../../etc", "dpsweep.owner": "\x1b[2J"}}
 
 
+@pytest.fixture(autouse=True)
+def token(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("RAY_AUTH_MODE", "token")
+    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+
+
 @pytest.mark.parametrize("slow", ["version", "jobs"])
 def test_an_answer_that_comes_byte_by_byte_is_given_up(slow: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """It goes on as long as the test, so nothing else ends the command."""
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.setattr(submission, "_ANSWER_WITHIN", 0.1 if slow == "version" else 60.0)
     monkeypatch.setattr(submission, "_limit", lambda method: 0.1)
 
@@ -41,16 +45,12 @@ def test_an_answer_that_comes_byte_by_byte_is_given_up(slow: str, monkeypatch: p
 
 
 def test_an_answer_that_fills_the_memory_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
     monkeypatch.setattr(requests, "LARGEST", 100_000)
     with answering(lambda method, path: VERSION if path.endswith("/version") else [" " * 200_000]) as server:
         assert "answers with more than 0 MiB" in refused(InvalidInput, "list", "--address", server.address)
 
 
-def test_an_older_cluster_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+def test_an_older_cluster_is_refused_in_one_line() -> None:
     with answering(lambda method, path: OLDER) as server:
         assert "Jobs API is not supported" in refused(InvalidInput, "list", "--address", server.address)
 
@@ -62,9 +62,7 @@ def test_an_older_cluster_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch
     [[], {}, None, 7, "text", [7], [{}], [JOB], [OUTSIDE], [{**JOB, "status": "UNHEARD OF"}], {"a": JOB}],
     ids=lambda jobs: str(jobs)[:40],
 )
-def test_odd_answers_end_in_one_line(command: tuple[str, ...], jobs: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("RAY_AUTH_MODE", "token")
-    monkeypatch.setenv("RAY_AUTH_TOKEN", "a" * 64)
+def test_odd_answers_end_in_one_line(command: tuple[str, ...], jobs: Any) -> None:
 
     def answer(method: str, path: str) -> Any:
         return VERSION if path.endswith("/version") else [jobs] if path.endswith("/jobs/") and jobs == "text" else jobs

@@ -106,13 +106,6 @@ def test_a_plan_refuses_ranks_that_would_divide_what_they_cannot() -> None:
     assert "model 'own_models:Peeking': it reads parameters of the layer blocks.0 without calling it" in line
 
 
-def test_a_plan_says_which_parameters_get_no_gradient() -> None:
-    assert planned(model="own_models:FromZero").warnings == ()
-    (stuck,) = planned(model={"name": "own_models:FromZero", "both": True}).warnings
-    names = "linear.weight, linear.bias, head.weight"
-    assert stuck.startswith(f"model 'own_models:FromZero' gives {names} no gradient until noise has moved parameters")
-
-
 def test_a_sweep_may_name_parameters_that_need_no_gradient() -> None:
     plan = planned(model="own_models:Unused", without_gradient=["pooler.*"])
     assert plan.refusals == ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterator
+from importlib.util import find_spec
 from typing import Any
 
 import pytest
@@ -11,32 +12,18 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.workers.gradients.engine import GradientEngine
+from tests.models.of_transformers import CLASSES, GPT, SEEING, SIZES, VOCABULARY, WIDTH, Mean, shipped
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE
 
-WHY = "needs transformers and peft: pip install 'dpsweep[models]'"
-
-VOCABULARY, LENGTH, WIDTH = 50, 9, 32
-SIZES = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": WIDTH,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 48,
-    "max_position_embeddings": 16,
-    "pad_token_id": 0,
-    "num_labels": 3,
-}
+pytestmark = pytest.mark.skipif(
+    not all(map(find_spec, ("peft", "transformers"))),
+    reason="needs transformers and peft: pip install 'dpsweep[models]'",
+)
+LENGTH = 9
 FAST = {"rule", "rewrite", "parameters per row"}
-
-
-def transformers() -> Any:
-    """Late, because each of the processes that share the tests collects this file, and this takes seconds."""
-    return pytest.importorskip("transformers", reason=WHY, exc_type=ImportError)
-
-
-def peft() -> Any:
-    return pytest.importorskip("peft", reason=WHY, exc_type=ImportError)
+TEXT, PICTURE = "ForSequenceClassification", "ForImageClassification"
+NO_DROPOUT = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
 
 
 class Logits(nn.Module):
@@ -52,103 +39,64 @@ class Logits(nn.Module):
         return self.model(input_ids=x, attention_mask=(x != 0).long()).logits  # type: ignore[no-any-return]
 
 
-class Encoded(nn.Module):
-    def __init__(self, model: nn.Module) -> None:
-        super().__init__()
-        self.model, self.head = model, nn.Linear(WIDTH, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        out: Tensor = self.head(self.model(x).last_hidden_state.mean(1))
-        return out
+def bert() -> Any:
+    return shipped("Bert", TEXT, **SIZES, **NO_DROPOUT)
 
 
-def bert() -> nn.Module:
-    options = {"hidden_dropout_prob": 0.0, "attention_probs_dropout_prob": 0.0}
-    return transformers().BertForSequenceClassification(transformers().BertConfig(**SIZES, **options))  # type: ignore[no-any-return]
+def llama() -> Any:
+    return shipped("Llama", TEXT, **SIZES, num_key_value_heads=1)
 
 
-def gpt2() -> nn.Module:
-    config = transformers().GPT2Config(
-        vocab_size=VOCABULARY, n_positions=16, n_embd=WIDTH, n_layer=2, n_head=4, num_labels=3, pad_token_id=0,
-        bos_token_id=1, eos_token_id=2, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0,
-    )  # fmt: skip
-    return transformers().GPT2ForSequenceClassification(config)  # type: ignore[no-any-return]
+def t5() -> Any:
+    sizes = {"d_model": WIDTH, "d_kv": 8, "d_ff": 24, "num_layers": 2, "num_heads": 2}
+    return shipped("T5", "EncoderModel", vocab_size=VOCABULARY, dropout_rate=0.0, **sizes)
 
 
-def llama() -> nn.Module:
-    return transformers().LlamaForSequenceClassification(transformers().LlamaConfig(**SIZES, num_key_value_heads=2))  # type: ignore[no-any-return]
-
-
-def t5() -> nn.Module:
-    config = transformers().T5Config(
-        vocab_size=VOCABULARY, d_model=WIDTH, d_kv=8, d_ff=48, num_layers=2, num_heads=4, dropout_rate=0.0
-    )
-    return transformers().T5EncoderModel(config)  # type: ignore[no-any-return]
-
-
-def vit() -> nn.Module:
-    config = transformers().ViTConfig(
-        hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, intermediate_size=48, image_size=16,
-        patch_size=4, num_labels=3, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0,
-    )  # fmt: skip
-    return transformers().ViTForImageClassification(config)  # type: ignore[no-any-return]
-
-
-def opt() -> nn.Module:
+def opt() -> Any:
     """Flattens rows and positions for its feed-forward layers, and offsets the positions that it looks up."""
-    config = transformers().OPTConfig(
-        vocab_size=VOCABULARY, hidden_size=WIDTH, num_hidden_layers=2, num_attention_heads=4, ffn_dim=48,
-        max_position_embeddings=16, word_embed_proj_dim=WIDTH, dropout=0.0, pad_token_id=0, num_labels=3,
-    )  # fmt: skip
-    return transformers().OPTForSequenceClassification(config)  # type: ignore[no-any-return]
+    return shipped("OPT", TEXT, **SIZES, ffn_dim=24, word_embed_proj_dim=WIDTH, dropout=0.0)
 
 
-def deberta() -> nn.Module:
+def deberta() -> Any:
     """DeBERTa v3 by its options: keys of relative positions are repeated for all rows and heads."""
-    config = transformers().DebertaV2Config(
-        **SIZES, hidden_dropout_prob=0.0, attention_probs_dropout_prob=0.0, relative_attention=True,
-        position_buckets=8, norm_rel_ebd="layer_norm", share_att_key=True, pos_att_type=["c2p", "p2c"],
-    )  # fmt: skip
-    return transformers().DebertaV2ForSequenceClassification(config)  # type: ignore[no-any-return]
+    options = {"relative_attention": True, "position_buckets": 8, "norm_rel_ebd": "layer_norm"}
+    return shipped("DebertaV2", TEXT, **SIZES, **NO_DROPOUT, **options, share_att_key=True, pos_att_type=["c2p", "p2c"])
 
 
-def swin() -> nn.Module:
+def swin() -> Any:
     """Windows of all rows on one axis, and every second time shifted."""
-    config = transformers().SwinConfig(
-        image_size=16, patch_size=2, embed_dim=16, depths=[2, 2], num_heads=[2, 4], window_size=4, num_labels=3,
-        drop_path_rate=0.0,
-    )  # fmt: skip
-    return transformers().SwinForImageClassification(config)  # type: ignore[no-any-return]
+    sizes = {"image_size": 32, "patch_size": 4, "embed_dim": 8, "depths": [2, 2], "num_heads": [1, 2], "window_size": 4}
+    return shipped("Swin", PICTURE, num_labels=CLASSES, drop_path_rate=0.0, **sizes)
 
 
 PICTURES = ("vit", "swin")
-
 MODELS: dict[str, Callable[[], nn.Module]] = {
     "bert": lambda: Logits(bert()),
-    "gpt2": lambda: Logits(gpt2()),
+    "gpt2": lambda: Logits(shipped("GPT2", TEXT, **GPT, resid_pdrop=0.0, embd_pdrop=0.0, attn_pdrop=0.0)),
     "llama": lambda: Logits(llama()),
-    "t5": lambda: Encoded(t5()),
-    "vit": lambda: Logits(vit()),
+    "t5": lambda: Mean(t5(), WIDTH),
+    "vit": lambda: Logits(shipped("ViT", PICTURE, **SEEING, **NO_DROPOUT)),
     "opt": lambda: Logits(opt()),
     "deberta": lambda: Logits(deberta()),
     "swin": lambda: Logits(swin()),
 }
-
-
-def adapter(name: str) -> Any:
-    projections = ["query", "value", "q_proj", "v_proj"]
-    return {
-        "lora": peft().LoraConfig(task_type="SEQ_CLS", r=4, target_modules=projections),
-        "dora": peft().LoraConfig(task_type="SEQ_CLS", r=4, target_modules=projections, use_dora=True),
-        "ia3": peft().IA3Config(task_type="SEQ_CLS", target_modules=projections, feedforward_modules=[]),
-        "prompt": peft().PromptTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
-        "prefix": peft().PrefixTuningConfig(task_type="SEQ_CLS", num_virtual_tokens=4),
-    }[name]
+ADAPTERS: dict[str, tuple[str, dict[str, Any]]] = {
+    "lora": ("LoraConfig", {"r": 4}),
+    "dora": ("LoraConfig", {"r": 4, "use_dora": True}),
+    "ia3": ("IA3Config", {"feedforward_modules": []}),
+    "prompt": ("PromptTuningConfig", {"num_virtual_tokens": 4}),
+    "prefix": ("PrefixTuningConfig", {"num_virtual_tokens": 4}),
+}
 
 
 def adapted(make: Callable[[], nn.Module], name: str, trunk: torch.dtype) -> nn.Module:
     """The model with a frozen trunk and an adapter in float32, moved away from where its gradients vanish."""
-    model = peft().get_peft_model(make().to(trunk), adapter(name))
+    import peft
+
+    kind, options = ADAPTERS[name]
+    if "num_virtual_tokens" not in options:
+        options = {**options, "target_modules": ["query", "value", "q_proj", "v_proj"]}
+    model = peft.get_peft_model(make().to(trunk), getattr(peft, kind)(task_type="SEQ_CLS", **options))
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data = torch.randn_like(parameter, dtype=torch.float32) * 0.2 + 0.2
@@ -164,7 +112,7 @@ def quiet() -> Iterator[None]:
 
 
 def batch(name: str, rows: int = 6) -> tuple[Tensor, Tensor]:
-    x = torch.randn(rows, 3, 16, 16) if name in PICTURES else torch.randint(1, VOCABULARY, (rows, LENGTH))
+    x = torch.randn(rows, 3, 32, 32) if name in PICTURES else torch.randint(1, VOCABULARY, (rows, LENGTH))
     if name in ("bert", "gpt2", "llama", "opt", "deberta"):
         x[::2, -2:] = 0  # padding
     return x, torch.arange(rows) % 3
@@ -188,7 +136,7 @@ def test_models_as_shipped_take_the_fast_path(name: str, micro_batch_size: int |
 
 @pytest.mark.thinned(6)
 @pytest.mark.parametrize("trunk", [torch.float32, torch.bfloat16], ids=str)
-@pytest.mark.parametrize("name", ["lora", "dora", "ia3", "prompt", "prefix"])
+@pytest.mark.parametrize("name", ADAPTERS)
 @pytest.mark.parametrize("make", [bert, llama], ids=["bert", "llama"])
 def test_adapters_of_a_frozen_trunk_take_the_fast_path(
     make: Callable[[], nn.Module], name: str, trunk: torch.dtype
