@@ -60,6 +60,8 @@ class ConstantDraws(TorchDispatchMode):
         if not _may_draw(func):
             return func(*args, **kwargs)
         before = RandomState.of(self._device)
+        if _draws_slopes(func, args):
+            args = (*args[:2], *[(args[2] + args[3]) / 2.0] * 2, *args[4:])
         result = func(*args, **kwargs)
         self.own_generator |= kwargs.get("generator") is not None
         constant = self._constant(func, args, result)
@@ -71,6 +73,8 @@ class ConstantDraws(TorchDispatchMode):
 
     def _constant(self, func: OpOverload, args: Any, result: Any) -> Any:
         name = _name(func)
+        if _draws_slopes(func, args):
+            return result
         if name in _CONTINUOUS:
             return self._continuous(result)
         if name in _COUNTS:
@@ -98,6 +102,11 @@ class ConstantDraws(TorchDispatchMode):
 def _name(func: OpOverload) -> str:
     """Return the name of the operator, without the underscore of its in-place form."""
     return str(func.overloadpacket.__name__).removesuffix("_")
+
+
+def _draws_slopes(func: OpOverload, args: Any) -> bool:
+    """Return whether the operator draws between its arguments 2 and 3, in training, the slopes of nn.RReLU."""
+    return _name(func) == "rrelu_with_noise" and len(args) > 4 and args[4]
 
 
 def _may_draw(func: OpOverload) -> bool:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
@@ -60,9 +60,9 @@ def verify(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
        would move all after it. In 2, so are the losses of the copies that stand at the places of others.
 
     If the gradient of some parameter is 0 for all examples, as behind layers initialised at 0, all is also compared at
-    perturbed parameters. Random draws are replaced by constants (`ConstantDraws`). A model with draws that cannot be
-    replaced is compared in evaluation mode instead, and accepted if it draws there too. State, modes and random states
-    are restored, and parameters unless the model changes them.
+    perturbed parameters. Random draws are replaced by constants (`ConstantDraws`). Where some cannot be
+    replaced, 2 and 3 are compared with the same numbers at the same places, and all in evaluation mode, if the model
+    does not draw there too. State, modes and random states are restored, and parameters unless the model changes them.
 
     Returns whether the comparison was conclusive: gradients that are 0 or not finite are no evidence.
 
@@ -121,10 +121,12 @@ class _Comparison:
 
     def where_possible(self) -> Compared:
         """Compare in the model's own mode; if its draws cannot be replaced there, in evaluation mode."""
-        with suppress(RuntimeError):  # higher-order operators fail in a dispatch mode; genuine errors occur again
+        try:
             done, found = self._without_chance()
-            if done:
-                return done, found
+        except RuntimeError:  # higher-order operators fail in a dispatch mode; genuine errors occur again
+            done, found = self._with(None)
+        if done:
+            return done, found
         with _evaluating(self.model):
             try:
                 return self._without_chance()
@@ -160,6 +162,8 @@ class _Comparison:
         def follow(function: Callable[[], T]) -> T:
             """Return the result of a pass that starts with the hidden state that the last one has left."""
             self.start.restore()
+            if draws is not None:  # draws that cannot be replaced are the same numbers at the same places
+                before.restore()
             with draws or nullcontext():
                 found = _run(function)
             if not self.start.is_current():
@@ -183,6 +187,9 @@ class _Comparison:
         with draws or nullcontext():  # from the state that the last pass has left
             again = [_run(passes.losses_again) for _ in range(passes.repeats)]
         done = before.is_current() if draws is None else not draws.missed
+        if not done and draws is not None:
+            for expected, other in zip(kept, replaced, strict=True):
+                _require_kept(expected, other.kept, other.touched, partial(self._where, follow))
         if not done:
             return False, []
         _require_independent(record.buffers)

@@ -46,7 +46,21 @@ def _with_normalised_noise(m: Between, h: Tensor) -> Tensor:
     return h - h.mean(0) + (noise - noise.mean(1, keepdim=True)) / noise.std(1, keepdim=True)
 
 
+@torch.library.custom_op("dpsweep_tests::mask", mutates_args=(), tags=[torch.Tag.nondeterministic_seeded])
+def mask(like: Tensor) -> Tensor:
+    """Draw as a fused kernel does, outside the operators that can be replaced."""
+    return (torch.rand_like(like) > 0.5).to(like.dtype)
+
+
+def _as_chosen(m: Between, h: Tensor) -> Tensor:
+    out: Tensor = torch.cond(torch.tensor(True), lambda z: z.relu(), lambda z: z.tanh(), (h,))
+    return out - m.training * out.mean(0)
+
+
 MIXING: dict[str, Step] = {
+    "subtracts the mean beside random slopes": lambda m, h: functional.rrelu(h, training=True) - m.training * h.mean(0),
+    "subtracts the mean beside a kernel that draws": lambda m, h: h * mask(h.detach()) - m.training * h.mean(0),
+    "subtracts the mean beside an operator of higher order": _as_chosen,
     "subtracts the mean": lambda m, h: h - h.mean(0) if m.training else h,
     "subtracts the mean after dropout": lambda m, h: (
         functional.dropout(h, training=m.training) - (h.mean(0) if m.training else 0.0)
