@@ -40,7 +40,8 @@ from dpsweep.orchestration.store.published import (
     TrialState,
 )
 
-_LEAST_DRAWN: Final = -1.0
+LEAST_DRAWN: Final = -1.0
+"""Smallest score that figures show. R² has no lower end, and a model that diverged would hide all other differences."""
 _HIDDEN_SPREAD: Final = 1e-3
 """Level of `_spreads_more` for settings that others may have hidden."""
 
@@ -378,10 +379,8 @@ def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
 
 
 def drawable(settings: Iterable[Setting]) -> tuple[Setting, ...]:
-    """Return the settings that figures show: R² has no lower end, and a run far below that of a constant prediction
-    would hide all differences between the others.
-    """
-    return tuple(each for each in settings if not any((main(trial) or 0.0) < _LEAST_DRAWN for trial in each.trials))
+    """Return the settings that figures show: those without a run below `LEAST_DRAWN`."""
+    return tuple(each for each in settings if not any((main(trial) or 0.0) < LEAST_DRAWN for trial in each.trials))
 
 
 def best_trade_offs(

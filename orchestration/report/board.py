@@ -25,6 +25,7 @@ from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.parameters import choices
+from dpsweep.orchestration.comparison.settings import LEAST_DRAWN
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.report.plot import packed_plotly, script_safe
@@ -118,7 +119,8 @@ class Board:
         known, snapshot = self._known.setdefault(found.folder, _Known()), found.snapshot
         for trial in snapshot.trials if snapshot else ():
             score = trial.accuracy if trial.accuracy is not None else next(iter(trial.scores.values()), None)
-            if trial.epoch is not None and score is not None and not trial.state.has_ended:
+            is_drawn = score is not None and score >= LEAST_DRAWN
+            if trial.epoch is not None and score is not None and is_drawn and not trial.state.has_ended:
                 known.growing.setdefault(trial.key, {})[trial.epoch] = score
         growing = [
             _curve(key, sorted(points.items()), is_baseline=NON_PRIVATE in key, is_over=False)
@@ -231,7 +233,8 @@ def _curves(data: PublishedSweep) -> list[dict[str, Any]]:
     name = f"test_{task_called(data.task).main}"
     curves = []
     for trial in data.trials:
-        points = [(each.epoch, each.metrics[name]) for each in trial.history if name in each.metrics]
+        scores = ((each.epoch, each.metrics.get(name, -math.inf)) for each in trial.history)
+        points = [(epoch, score) for epoch, score in scores if score >= LEAST_DRAWN]
         if points:
             curves.append(_curve(trial.key, points, is_baseline=trial.is_baseline, is_over=True))
     return curves
@@ -249,7 +252,7 @@ def _points(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
             "name": trial.key,
             "method": str(trial.labels.get("clipping", "")),
             "epsilon": None if trial.is_baseline else epsilon(trial),
-            "main": main(trial),
+            "main": score if (score := main(trial)) is not None and score >= LEAST_DRAWN else None,
         }
         for trial in trials
     ]

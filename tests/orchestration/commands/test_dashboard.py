@@ -169,6 +169,10 @@ def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
     board.refresh()
     grown = board.state()["sweeps"][1]["curves"][-1]
     assert (grown["x"], grown["y"]) == ((3, 4), (0.5, 0.625))
+    lost = replace(trials[0], epoch=5, accuracy=None, scores={"r2": -1e45})
+    write_snapshot(str(files), replace(snapshot, trials=(lost,)), private=False)
+    board.refresh()
+    assert board.state()["sweeps"][1]["curves"][-1]["y"] == (0.5, 0.625), "beside -1e45 all others would be a line"
 
 
 def test_a_report_runs_apart_and_only_reports_are_given(folder: Path) -> None:
