@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.library import open_sweep
 from dpsweep.orchestration.pipeline import run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.invoking import invoked
 from tests.orchestration.sample_grids import in_process, key_in, small, trial_in
@@ -62,5 +62,5 @@ def test_commands_refuse_in_one_line_what_needs_norms_and_do_the_rest(swept: dic
 
 
 def test_what_contradicts_norms_off_is_refused() -> None:
-    (reason,) = plan_sweep(parse_sweep(text("off", release="private"))).reasons()
-    assert "release: private shows statistics of the epsilons of single examples" in reason
+    with pytest.raises(InvalidInput, match="release: private shows statistics of the epsilons of single examples"):
+        parse_sweep(text("off", release="private"))
