@@ -107,7 +107,6 @@ def _solved(draw: Draw) -> Any:
         _one_of(draw, 5, 3.0),
         budget,
         lambda schedule, epochs: schedules.planned_trace(schedule, sampling, epochs, 1, 100),
-        _one_of(draw, None, 3),
     )
 
 

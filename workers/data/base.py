@@ -258,14 +258,13 @@ class Source:
             shapes = " and ".join(f"{tuple(split.features.shape[1:])} of {split.features.dtype}" for split in splits)
             raise InvalidInput(f"training and test examples of {self.name!r} differ: {shapes}")
         for split in splits:
+            task.check_labels(f"labels of {self.name!r}", split.labels, self.class_names)
             _check_indices(f"groups of {self.name!r}", split.groups, self.group_names)
         ids = torch.cat([split.example_ids for split in splits])
         if len(ids.unique()) < len(ids):
             raise InvalidInput(
                 f"example_ids of {self.name!r} are not unique over training and test split; give each example its own"
             )
-        for split in splits:
-            task.check_labels(f"labels of {self.name!r}", split.labels, self.class_names)
         require_one_by_one(self.name, self.preparation, self.train.features)
 
 

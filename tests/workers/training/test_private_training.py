@@ -329,13 +329,15 @@ class Repeated(nn.Linear):
         return repeated + self.bias
 
 
-@pytest.mark.parametrize(
-    ("model", "said"),
-    [(ByVmap(nn.Linear(5, 2)), "within torch.vmap"), (Repeated(5, 2), "torch.utils.checkpoint")],
-)
-def test_transforms_that_hide_gradients_are_named(model: nn.Module, said: str) -> None:
-    with pytest.raises(dpsweep.InvalidInput, match=said):
-        run(engine_of(model, **UNCALIBRATED))
+def test_a_layer_within_a_transform_is_named() -> None:
+    with pytest.raises(dpsweep.InvalidInput, match=r"within torch\.vmap"):
+        run(engine_of(ByVmap(nn.Linear(5, 2)), **UNCALIBRATED))
+
+
+@pytest.mark.skipif(torch.__version__ < "2.12", reason="torch 2.11 computes the part again with the rows it had")
+def test_a_part_that_is_computed_again_is_named() -> None:
+    with pytest.raises(dpsweep.InvalidInput, match=r"torch\.utils\.checkpoint"):
+        run(engine_of(Repeated(5, 2), **UNCALIBRATED))
 
 
 @pytest.mark.parametrize("copied", [copy.deepcopy, copy.copy, pickle.dumps])
