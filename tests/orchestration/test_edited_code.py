@@ -109,7 +109,7 @@ def test_a_sweep_is_not_continued_beside_results_of_other_code(folder: Path, cha
         run(folder, changes=changes)
     kept = folder / "out" / "trials" / key / "code" / "edited_layers.py"
     assert f"restore what {kept.parent} holds" in str(refused.value)
-    assert ("--retry all" in str(refused.value)) == ("epochs" not in changes)
+    assert ("retry=['all']" in str(refused.value)) == ("epochs" not in changes)
     with pytest.raises(dpsweep.InvalidInput, match=CHANGED):
         run(folder, changes=changes, retry=["failed"])
     shutil.copy(kept, folder)
@@ -168,7 +168,7 @@ def test_models_of_other_code_are_refused_by_a_new_reader(folder: Path, tmp_path
 def test_trials_of_other_code_are_not_taken_from_another_folder(folder: Path) -> None:
     run(folder)
     edit(folder)
-    with pytest.raises(dpsweep.InvalidInput, match=f"{CHANGED} .*train anew, without --from"):
+    with pytest.raises(dpsweep.InvalidInput, match=f"{CHANGED} .*train anew, without `sources`"):
         run(folder, "other", sources=[folder / "out"])
 
 
