@@ -185,6 +185,13 @@ class DeviceMeter:
         return DeviceUse(f"cuda:{index}", name, peak, seconds, utilization)
 
 
+def rounding_of(device: torch.device) -> str:
+    """Return the version of torch and the name of the device: sums may be rounded otherwise by any other."""
+    return (
+        f"torch {torch.__version__} on {torch.cuda.get_device_name(device) if device.type == 'cuda' else _cpu_name()}"
+    )
+
+
 def _cpu_name() -> str:
     with contextlib.suppress(OSError):
         for line in Path("/proc/cpuinfo").read_text().splitlines():

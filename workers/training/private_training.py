@@ -36,7 +36,7 @@ from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.gradients.checks import precision_named
 from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
-from dpsweep.workers.machine.devices import torch_defaults
+from dpsweep.workers.machine.devices import rounding_of, torch_defaults
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.spec import (
     Component,
@@ -182,7 +182,7 @@ class PrivateTraining:
         named = _ADDRESS.sub(
             "", f"{model!r}, {loss!r}, {optimizer if isinstance(optimizer, Mapping) else type(optimizer)}"
         )
-        self._owner = fingerprint(self._spec.to_json(), mechanism, self._dataset.digest(), named)
+        self._owner = fingerprint(self._spec.to_json(), mechanism, self._dataset.digest(), named, rounding_of(device))
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
@@ -368,8 +368,9 @@ class PrivateTraining:
         """Go on from a `state_dict` of the same run. Raises: InvalidInput for that of another one."""
         if not isinstance(state, Mapping) or state.get("owner") != self._owner:
             raise InvalidInput(
-                "the state is that of another run: data, model, loss, optimizer, lengths, privacy and execution "
-                "(threads, device) must be those that it began with, as its noise must not cover other gradients too"
+                "the state is that of another run: data, model, loss, optimizer, lengths, privacy, execution (threads, "
+                "device), torch and the processor must be those that it began with, as its noise must not cover other "
+                "gradients too"
             )
         state, self._pending = copy.deepcopy(dict(state)), None
         with self._own_randomness():

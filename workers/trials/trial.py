@@ -38,7 +38,7 @@ from dpsweep.workers.machine.checkpoint import (
     part_of,
     save_checkpoint,
 )
-from dpsweep.workers.machine.devices import DeviceMeter, choose_device
+from dpsweep.workers.machine.devices import DeviceMeter, choose_device, rounding_of
 from dpsweep.workers.machine.memory import DeviceUse, write_device_use
 from dpsweep.workers.machine.stored_tensors import note_written
 from dpsweep.workers.models import build_model
@@ -290,6 +290,9 @@ def begin(
     dataset = _preprocessed(spec, dataset, fitted)
     parts_before = [_parts(files, stored["trainer"]) if stored else set[str]()]
     random_states = _of_as_many(stored, ranks) if stored else first_random_states(spec, ranks, device)
+    rounding = rounding_of(device)
+    if stored:
+        _require_rounding(spec, stored["rounding"], rounding)
     parts, optimizer = _divided(parts_of(spec, method, dataset, code), spec, group)
     trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts)
 
@@ -298,7 +301,7 @@ def begin(
             recorder.wait()
         others = trainer.gradients.random_states() or random_states
         more = {**({"ranks": others} if others else {}), **({"users": drawn} if drawn else {})}
-        state = {"preprocessing": fitted, "trainer": trainer.state(), **more}
+        state = {"preprocessing": fitted, "trainer": trainer.state(), "rounding": rounding, **more}
         save_checkpoint(files.checkpoint, owner, state)
         parts_before.append(_parts(files, state["trainer"]))
         for part in parts_before.pop(0) - parts_before[0]:
@@ -379,6 +382,18 @@ def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
             f"round sums otherwise; set resources.ranks to {len(found) + 1}, or {START_ANEW}"
         )
     return found
+
+
+def _require_rounding(spec: TrialSpec, before: str, here: str) -> None:
+    """Raise InvalidInput where epochs may have been shown since the checkpoint and would be rounded otherwise here.
+
+    Their noise is repeated, and would not hide the difference. A checkpoint of each epoch is stored before it is shown.
+    """
+    if here != before and spec.execution.checkpoint_every_epochs > 1.0:
+        raise InvalidInput(
+            f"the trial was stored by {before}, and {here} may round otherwise the epochs shown since: go on there, or "
+            f"{START_ANEW}; with execution.checkpoint_every_epochs of at most 1, none are shown before they are stored"
+        )
 
 
 def _train(

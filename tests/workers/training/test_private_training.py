@@ -25,6 +25,7 @@ from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.models import build_model
 from dpsweep.workers.spec import SamplingSpec
+from dpsweep.workers.training import private_training
 from dpsweep.workers.training.private_training import PrivateTraining
 from dpsweep.workers.trials.trained_model import load_model, load_trained
 from tests.workers.devices import DEVICE
@@ -161,6 +162,14 @@ def test_it_goes_on_bit_for_bit_from_a_file_and_leaves_the_callers_randomness_al
     ):
         with pytest.raises(dpsweep.InvalidInput, match="the state is that of another run"):
             strange.load_state_dict(state)
+
+
+def test_a_state_of_another_processor_is_that_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It would repeat the noise of steps since then at another rounding."""
+    state = engine_of(net(), **UNCALIBRATED).state_dict()
+    monkeypatch.setattr(private_training, "rounding_of", lambda device: "torch on another processor")
+    with pytest.raises(dpsweep.InvalidInput, match="torch and the processor must be those that it began with"):
+        engine_of(net(), **UNCALIBRATED).load_state_dict(state)
 
 
 def test_defaults_are_poisson_batches_and_secret_keys_and_the_epsilon_so_far_rises() -> None:

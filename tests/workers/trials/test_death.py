@@ -23,10 +23,12 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.workers.spec import Component, NormSpec, SamplingSpec, TrialSpec
+from dpsweep.workers.spec import Component, ExecutionSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training.history import Progress
+from dpsweep.workers.trials import trial
 from dpsweep.workers.trials.trial import run_trial
 from tests.warm import FORKS
+from tests.workers.devices import NAME
 from tests.workers.resumption import (
     Killed,
     assert_same_trial,
@@ -150,6 +152,20 @@ def interrupted(root: Path, monkeypatch: pytest.MonkeyPatch, at_step: int = 7, *
         with pytest.raises(Killed):
             run_trial(spec, str(root), code=code_of(spec))
     return spec
+
+
+@pytest.mark.parametrize("each", [0.5, 2.0])
+def test_epochs_that_may_have_been_shown_are_not_rounded_otherwise(
+    each: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    execution = ExecutionSpec(device=NAME, checkpoint_every_epochs=each)
+    spec = interrupted(tmp_path, monkeypatch, execution=execution)
+    monkeypatch.setattr(trial, "rounding_of", lambda device: "torch 2.99 on another processor")
+    if each <= 1.0:
+        run_trial(spec, str(tmp_path))
+    else:
+        with pytest.raises(InvalidInput, match=r"and torch 2\.99 on another processor may round otherwise"):
+            run_trial(spec, str(tmp_path))
 
 
 def flipped(position: float) -> Callable[[bytes], bytes]:
