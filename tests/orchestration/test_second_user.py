@@ -107,7 +107,7 @@ def test_another_user_can_read_the_record_of_a_shared_sweep(open_folder: Path) -
     created(open_folder, 0o022, "none")
     files = SweepFiles(str(open_folder / "out"))
     for key in os.listdir(files.trials):
-        write_account(files.trial(key).accounted_again("delta=1e-06"), {})
+        write_account(files.trial(key).accounted_again("delta=1e-06"), {"groups": []})
     with pytest.raises(DataCorruption, match="lacks values"):
         stored_record(files)
     assert as_another(lambda: len(stored_record(files).data().trials)) == 2

@@ -98,8 +98,14 @@ class Capture:
             total = losses.sum()  # torch.autograd.grad of a vector would import sympy
             total = total if scale == 1.0 else total * scale
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
-        with again:  # activation checkpointing runs layers again: use the same form
-            grads_at = torch.autograd.grad(total, places, allow_unused=True)  # type: ignore[arg-type]
+        try:
+            with again:  # activation checkpointing runs layers again: use the same form
+                grads_at = torch.autograd.grad(total, places, allow_unused=True)  # type: ignore[arg-type]
+        except RuntimeError:  # torch names no layer
+            for use in self.uses:
+                if use.input is not None:
+                    use.input.require_unchanged()
+            raise
         remaining = iter(grads_at)
         found: dict[str, list[ExampleGradients]] = {}
         for use in self.uses:

@@ -66,14 +66,16 @@ BROKEN = """
 import math
 from torch import nn
 
-class Broken(nn.Linear):
+class Broken(nn.Sequential):
     def forward(self, x):
-        if self.training and len(x) > 8:  # all is well in the steps that the planner tries
+        if self[1].bias.detach().any():  # all is well before the first update
             raise RuntimeError("row 17 has HIV")
         return super().forward(x)
 
 def broken(feature_shape, num_classes):
-    return nn.Sequential(nn.Flatten(), Broken(math.prod(feature_shape), num_classes))
+    layer = nn.Linear(math.prod(feature_shape), num_classes)
+    nn.init.zeros_(layer.bias)
+    return Broken(nn.Flatten(), layer)
 """
 
 
