@@ -115,8 +115,8 @@ def choose_device(name: str) -> torch.device:
     """
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device, found = known_device(name), torch.cuda.device_count()
-    if device.type == "cuda" and (device.index or 0) >= found:
+    device = known_device(name)
+    if device.type == "cuda" and (device.index or 0) >= (found := torch.cuda.device_count()):
         remedy = _remedy() if os.environ.get(_VISIBLE) else _RESERVE
         raise InvalidInput(f"device is {name!r}, but torch finds {found} CUDA devices here: {gpus_seen()}; {remedy}")
     return device

@@ -34,7 +34,9 @@ def reproducible(execution: ExecutionSpec, seed: int) -> Iterator[None]:
     with torch_defaults(), without_tf32(), current, torch.random.fork_rng(devices=gpus):
         _use_threads(execution.threads)
         torch.set_deterministic_debug_mode("error" if execution.deterministic else "default")
-        torch.manual_seed(seed)
+        torch.default_generator.manual_seed(seed)  # torch.manual_seed asks for every kind of device, in .1 ms
+        if gpus:
+            torch.cuda.manual_seed(seed)
         try:
             yield
         finally:

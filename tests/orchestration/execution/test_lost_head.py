@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 from ray.exceptions import RayError
@@ -56,8 +56,15 @@ def test_the_user_of_a_driver_that_ray_ends_is_told_and_the_same_command_continu
 def test_a_driver_ends_when_its_embedded_cluster_has_lost_its_node(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    there = [[{"Alive": True}], RayError("the cluster does not answer"), []]
-    monkeypatch.setattr(cluster, "alive_nodes", Mock(side_effect=there))
+    answers: Iterator[list[dict[str, bool]] | RayError] = iter([[{"Alive": True}], RayError("no answer"), []])
+
+    def alive_nodes() -> list[dict[str, bool]]:
+        found = next(answers)
+        if isinstance(found, RayError):
+            raise found
+        return found
+
+    monkeypatch.setattr(cluster, "alive_nodes", alive_nodes)
     monkeypatch.setattr(cluster, "_NODE_PERIOD", 0.01)
     with pytest.raises(KeyboardInterrupt), cluster._ended_without_node():
         time.sleep(PATIENCE)
