@@ -373,7 +373,7 @@ def tail_of_blocks(trace: Trace, delta: float) -> tuple[float, float]:
 
     Each block may lose `LARGEST_LOSS` tails. An upper bound on epsilon at the delta left is one at ``delta``.
 
-    Raises: UnsupportedMechanism for a delta of which the least tail of a double is no small share.
+    Raises: UnsupportedMechanism for a delta that is not far above the least tail of a double.
     """
     blocks = _blocks(trace)
     if not blocks:

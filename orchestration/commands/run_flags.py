@@ -58,7 +58,7 @@ P = ParamSpec("P")
 class RunFlags:
     """Noise, batches, length and releases of a run as given; each field is a command line option.
 
-    An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up; a shuffled one without --batch-size has 2.
+    An epoch has 1/q steps with --sample-rate q, else n/B steps, rounded up. A shuffled one without --batch-size has 2.
 
     >>> from dpsweep.accounting.mechanism.schedules import parse_schedule
     >>> flags = RunFlags(dataset_size=1000, batch_size=100, epochs=3)

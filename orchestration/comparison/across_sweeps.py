@@ -246,8 +246,9 @@ def _require_different(records: Mapping[str, SweepRecord]) -> None:
 
 
 def _parameters(point: GridPoint, record: SweepRecord) -> dict[str, Label]:
-    """Return all parameters of a trial except its seed and execution speed options, as its sweep gives them: not those
-    that a private selection chose, which are a result of each seed, but its candidates.
+    """Return all parameters of a trial except its seed and execution speed options, as its sweep gives them.
+
+    Values that a private selection chose are a result of each seed; its candidates stand in their place.
     """
     found = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
     tune = record.sweep.tune

@@ -262,7 +262,9 @@ def submission_id(name: str, sweep: Mapping[str, Any], output: str) -> str:
 
 
 def next_id(sweep_id: str, earlier: int, taken: Collection[str]) -> str:
-    """Return the id of a further job of a sweep, after so many ``earlier`` ones; records of some may be deleted.
+    """Return the id of a further job of a sweep, after so many ``earlier`` ones.
+
+    Records of some may be deleted.
 
     >>> next_id("a", 0, []), next_id("a", 1, ["a"]), next_id("a", 2, ["a-2", "a-3"])
     ('a', 'a-2', 'a-4')

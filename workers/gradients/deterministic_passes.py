@@ -38,8 +38,9 @@ _INTEGERS = ("randint", "randint_like", "random")
 class ConstantDraws(TorchDispatchMode):
     """Within this context torch's random operators return constants that are the same for every row of any batch.
 
-    Continuous draws are low, or ``high``, events happen if ``high``, integers are the smallest, or the largest, that
-    their operator is given, and permutations are reversals.
+    Continuous draws are low, or ``high``, and events happen if ``high``. Integers are the smallest, or the largest,
+    that their operator is given. Permutations are reversals.
+
     replaced: whether a draw was replaced. missed: whether an operator drew that cannot be replaced, such as fused
     attention with dropout. own_generator: whether an operator was given a torch.Generator of the model's own.
     Higher-order operators raise RuntimeError in this context.

@@ -17,7 +17,7 @@ from dpsweep.accounting.records.sealed import read_private, write_private
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 
 _KIND: Final = b"dpsweep-checkpoint-"
-_MAGIC: Final = _KIND + b"9\n"
+_MAGIC: Final = _KIND + b"10\n"
 DIGEST_BYTES: Final = 32
 _START: Final = len(_MAGIC) + DIGEST_BYTES
 """Offset of the bytes written by `torch.save`; the magic bytes and their digest come before."""

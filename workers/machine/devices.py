@@ -217,9 +217,9 @@ def known_device(name: str) -> torch.device:
 def room_for_data(device: torch.device) -> float:
     """Return the bytes of data that a trial may keep on a device.
 
-    On a GPU, half of its free memory, and of that the share that the trial reserves, because others that begin at the
-    same time find the same memory free; models and gradients need the rest. On the CPU, any number, because the data
-    are in its memory already.
+    On a GPU, half of its free memory times the share of it that the trial reserves. Models and gradients need the
+    rest, and others that begin at the same time find the same memory free. On the CPU, any number, because the data are
+    in its memory already.
     """
     share = float(os.environ.get(GPU_SHARE, "1"))
     return math.inf if device.type == "cpu" else share * torch.cuda.mem_get_info(device)[0] / 2

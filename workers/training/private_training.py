@@ -359,7 +359,7 @@ class PrivateTraining:
         return {"owner": self._owner, **copy.deepcopy(state)}
 
     def __reduce__(self) -> NoReturn:
-        """Refuse copy and pickle: two engines with one noise, of which one is changed, reveal what it hides."""
+        """Refuse copy and pickle: two engines with one noise reveal what it hides, if one of them is changed."""
         raise InvalidInput(
             "an engine is not copied or pickled, as two would have one noise; make another one, or store state_dict()"
         )
