@@ -306,8 +306,9 @@ def _ranges(snapshot: SweepSnapshot) -> list[Text]:
     for trial in done:
         for name, score in trial.scores.items():
             found.setdefault(name, []).append(score)
-    found["epsilon"] = [trial.epsilon for trial in done if trial.epsilon is not None]
     parts = [f"{name} {number(min(each))} to {number(max(each))}" for name, each in found.items() if each]
+    if costs := [trial.epsilon for trial in done if trial.epsilon is not None]:
+        parts.append(f"epsilon {at_most(min(costs))} to {at_most(max(costs))}")
     return [Text(f"finished trials: {', '.join(parts)}")] if parts else []
 
 

@@ -15,10 +15,10 @@ from rich.text import Text
 
 from dpsweep.orchestration.comparison.formats import (
     Fitting,
+    at_most,
     clock,
     for_terminal,
     measured,
-    number,
     per_unit,
     print_line,
     seconds,
@@ -121,4 +121,4 @@ def _running(trials: Sequence[TrialStatus]) -> Table:
 
 
 def _epsilon(value: float | None) -> str:
-    return "none (not private)" if value == math.inf else number(value)
+    return "none (not private)" if value == math.inf else at_most(value)

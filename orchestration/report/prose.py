@@ -24,6 +24,7 @@ from dpsweep.orchestration.comparison.settings import (
     group_epsilon_error,
     group_names,
     group_value,
+    setting_name,
     whose,
 )
 from dpsweep.orchestration.comparison.spoken import between, says_nothing, unknown_of_one_seed
@@ -126,7 +127,7 @@ def headline(data: PublishedSweep, found: Findings) -> list[str]:
 
 def cautions(data: PublishedSweep, found: Findings) -> list[str]:
     """Return what to know before a number is quoted: why epsilons are estimates, what cannot be compared, failures."""
-    return [*told(data.trials), *warnings(found), *_failures(data)]
+    return [*told(data.trials), *warnings(found), *_failures(data, found)]
 
 
 def sentences(data: PublishedSweep, found: Findings) -> list[str]:
@@ -349,17 +350,19 @@ def group_correlation(setting: Setting) -> Correlation | None:
     return None if r is None else Correlation(r, len(pairs))
 
 
-def _failures(data: PublishedSweep) -> list[str]:
+def _failures(data: PublishedSweep, found: Findings) -> list[str]:
     failed = sum(trial.state is TrialState.FAILED for trial in data.trials)
-    stopped = sum(trial.state is TrialState.STOPPED for trial in data.trials)
+    stopped = [setting_name(trial) for trial in data.trials if trial.state is TrialState.STOPPED]
     waiting = sum(not trial.state.has_ended for trial in data.trials)
     sentences = []
     if failed:
         subject = f"{failed} trials failed and are" if failed > 1 else "1 trial failed and is"
         sentences.append(f"{subject} in no average; the table of trials says why.")
     if stopped:
-        subject = f"{stopped} trials, which are" if stopped > 1 else "1 trial, which is"
+        subject = f"{len(stopped)} trials, which are" if len(stopped) > 1 else "1 trial, which is"
         sentences.append(f"The scheduler stopped {subject} in no average; the table of trials says when.")
+        if flattered := [setting.name for setting in found.settings if setting.name in stopped]:
+            sentences.append(f"Averages of {first_few(flattered)} are too good: they keep only seeds that began well.")
     if waiting:
         sentences.append(f"{waiting} of {len(data.trials)} trials have not finished; the same dpsweep run continues.")
     return sentences

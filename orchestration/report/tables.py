@@ -226,7 +226,7 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
     for setting in (setting for setting in settings if not setting.is_baseline):
         found = [[cost(k)(trial) for trial in setting.trials] for k in sizes]
         worst = [max((value for value in values if value is not None), default=None) for values in found]
-        cells = (_with_risk(number(value), setting, k) for value, k in zip(worst, sizes, strict=True))
+        cells = (_with_risk(at_most(value), setting, k) for value, k in zip(worst, sizes, strict=True))
         rows.append((named(setting, style), *cells))
     heads = (f"k = {k}" for k in sizes)
     return "<h3>Groups of records</h3>" + table(("Worst-case ε for any k records together",), heads, rows)
@@ -515,5 +515,5 @@ def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[str]:
         records = f"{found.users:,} users of up to {found.most_records:,} records"
         sizes.append(f"{records}: median ε {number(found.median)}, largest ε {at_most(found.largest)}")
     claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
-    values = map(number, (account.epsilon, account.median, account.mean))
+    values = at_most(account.epsilon), number(account.median), number(account.mean)
     return [escape(trial.key), claim, escape("; ".join([*sizes, *means])), f"{account.delta:g}", *values]

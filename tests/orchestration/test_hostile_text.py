@@ -146,7 +146,7 @@ def test_a_terminal_breaks_lines_between_words_and_keeps_paths_and_keys_whole() 
     key, path = "individual-exponential-epsilon8-seed1000000-ec7523857b", "/" + 60 * "folder/"
     console = Console(record=True, width=80, force_terminal=True)
     display = ConsoleDisplay(console)
-    display.ended(TrialStatus(key, 1, TrialState.FINISHED, epsilon_so_far=8.0, started=0.0, ended=7.0))
+    display.ended(TrialStatus(key, 1, TrialState.FINISHED, epsilon_so_far=7.991, started=0.0, ended=7.0))
     display.warn(f"the sweep lies in {path}")
     *lines, last = console.export_text().splitlines()
     assert last.endswith(path)

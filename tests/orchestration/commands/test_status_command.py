@@ -254,7 +254,7 @@ def test_a_flipped_digit_and_a_missing_checksum_are_noticed(tmp_path: Path, comm
 def test_many_trials_are_summed_up(tmp_path: Path, command: Command) -> None:
     """The first that run or have failed, and how many there are besides; every trial on request."""
     ended = [
-        replace(TRIALS[0], key=f"done-{place}", state=TrialState.FINISHED, accuracy=0.01 * place) for place in range(40)
+        replace(TRIALS[0], key=f"done-{place}", accuracy=0.01 * place, epsilon=1.991 + place) for place in range(40)
     ]
     failed = [replace(TRIALS[0], key=f"lost-{place}", state=TrialState.FAILED, error="lost") for place in range(7)]
     write_snapshot(str(tmp_path / "status.json"), replace(snapshot(), trials=(*ended, *failed)), private=False)
@@ -262,7 +262,7 @@ def test_many_trials_are_summed_up(tmp_path: Path, command: Command) -> None:
     assert "done-0" not in shown
     assert (shown.count("lost-"), "lost-4" in shown) == (10, True), "five rows, and five errors"
     assert "42 of 47 trials are not shown: --trials shows all, --state failed the 7 failed ones" in shown
-    assert "finished trials: accuracy 0.00 to 0.390" in shown
+    assert "finished trials: accuracy 0.00 to 0.390, epsilon 2.00 to 41.0" in shown
     assert status(command, tmp_path, "--trials").count("done-") == 40
     only = status(command, tmp_path, "--state", "failed")
     assert (only.count("done-"), "lost-6" in only) == (0, True)

@@ -68,7 +68,7 @@ def trial(clipping: str, seed: int, accuracy: float, epsilon: float, median: flo
         labels={"clipping": clipping, "seed": seed},
         state=TrialState.FINISHED,
         privacy=PublishedPrivacy(
-            epsilon, 1e-5, "pld", group_epsilons={1: epsilon, 2: 2.0 * epsilon + seed} if private else {}
+            epsilon, 1e-5, "pld", group_epsilons={1: epsilon, 2: 2.0 * epsilon + seed - 0.006} if private else {}
         ),
         quality=PublishedQuality(
             accuracy,

@@ -30,7 +30,7 @@ from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.report.tables import trials_table
 from dpsweep.orchestration.report.writing import one_page, summary_pdf
 from dpsweep.orchestration.store.attempts import Attempt
-from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedSweep, PublishedTrial, TrialState
 from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.known import known as present
 from tests.orchestration.report.pages import Page, rendered
@@ -238,6 +238,15 @@ def test_a_cost_whose_interval_holds_no_cost_may_be_chance() -> None:
 def test_one_seed_decides_for_now_only() -> None:
     data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.9), "naive": (0.85, 0.8)}, seeds=1))
     assert "is unknown (one seed)" in decision(found, data.delta)[-1]
+
+
+def test_an_average_of_the_seeds_that_a_scheduler_left_is_said_to_flatter() -> None:
+    trials, known = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.9), "naive": (0.85, 0.8)}, seeds=2)
+    *left, last = trials
+    del known[last.key]
+    data, found, _ = in_sweep([*left, replace(last, state=TrialState.STOPPED)], known)
+    said = "Averages of naive · constant are too good: they keep only seeds that began well."
+    assert said in headline(data, found)
 
 
 def test_gaps_are_those_of_the_tables_with_the_groups_at_their_ends() -> None:
