@@ -123,7 +123,7 @@ class Pace:
 
 def stdout() -> Console:
     """Return the standard output as a rich console."""
-    return Console()
+    return Console(markup=False)
 
 
 def show(renderable: RenderableType) -> None:

@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import protects_users
@@ -97,16 +96,16 @@ def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
 
     for each in compared:
         heading, *lines = ways_lines(each, source_of(spec))
-        print_line(stdout(), Text(heading))
+        print_line(stdout(), heading)
         show(ways_table(each))
         for line in lines:
-            print_line(stdout(), Text(line))
+            print_line(stdout(), line)
     for line in dict.fromkeys(map(noise_line, compared)):
-        print_line(stdout(), Text(line))
+        print_line(stdout(), line)
     privacy = spec.privacy
     known = privacy.rows_per_user is not None or privacy.adjacency == "fixed_graph"
     if protects_users(privacy.unit) and not known and not compared:
-        print_line(stdout(), Text(UNDECLARED))
+        print_line(stdout(), UNDECLARED)
 
 
 def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json: bool) -> None:
@@ -132,10 +131,10 @@ def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json:
         lines = power.lines(design, seeds, hours) if design else []
         of_audits = [prospect_line(keys if foreseen[1:] else (), each) for keys, each in foreseen]
         for line in [*plan_lines(planned), *of_audits, *(prediction_lines(predicted) if predicted else []), *lines]:
-            print_line(stdout(), Text(line))
+            print_line(stdout(), line)
         _show_users(spec, compared)
     limits = power.warnings(design, seeds, spec.compare.detect)
     for warning in (*planned.warnings, *limits):
-        print_line(Console(stderr=True), Text(for_terminal(f"warning: {warning}")))
+        print_line(Console(stderr=True), f"warning: {warning}")
     for reason in planned.reasons():
         print(for_terminal(f"refused: {reason}"), file=sys.stderr)

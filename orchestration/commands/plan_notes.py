@@ -14,7 +14,7 @@ from dpsweep.accounting.jobs.release import SecretDraws
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import User
 from dpsweep.orchestration.commands.printed_tables import empty_table
-from dpsweep.orchestration.comparison.formats import at_most, for_terminal, number, percent
+from dpsweep.orchestration.comparison.formats import at_most, number, percent
 from dpsweep.orchestration.sweeps.people import Comparison
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.workers.sampling.rows_per_user import release_of, released
@@ -39,7 +39,7 @@ def ways_table(found: Comparison) -> Table:
 def ways_lines(found: Comparison, source: str) -> Iterator[str]:
     """Yield the heading of `ways_table`, then the recommendation. source: of the rows per user, in words."""
     ways = " or ".join(_samplings(found))
-    yield for_terminal(
+    yield (
         f"users of {found.data}: {ways} at ε {found.target_epsilon:g} per user, δ = {found.delta:g}, with "
         f"{found.rows:,} gradients a step and {found.steps:,} steps for all; {found.users:,} users, {source}"
     )

@@ -24,11 +24,11 @@ from dpsweep.orchestration.comparison.formats import (
     at_most,
     clock,
     file_size,
-    for_terminal,
     listed,
     masked,
     number,
     per_unit,
+    plain,
     print_line,
 )
 from dpsweep.orchestration.comparison.ledger import composed
@@ -140,7 +140,7 @@ def _data_line(data: DatasetDescription) -> str:
     sizes = {"training": data.train_size, "test": data.test_size, "public": data.public_size}
     counted = listed([f"{size:,} {part}" for part, size in sizes.items() if size])
     groups = len(data.group_names)
-    return for_terminal(f"data {data.name}: {counted} examples in {groups} group{'s' * (groups > 1)}")
+    return f"data {data.name}: {counted} examples in {groups} group{'s' * (groups > 1)}"
 
 
 def prediction_lines(found: Prediction) -> list[str]:
@@ -181,30 +181,29 @@ def print_outcome(outcome: Outcome) -> None:
     trials = outcome.record.data().trials
     for trial in trials:
         if trial.error:
-            text = for_terminal(f"{trial.key} {trial.state.word}: {trial.error}")
-            print_line(console, Text(text, trial.state.style))
+            print_line(console, f"{trial.key} {trial.state.word}: {trial.error}", trial.state.style)
     if failed := [trial.key for trial in trials if trial.state is TrialState.FAILED]:
         with_keys = sum(exists(outcome.files.trial(key).checkpoint) for key in failed)
-        print_line(console, Text(_after_failures(len(failed), with_keys, outcome.files.root)))
+        print_line(console, _after_failures(len(failed), with_keys, outcome.files.root))
     for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
-        print_line(console, Text(for_terminal(sentence)))
+        print_line(console, sentence)
     for sentence in outcome.decision:
-        print_line(console, Text(for_terminal(sentence), "bold"))
+        print_line(console, sentence, "bold")
     python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
     report = outcome.files.report
     if "://" in report:  # no browser reads an object store
         console.print("The report, to copy from the store and open in a browser:", style="bold")
-        console.print(Text(f"  {report}"), soft_wrap=True)
+        console.print(plain(f"  {report}"), soft_wrap=True)
     else:
         console.print("Open the report:", style="bold")
-        console.print(Text(f"  {python} -m webbrowser {Path(report).as_uri()}"), soft_wrap=True)
+        console.print(plain(f"  {python} -m webbrowser {Path(report).as_uri()}"), soft_wrap=True)
     if uri == NO_TRACKING:
         return
     console.print("Open MLflow:", style="bold")
     page = outcome.recording.page if outcome.recording else ""
     serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
     for line in [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]:
-        console.print(Text(f"  {line}"), soft_wrap=True)
+        console.print(plain(f"  {line}"), soft_wrap=True)
 
 
 def _after_failures(failed: int, with_keys: int, root: str) -> str:
@@ -249,7 +248,7 @@ def _outcome_table(outcome: Outcome) -> Table:
 
 def _differences(trials: Sequence[tuple[str, Mapping[str, Label]]]) -> tuple[list[str], list[list[Text]]]:
     """Heading and cells of a column for differences of trials that keys do not show; empty if keys show all."""
-    cells = [Text(for_terminal(", ".join(_labels_beyond_key(key, labels)))) for key, labels in trials]
+    cells = [plain(", ".join(_labels_beyond_key(key, labels))) for key, labels in trials]
     return ([_DIFFERENCE], [[cell] for cell in cells]) if any(cells) else ([], [[] for _ in cells])
 
 
@@ -269,7 +268,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
     value, whose = metric.value(trial), metric.whose(trial)
     unit = per_unit(trial.privacy.unit) if metric.name == "epsilon" and trial.privacy else ""
     text = "not private" if value == math.inf else f"{metric.format.one(value)}{unit}"
-    return Text(f"{for_terminal(', '.join(whose))}: {text}" if whose else text)
+    return plain(f"{', '.join(whose)}: {text}" if whose else text)
 
 
 def empty_table(*columns: str) -> Table:

@@ -9,12 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.table import Table
-from rich.text import Text
 
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, show, stdout, warn, write_file
 from dpsweep.orchestration.commands.running import print_json
-from dpsweep.orchestration.comparison.formats import for_terminal, print_line
+from dpsweep.orchestration.comparison.formats import for_terminal, plain, print_line
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
 
 if TYPE_CHECKING:
@@ -136,7 +135,7 @@ def best(
         print_json({**found.as_dict(), "model": trial.model, **({"registered": registered} if registered else {})})
         return
     for line in (*best_lines(found, trial.model, show_all), *([f"registered: {registered}"] if registered else [])):
-        print_line(stdout(), Text(for_terminal(line)))
+        print_line(stdout(), line)
 
 
 def _print(found: Comparison) -> None:
@@ -148,7 +147,7 @@ def _print(found: Comparison) -> None:
         show("")
     show(_table(heads(found), rows_of(found)))
     for sentence in (*found.differences, *together(found.trials)):
-        print_line(stdout(), Text(for_terminal(sentence)))
+        print_line(stdout(), sentence)
 
 
 def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
@@ -156,5 +155,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for head in heads:
         table.add_column(for_terminal(head), header_style="dim", overflow="fold")
     for row in rows:
-        table.add_row(*(Text(for_terminal(text)) for text in row))
+        table.add_row(*map(plain, row))
     return table

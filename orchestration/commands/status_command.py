@@ -27,11 +27,11 @@ from dpsweep.orchestration.comparison.formats import (
     Fitting,
     at_most,
     clock,
-    for_terminal,
     measured,
     number,
     per_unit,
     percent,
+    plain,
     seconds,
 )
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
@@ -214,11 +214,11 @@ def headline(snapshot: SweepSnapshot) -> Text:
     )
     if snapshot.is_stale():
         word = f"stale: no sign of its driver for {seconds(snapshot.age())}"
-        return Text(f"{for_terminal(snapshot.name)}: {word}; then {trials}", style="bold yellow")
+        return plain(f"{snapshot.name}: {word}; then {trials}", "bold yellow")
     ending = f", {left}" if snapshot.state == "running" else f"; {snapshot.reason}" if snapshot.reason else ""
     records = snapshot.state == "recording" and snapshot.recording is not None and snapshot.recording.goes_on
     state = snapshot.recording.line() if snapshot.recording and records else snapshot.state
-    return Text(f"{for_terminal(snapshot.name)}: {for_terminal(state)}, {trials}{ending}", style="bold")
+    return plain(f"{snapshot.name}: {state}, {trials}{ending}", "bold")
 
 
 def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:
@@ -235,32 +235,28 @@ def picture(snapshot: SweepSnapshot, states: Sequence[TrialState] = (), show_all
     many.
     """
     job = f", job {snapshot.job}" if snapshot.job else ""
-    driver = for_terminal(f"driver on {snapshot.host} (pid {snapshot.pid}){job}, {_seen(snapshot.age())}")
-    lines = [headline(snapshot), Text(driver, style="dim")]
+    driver = f"driver on {snapshot.host} (pid {snapshot.pid}){job}, {_seen(snapshot.age())}"
+    lines = [headline(snapshot), plain(driver, "dim")]
     again = "the same `dpsweep run` or `dpsweep submit` continues the sweep"
     if snapshot.is_stale():
-        lines.append(Text(f"if the driver was killed, {again}"))
+        lines.append(plain(f"if the driver was killed, {again}"))
     elif snapshot.state == LOST:
-        lines.append(Text(f"its driver has ended without saying how: it was killed, or could not write; {again}"))
+        lines.append(plain(f"its driver has ended without saying how: it was killed, or could not write; {again}"))
     elif snapshot.state in ("interrupted", "stopped"):
-        lines.append(Text(again))
+        lines.append(plain(again))
     if snapshot.limits and snapshot.state not in ("finished", "failed"):
-        lines.append(Text(f"this run ends early by {', '.join(snapshot.limits)}", style="dim"))
+        lines.append(plain(f"this run ends early by {', '.join(snapshot.limits)}", "dim"))
     if snapshot.cluster is not None:
         lines.append(_cluster(snapshot.cluster))
-    lines += map(Text, _devices(snapshot))
+    lines += map(plain, _devices(snapshot))
     if snapshot.recording is not None:
         lines += _recording(snapshot.recording)
     trials, hidden = _chosen(snapshot, states, show_all)
-    failed = [
-        Text.assemble(("failed", "red"), for_terminal(f" {trial.key}: {trial.error}"))
-        for trial in trials
-        if trial.error
-    ]
+    failed = [plain("failed", "red") + plain(f" {trial.key}: {trial.error}") for trial in trials if trial.error]
     given = union(trial.reasons for trial in snapshot.trials if trial.epsilon is not None)
-    reasons = [Text(for_terminal(sentence)) for sentence in in_words(given)]
+    reasons = list(map(plain, in_words(given)))
     if any(trial.epsilon is not None for trial in snapshot.trials):
-        reasons.append(Text(_AS_WRITTEN, style="dim"))
+        reasons.append(plain(_AS_WRITTEN, "dim"))
     return Group(*lines, *([Fitting(_trials(snapshot, trials))] if trials else []), *reasons, *failed, *hidden)
 
 
@@ -277,8 +273,8 @@ _AS_WRITTEN = (
 
 def _recording(recording: Recording) -> list[Text]:
     if missing := recording.missing() if recording.failure else "":
-        return [Text(for_terminal(missing), style="yellow")]
-    return [Text(for_terminal(f"MLflow: {recording.page}"), style="dim")]
+        return [plain(missing, "yellow")]
+    return [plain(f"MLflow: {recording.page}", "dim")]
 
 
 def _chosen(
@@ -287,7 +283,7 @@ def _chosen(
     """Return the trials to show, and a summary of the others: by state, and their best result so far."""
     if states:
         found = [trial for trial in snapshot.trials if trial.state in states]
-        return found, [] if found else [Text(f"no trial is {' or '.join(state.value for state in states)}")]
+        return found, [] if found else [plain(f"no trial is {' or '.join(state.value for state in states)}")]
     if show_all or len(snapshot.trials) <= MOST_SHOWN:
         return list(snapshot.trials), []
     running = [trial for trial in snapshot.trials if trial.state.is_running]
@@ -296,7 +292,7 @@ def _chosen(
     others = len(snapshot.trials) - len(trials)
     more = f", --state failed the {len(failed)} failed ones" if len(failed) > _FIRST else ""
     text = f"{others} of {len(snapshot.trials)} trials are not shown: --trials shows all{more}"
-    return trials, [*_ranges(snapshot), Text(text, style="dim")]
+    return trials, [*_ranges(snapshot), plain(text, "dim")]
 
 
 def _ranges(snapshot: SweepSnapshot) -> list[Text]:
@@ -309,7 +305,7 @@ def _ranges(snapshot: SweepSnapshot) -> list[Text]:
     parts = [f"{name} {number(min(each))} to {number(max(each))}" for name, each in found.items() if each]
     if costs := [trial.epsilon for trial in done if trial.epsilon is not None]:
         parts.append(f"epsilon {at_most(min(costs))} to {at_most(max(costs))}")
-    return [Text(f"finished trials: {', '.join(parts)}")] if parts else []
+    return [plain(f"finished trials: {', '.join(parts)}")] if parts else []
 
 
 _FIRST = 5
@@ -324,9 +320,9 @@ def _cluster(cluster: ClusterSnapshot) -> Text:
     have = ", ".join(f"{name} {amount:g} ({cluster.free.get(name, 0.0):g} free)" for name, amount in whole.items())
     text = f"{len(cluster.nodes)} nodes: {have or 'without resources'}"
     if shortage := cluster.shortage():
-        return Text(f"{text}; {shortage}", style="yellow")
+        return plain(f"{text}; {shortage}", "yellow")
     waiting = f"; {cluster.waiting} trials wait for {_listed(cluster.trial)} each" if cluster.waiting else ""
-    return Text(f"{text}{waiting}")
+    return plain(f"{text}{waiting}")
 
 
 def _devices(snapshot: SweepSnapshot) -> Iterator[str]:
@@ -339,7 +335,7 @@ def _devices(snapshot: SweepSnapshot) -> Iterator[str]:
         busy = [use.utilization for use in uses if use.utilization is not None]
         shown = f", {percent(sum(busy) / len(busy))} busy" if busy else ""
         peak = max(use.peak_bytes for use in uses) / 2**20
-        yield for_terminal(f"{len(uses)} trials on {kind[0]} ({kind[1]}): at most {number(peak)} MiB each{shown}")
+        yield f"{len(uses)} trials on {kind[0]} ({kind[1]}): at most {number(peak)} MiB each{shown}"
 
 
 def _listed(resources: Mapping[str, float]) -> str:
@@ -353,15 +349,15 @@ def _trials(snapshot: SweepSnapshot, trials: Sequence[TrialSnapshot]) -> Table:
         table.add_column(column, header_style="dim", no_wrap=True)
     for trial in trials:
         cut_off = trial.state.is_running and snapshot.is_over
-        state = Text("interrupted" if cut_off else trial.state.value, style=trial.state.style)
+        state = plain("interrupted" if cut_off else trial.state.value, trial.state.style)
         epoch = str(trial.epoch) if trial.epoch is not None else ""
         table.add_row(
-            for_terminal(trial.key),
+            plain(trial.key),
             state,
             epoch,
             f"{trial.step}/{trial.total_steps}",
             _epsilon(trial),
-            measured(trial.accuracy, trial.scores),
+            plain(measured(trial.accuracy, trial.scores)),
         )
     return table
 
@@ -454,7 +450,7 @@ def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     for column in columns:
         table.add_column(column, header_style="dim", no_wrap=True)
     for row in rows:
-        table.add_row(*(Text(for_terminal(cell)) for cell in row))
+        table.add_row(*map(plain, row))
     show(table)
 
 

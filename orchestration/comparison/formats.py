@@ -368,10 +368,16 @@ UNBOUNDED = 100_000
 """A width, in characters, that no output reaches."""
 
 
-def print_line(console: Console, text: Text) -> None:
+def plain(text: str, style: str = "") -> Text:
+    """Return foreign text for a console, whose markup it is not, as by `for_terminal`."""
+    return Text(for_terminal(text), style)
+
+
+def print_line(console: Console, text: str | Text, style: str = "") -> None:
     """Print one line; on a terminal it is broken between words, unless that would break a long path."""
-    is_long = any(len(word) > console.width for word in text.plain.split())
-    console.print(text, soft_wrap=is_long or not console.is_terminal)
+    shown = plain(text, style) if isinstance(text, str) else text
+    is_long = any(len(word) > console.width for word in shown.plain.split())
+    console.print(shown, soft_wrap=is_long or not console.is_terminal)
 
 
 @dataclass(frozen=True)
@@ -381,7 +387,7 @@ class Fitting:
     table: Table
 
     def __rich_measure__(self, console: Console, options: ConsoleOptions) -> Measurement:
-        widest = max((cell_len(_plain(cell)) for cell in self.table.columns[0].cells), default=0)
+        widest = max((cell_len(_words(cell)) for cell in self.table.columns[0].cells), default=0)
         return Measurement(widest, Measurement.get(console, options, self.table).maximum)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
@@ -391,12 +397,12 @@ class Fitting:
             return
         first, *others = self.table.columns
         for place, (name, row) in enumerate(zip(first.cells, self.table.rows, strict=True)):
-            cells = ((_plain(column.header), _plain(list(column.cells)[place])) for column in others)
+            cells = ((_words(column.header), _words(list(column.cells)[place])) for column in others)
             words = "; ".join(f"{heading} {cell}".strip() for heading, cell in cells if cell not in ("", MISSING))
-            yield Text(_plain(name), style=row.style or "bold", no_wrap=True, overflow="ignore")
+            yield Text(_words(name), style=row.style or "bold", no_wrap=True, overflow="ignore")
             yield Padding(Text(words, style=row.style or "", overflow="fold"), (0, 0, 0, 2))
 
 
-def _plain(cell: RenderableType) -> str:
+def _words(cell: RenderableType) -> str:
     """Return the text of a cell; "" for a picture such as a progress bar."""
     return cell.plain if isinstance(cell, Text) else cell if isinstance(cell, str) else ""

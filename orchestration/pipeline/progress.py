@@ -20,6 +20,7 @@ from dpsweep.orchestration.comparison.formats import (
     for_terminal,
     measured,
     per_unit,
+    plain,
     print_line,
     seconds,
 )
@@ -47,7 +48,7 @@ class ConsoleDisplay:
         return for_terminal(recording.missing()) if recording else ""
 
     def warn(self, message: str) -> None:
-        print_line(self._console, Text(for_terminal(f"warning: {self._worded(message)}"), style="yellow"))
+        print_line(self._console, f"warning: {self._worded(message)}", "yellow")
 
     def ended(self, trial: TrialStatus) -> None:
         print_line(self._console, _line(trial))
@@ -70,7 +71,7 @@ class ConsoleDisplay:
         def tell() -> None:
             while not ended.wait(_LINE_INTERVAL):
                 if status.recording is not None and status.recording.goes_on:
-                    self._console.print(Text(for_terminal(status.recording.line())), soft_wrap=True)
+                    self._console.print(plain(status.recording.line()), soft_wrap=True)
 
         thread = threading.Thread(target=tell, name="dpsweep-display", daemon=True)
         thread.start()
@@ -86,13 +87,13 @@ def _line(trial: TrialStatus) -> Text:
     claim = f"epsilon {_epsilon(trial.epsilon)}{per_unit(trial.unit)}{' (estimate)' * bool(trial.reasons)}"
     found = f"{measured(trial.accuracy, trial.scores)}, {claim}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
-    return Text.assemble((f"{trial.state:9}", trial.state.style), f" {trial.key}: {for_terminal(text)}")
+    return plain(f"{trial.state:9}", trial.state.style) + plain(f" {trial.key}: {text}")
 
 
 def _picture(status: SweepStatus) -> RenderableType:
     counts, trials, recording = status.counts(), status.trials, status.recording
     if recording is not None and recording.goes_on:
-        return Text(f"{len(trials)} trials done; {for_terminal(recording.line())}", style="bold")
+        return plain(f"{len(trials)} trials done; {recording.line()}", "bold")
     ended = sum(trial.state.has_ended for trial in trials)
     left = status.seconds_left()
     headline = (
@@ -101,7 +102,7 @@ def _picture(status: SweepStatus) -> RenderableType:
         f"{clock(left) if left is not None else '?'} to finish"
     )
     running = [trial for trial in trials if trial.state.is_running]
-    return Group(Text(headline, style="bold"), *([Fitting(_running(running))] if running else []))
+    return Group(plain(headline, "bold"), *([Fitting(_running(running))] if running else []))
 
 
 def _running(trials: Sequence[TrialStatus]) -> Table:

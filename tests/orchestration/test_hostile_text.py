@@ -29,6 +29,7 @@ from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.tracker import TrackedSweep
+from tests.hostile.of_folders import write_json
 from tests.orchestration.invoking import invoked
 from tests.orchestration.sample_grids import in_process, small
 
@@ -70,7 +71,7 @@ def test_commands_over_sweeps_print_it_so_too(folder: Path, tmp_path: Path) -> N
         content = json.loads((strange / name).read_text())
         for row in content if isinstance(content, list) else content["trials"]:
             row.update({key: HOSTILE, **({"status": "failed"} if name == "results.json" else {"state": "failed"})})
-        (strange / name).write_text(json.dumps(content))
+        write_json(strange / name, content)
     other = tmp_path / "other"
     shutil.copytree(strange, other)
     for arguments in (

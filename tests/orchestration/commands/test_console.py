@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+import re
+from pathlib import Path
 
 import pytest
 from rich.console import Console
@@ -10,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep import orchestration
 from dpsweep.orchestration.comparison.formats import Fitting
 from dpsweep.orchestration.pipeline.progress import _picture
 from dpsweep.orchestration.store.published import TrialState
@@ -39,6 +42,12 @@ def test_a_table_fits_the_terminal_with_every_value(width: int) -> None:
     for shown in ("8.00", "87.5%", "African-American: 60.5%", "12 min 4 s", "worst-served group", "short"):
         assert shown in words
     assert ("worst-case ε 8.00; test accuracy 87.5%" in words) == (width < 200)
+
+
+def test_one_module_makes_texts_of_what_others_wrote() -> None:
+    """So that none is shown without `for_terminal`."""
+    folder = Path(orchestration.__path__[0])
+    assert {path.name for path in folder.rglob("*.py") if re.search(r"\bText[.(]", path.read_text())} == {"formats.py"}
 
 
 def test_the_live_picture_breaks_no_key() -> None:

@@ -95,6 +95,20 @@ def test_a_shortage(tmp_path: Path, command: Command) -> None:
     assert "4 trials wait: no node can give a trial GPU 1" in status(command, tmp_path)
 
 
+@pytest.mark.parametrize("state", ["running", "stopped"])
+def test_no_text_of_a_status_is_markup_or_changes_the_terminal(state: str, tmp_path: Path, command: Command) -> None:
+    odd = "[/x] \x1b]0;title"
+    trial = replace(TRIALS[0], key=odd, accuracy=None, scores={odd: 0.5})
+    cluster = ClusterSnapshot(
+        (NodeSnapshot(odd, {odd: 4.0}),), {odd: 1.0}, {}, 1, {odd: 1.0} if state == "running" else {}
+    )
+    forged = replace(snapshot(state=state, cluster=cluster), name=odd, host=odd, job=odd, reason=odd, limits=(odd,))
+    write_snapshot(f"{tmp_path}/status.json", replace(forged, trials=(trial,)), private=False)
+    shown = status(command, tmp_path)
+    assert "\x1b" not in shown
+    assert shown.count(r"[/x] \x1b]0;title") >= 7
+
+
 def test_a_stale_one_is_called_stale_with_its_age(tmp_path: Path, command: Command) -> None:
     write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0), private=False)
     first = status(command, tmp_path).splitlines()[0]
