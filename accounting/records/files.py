@@ -113,8 +113,9 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
     """Return ``size`` bytes from ``start`` on, or none if the file ends before; and the size of the whole file in
     bytes.
 
-    Raises: as `read_bytes`.
+    Raises: as `read_bytes`, also for a range that is larger than a file of its kind.
     """
+    _require_size(uri, size)
     with _named_errors("read", uri) as local:
         if local is not None:
             return local_files.read_range(local, start, size)

@@ -223,10 +223,10 @@ def read_contributions(files: PartFiles) -> PartContributions:
         first, at_last = (["group"] if number == 0 else []), (["loss"] if number == last else [])
         return ["example_id", "contribution", *first, *at_last]
 
-    contributions = np.empty((len(files.steps), files.rows), np.float32)
     for number, table in enumerate(files.tables(columns_at, RepeatedIds())):
         if number == 0:
             groups = table.column("group").to_numpy()
+            contributions = np.empty((len(files.steps), table.num_rows), np.float32)
         contributions[number] = table.column("contribution").to_numpy()
     ids, losses = table.column("example_id").to_numpy(), table.column("loss").to_numpy()
     return PartContributions(ids, groups, np.array(files.steps), contributions.T, losses)
@@ -272,10 +272,10 @@ class NormShards:
         files.
         """
         files = self.files(part)
-        numbers = np.empty((3, files.rows, len(self.steps)), np.float32)
         for number, table in enumerate(files.tables(lambda _: None)):
             if number == 0:
                 ids, groups = (table.column(name).to_numpy() for name in ("example_id", "group"))
+                numbers = np.empty((3, table.num_rows, len(self.steps)), np.float32)
             numbers[:, :, number] = [table.column(name).to_numpy() for name in ("norm", "contribution", "loss")]
         return PartNorms(part, ids, groups, np.array(self.steps), *numbers)
 

@@ -31,6 +31,8 @@ ROWS_PER_OBJECT = 2**23
 """Rows of an object, unless a single part has more: about 94 MB."""
 _MANIFEST = re.compile(r"step=(\d{8,18})/manifest\.json")
 _OBJECT = re.compile(r"step=(\d{8,18})/object-\d{5,}\.arrow")
+_MOST = 2**40
+"""Above every number in a manifest. Sums of as many as fit into one fit into 64 bits."""
 _NEXT = f"restore it from a backup, or {START_ANEW}"
 
 
@@ -88,7 +90,7 @@ class Snapshot:
         """Return whether the fields are consistent."""
         numbers = (self.step, self.number, self.rows, self.rows_per_part, *(n for o in self.objects for n in o.sizes))
         return (
-            all(type(each) is int and 0 <= each < 2**62 for each in numbers)
+            all(type(each) is int and 0 <= each < _MOST for each in numbers)
             and isinstance(self.previous, str)
             and self.step == step
             and self.rows_per_part > 0

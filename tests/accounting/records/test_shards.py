@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import uuid
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +31,10 @@ from dpsweep.accounting.records.epsilon_files import (
 )
 from dpsweep.accounting.records.files import list_files, open_filesystem, read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.local_files import UnsafeFile
+from dpsweep.accounting.records.sealed import write_private_sealed
 from dpsweep.accounting.records.shards import NormShards, NormSnapshot, read_contributions
+from dpsweep.accounting.records.snapshot_objects import ObjectRecord
+from dpsweep.accounting.records.snapshots import committed_snapshot
 from dpsweep.accounting.records.traces import read_trace, write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from tests.accounting.stored_trial import snapshot, write_norms, write_trial
@@ -83,6 +87,32 @@ def test_norms_may_be_infinite_but_contributions_may_not(tmp_path: Path) -> None
         with pytest.raises(InvalidInput, match=r"lie outside \[0, 1\]") as refusal:
             replace(good, contributions=np.array([0.0, wrong, 1.0]))
         assert str(wrong) not in str(refusal.value), "a private value"
+
+
+@pytest.mark.parametrize(
+    ("rows", "sizes", "message"),
+    [
+        (2**39, None, "other rows than the manifest says"),
+        (3, (2**39,), "549,755,813,888 bytes, but an object of its kind has at most"),
+        (9, (2**62 - 1,) * 5, "is not the manifest of a snapshot"),
+    ],
+)
+def test_numbers_of_a_manifest_fill_no_memory(
+    rows: int, sizes: tuple[int, ...] | None, message: str, tmp_path: Path
+) -> None:
+    write_norms(str(tmp_path), 8, snapshot(0, 3))
+    good = committed_snapshot(str(tmp_path), 0)
+    record = good.objects[0]
+    if sizes is not None:
+        os.truncate(next(tmp_path.rglob("*.arrow")), min(sum(sizes), 2**40))
+        record = ObjectRecord(sizes, record.digests * len(sizes))
+    forged = replace(good, rows=rows, rows_per_part=-(-rows // record.parts), objects=(record,))
+    write_private_sealed(f"{tmp_path}/step=00000000/manifest.json", forged.to_json())
+    write_private_sealed(f"{tmp_path}/complete.json", json.dumps({"snapshots": 1, "last": forged.digest}).encode())
+    with pytest.raises(DataCorruption, match=message):
+        read_contributions(NormShards(str(tmp_path)).files(0))
+    with pytest.raises(DataCorruption, match=message):
+        NormShards(str(tmp_path)).verify()
 
 
 def test_impossible_snapshots_are_refused() -> None:
