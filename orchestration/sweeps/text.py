@@ -22,7 +22,9 @@ from dpsweep.accounting.errors import InvalidInput
 MAX_BYTES = 256 * 1024
 """Maximum size of a sweep file; enough for thousands of seeds or learning rates."""
 MAX_VALUES = 100_000
-"""Maximum number of values in a sweep file after alias expansion."""
+"""Maximum number of values in a sweep file after alias expansion; a long text counts as several."""
+_LETTERS = 64
+"""Characters of a text that count as one more value."""
 
 
 def read_text(path: Path) -> str:
@@ -66,7 +68,7 @@ def parse_text(text: str) -> Any:
         raise InvalidInput(f"not valid YAML: {' '.join(str(error).split())}") from error
     except InvalidInput:
         raise
-    except (ValueError, KeyError) as error:
+    except (AttributeError, KeyError, TypeError, ValueError) as error:
         raise InvalidInput(f"a tag does not fit its value ({error}); write plain values") from error
     except RecursionError as error:
         raise InvalidInput("it is nested too deeply, or an alias holds itself; write it flat") from error
@@ -114,8 +116,8 @@ def _size(node: yaml.Node, known: dict[int, int]) -> int:
     """Return the number of values in a node after alias expansion, itself included. ``known``: results by node id."""
     if id(node) not in known:
         held = [item for pair in node.value for item in pair] if isinstance(node, yaml.MappingNode) else node.value
-        parts = [] if isinstance(node, yaml.ScalarNode) else held
-        known[id(node)] = 1 + sum(_size(part, known) for part in parts)
+        is_text = isinstance(node, yaml.ScalarNode)
+        known[id(node)] = 1 + (len(held) // _LETTERS if is_text else sum(_size(part, known) for part in held))
     return known[id(node)]
 
 
