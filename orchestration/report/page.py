@@ -126,10 +126,12 @@ def _without_rows(body: str) -> tuple[str, list[str]]:
     rows: list[str] = []
 
     def cut(found: re.Match[str]) -> str:
+        if len(found[1]) < _LARGE // 10:
+            return found[0]
         rows.append(found[1])
         return f'<tbody data-rows="{len(rows) - 1}"></tbody>'
 
-    return (re.sub(f"<tbody>(.{{{_LARGE // 10},}}?)</tbody>", cut, body) if len(body) > _LARGE else body), rows
+    return (re.sub("(?s)<tbody>(.*?)</tbody>", cut, body) if len(body) > _LARGE else body), rows
 
 
 def _embedded(name: str, value: Any) -> str:

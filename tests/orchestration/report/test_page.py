@@ -20,6 +20,7 @@ from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs, finished_settings, group_names
 from dpsweep.orchestration.comparison.statistics import pareto_front
 from dpsweep.orchestration.comparison.values import main, worst_over_median
+from dpsweep.orchestration.report import page
 from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
 from dpsweep.orchestration.report.figures import look_of
 from dpsweep.orchestration.report.page import render
@@ -50,6 +51,14 @@ def test_a_page_stands_alone() -> None:
     packed = known(re.search(r'<script id="plotly" type="text/plain">([^<]*)</script>', html))
     assert gzip.decompress(base64.b64decode(packed[1])).count(b"plotly.js v") == 1
     assert len(html.encode()) < 4_000_000
+
+
+def test_a_large_page_keeps_each_row_in_its_table(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(page, "_LARGE", 40_000)
+    stored = known(re.search(r'<script id="rows" type="text/plain">([^<]*)', render(sample_sweep())))[1]
+    rows = json.loads(gzip.decompress(base64.b64decode(stored)))
+    assert rows
+    assert not any("</table>" in each for each in rows)
 
 
 def test_the_page_says_that_trials_add_up_and_baselines_are_not_protected() -> None:
