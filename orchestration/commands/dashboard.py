@@ -28,7 +28,6 @@ PERIOD: Final = 5.0
 """Seconds after which the page asks again."""
 _LAST_ANSWERS_WITHIN: Final = 1
 """Seconds that answers may take when the command ends: a reader who reads slowly would hold it up."""
-_COOKIE: Final = "dpsweep-dashboard"
 _PAGE_POLICY: Final = (
     "default-src 'none'; script-src 'unsafe-inline'; style-src 'unsafe-inline'; img-src data: blob:; "
     "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
@@ -106,8 +105,12 @@ def application(board: Board, token: str) -> Starlette:
     from dpsweep.accounting.records.files import read_bytes
     from dpsweep.orchestration.report.board import board_page
 
+    cookie = (
+        f"dpsweep-{token[:8]}"  # a browser keeps the cookies of a host whatever the port: of each dashboard its own
+    )
+
     def refused(request: Request) -> Response | None:
-        given = request.cookies.get(_COOKIE, "")
+        given = request.cookies.get(cookie, "")
         if secrets.compare_digest(given.encode(), token.encode()):
             return None
         return PlainTextResponse(
@@ -118,7 +121,7 @@ def application(board: Board, token: str) -> Starlette:
         given = request.query_params.get("token")
         if given is not None and secrets.compare_digest(given.encode(), token.encode()):
             answer: Response = RedirectResponse("/", HTTPStatus.SEE_OTHER)
-            answer.set_cookie(_COOKIE, token, httponly=True, samesite="strict")
+            answer.set_cookie(cookie, token, httponly=True, samesite="strict")
             return answer
         if (no := refused(request)) is not None:
             return no

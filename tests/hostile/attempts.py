@@ -421,12 +421,13 @@ def _serve() -> None:
     """Print what the dashboard answers about the sweeps; a problem quotes what it refuses."""
     from starlette.testclient import TestClient
 
-    from dpsweep.orchestration.commands.dashboard import _COOKIE, application
+    from dpsweep.orchestration.commands.dashboard import application
     from dpsweep.orchestration.report.board import Board
 
     board = Board((os.path.abspath("runs"),))
     board.refresh()
-    page = TestClient(application(board, "token"), cookies={_COOKIE: "token"})
+    page = TestClient(application(board, "token"))
+    page.get("/", params={"token": "token"})
     assert "</html>" in page.get("/").text
     state = page.get("/state").json()
     print(json.dumps({**state, "problems": [], "sweeps": [{**each, "problem": ""} for each in state["sweeps"]]}))

@@ -20,7 +20,7 @@ import uvicorn
 from starlette.testclient import TestClient
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
-from dpsweep.orchestration.commands.dashboard import _COOKIE, application, dashboard
+from dpsweep.orchestration.commands.dashboard import application, dashboard
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.record import SweepRecord
@@ -75,6 +75,14 @@ def test_nobody_gets_in_without_the_address(folder: Path) -> None:
         answer = anybody.get(path)
         assert (answer.status_code, "with its token" in answer.text) == (401, True)
     assert "HttpOnly" in client(folder).get("/", params={"token": TOKEN}).headers["set-cookie"]
+
+
+def test_a_second_dashboard_in_the_same_browser_ends_no_first(folder: Path) -> None:
+    first, other = opened(folder), "second-token"
+    second = TestClient(application(read(folder), other), base_url="http://127.0.0.1", cookies=first.cookies)
+    assert second.get("/", params={"token": other}).status_code == 200
+    first.cookies.update(second.cookies)
+    assert (first.get("/state").status_code, second.get("/state").status_code) == (200, 200)
 
 
 def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
@@ -199,8 +207,8 @@ def test_numbers_that_json_has_not_are_shown_as_none(folder: Path) -> None:
     board = read(folder)
     board._known[str(folder / "over")].curves = [{"key": "a", "x": [1], "y": [math.nan]}]
     board.refresh()
-    shown = TestClient(application(board, TOKEN), base_url="http://127.0.0.1", cookies={_COOKIE: TOKEN})
-    assert shown.get("/").status_code == 200
+    shown = TestClient(application(board, TOKEN), base_url="http://127.0.0.1")
+    assert shown.get("/", params={"token": TOKEN}).status_code == 200
     assert shown.get("/state").json()["sweeps"][0]["curves"][0]["y"] == [None]
 
 
