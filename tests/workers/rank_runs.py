@@ -38,10 +38,12 @@ def started(
     ``root``, one for each rank, with the blocks that it draws from secret keys; "" for none. shard: which parameters
     they divide.
     """
+    from tests.workers.rank_runs import _take_part as take_part  # as it is now: a test of own code may load it again
+
     root.mkdir(exist_ok=True)
     place = Path(tempfile.mkdtemp(dir=root)) / "meeting"
     ranks = [
-        FORKS.Process(target=_take_part, args=(dict(trials), str(root), number, size, str(place), dies, drawn, shard))
+        FORKS.Process(target=take_part, args=(dict(trials), str(root), number, size, str(place), dies, drawn, shard))
         for number in range(size)
     ]
     for rank in ranks:
