@@ -99,9 +99,8 @@ class Evidence:
     def __init__(self, numbers: Mapping[str, _Numbers], private: Sequence[Setting] = ()) -> None:
         self._numbers = numbers
         self._private = tuple(setting for setting in private if setting.trials)
-        self._intervals: dict[tuple[tuple[str, ...], Name, float], ConfidenceInterval | None] = {}
-        self._differences: dict[tuple[object, ...], ConfidenceInterval | None] = {}
-        """Caches, because several tables and pages show the same ones."""
+        self._found: dict[tuple[object, ...], ConfidenceInterval | None] = {}
+        """Cache of intervals and differences, because several tables and pages show the same ones."""
         self._pools: dict[tuple[object, ...], SpreadOfSeeds | None] = {}
 
     def interval(self, setting: Setting, name: str, group: str = "", level: float = LEVEL) -> ConfidenceInterval | None:
@@ -109,10 +108,7 @@ class Evidence:
 
         group: name of a group, or "" for all test examples.
         """
-        asked = tuple(trial.key for trial in setting.trials), (group, name), level
-        if asked not in self._intervals:
-            self._intervals[asked] = self._interval(setting, (group, name), (1.0 - level) / 2.0)
-        return self._intervals[asked]
+        return self._once(self._interval, (setting,), (group, name), (1.0 - level) / 2.0)
 
     def units(self, setting: Setting, name: str) -> tuple[float, str]:
         """Return the number of independent test examples or users behind a rate, the fewest of any trial, and what they
@@ -160,11 +156,15 @@ class Evidence:
         (Bonferroni). Settings without common seeds are compared unpaired, on their common test examples; None if they
         have different test examples.
         """
-        asked = (*(tuple(trial.key for trial in each.trials) for each in (one, other)), group, name, comparisons, level)
-        if asked not in self._differences:
-            found = self._difference(one, other, (group, name), (1.0 - level) / comparisons / 2.0)
-            self._differences[asked] = found and found.within(*_possible_differences((group, name)))
-        return self._differences[asked]
+        return self._once(self._difference, (one, other), (group, name), (1.0 - level) / comparisons / 2.0)
+
+    def _once(
+        self, find: Callable[..., ConfidenceInterval | None], settings: Sequence[Setting], name: Name, tail: float
+    ) -> ConfidenceInterval | None:
+        asked = (*(tuple(trial.key for trial in each.trials) for each in settings), name, tail)
+        if asked not in self._found:
+            self._found[asked] = find(*settings, name, tail)
+        return self._found[asked]
 
     def _difference(self, one: Setting, other: Setting, name: Name, tail: float) -> ConfidenceInterval | None:
         of_one, of_other = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
@@ -188,8 +188,11 @@ class Evidence:
         if extreme is None or None in cells:
             found = join(first, second, [name])
             low, high = difference_bounds(found, tail)
-            return _finite(ConfidenceInterval(value, low, high, found.runs, found.covers))
-        return self._of_extremes(extreme, (ours, theirs), join, tail, value)
+            ends = _finite(ConfidenceInterval(value, low, high, found.runs, found.covers))
+        else:
+            ends = self._of_extremes(extreme, (ours, theirs), join, tail, value)
+        least, most = _format(name).possible
+        return ends and ends.within(least - most, most - least)
 
     def _joined(self, one: Setting, other: Setting, common: Sequence[Run]) -> Join:
         """Return how the numbers of two settings are compared, which share these runs; without any, unpaired."""
@@ -328,11 +331,6 @@ def _extreme(name: Name) -> Extreme | None:
 def _reach(name: Name) -> tuple[float, float]:
     least, most = _format(name).possible
     return (least, most) if np.isfinite((least, most)).all() else (0.0, 1.0)  # not asked for: it is no share
-
-
-def _possible_differences(name: Name) -> tuple[float, float]:
-    least, most = _format(name).possible
-    return least - most, most - least
 
 
 def gather(
