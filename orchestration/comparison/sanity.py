@@ -187,7 +187,7 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     hardly = "the baseline hardly beats a constant prediction"
     others = cure_of_rare_classes(constant, main) or "other inputs, such as narrower ranges"
     step = f"train it longer, with another rate, or {others}"
-    if not known and (has_diverged(best) or lost_runs(best, main)):
+    if not known:
         lost = f"diverged, or did no better than always predicting {best_constant(main)}"
         return UnknownCost.of_baseline(hardly, f"{first_few([each.name for each in baselines])} {lost}: {step}.")
     if best_reference := _reference(best):
