@@ -50,7 +50,7 @@ from dpsweep.orchestration.execution.nodes import (
 )
 from dpsweep.orchestration.execution.session import private_session, told_if_killed
 from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
-from dpsweep.orchestration.store.ownership import end_driver
+from dpsweep.orchestration.store.ownership import end_driver, every
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
 from dpsweep.workers.machine.memory import ALLOCATOR
@@ -128,32 +128,20 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
                     _start_embedded()
                 else:
                     code = _join(address, code)
-            with _ended_without_node() if address == EMBEDDED else contextlib.nullcontext():
+            watched = every(_NODE_PERIOD, _look_for_node, _NODE_PERIOD)  # Ray must not be left during a look
+            with watched if address == EMBEDDED else contextlib.nullcontext():
                 yield code
         finally:
             with _sigterm_handler_kept():
                 ray.shutdown()
 
 
-@contextlib.contextmanager
-def _ended_without_node() -> Iterator[None]:
-    """End this process's run if the embedded cluster loses its only node; by itself, Ray would wait for another one."""
-    left = threading.Event()
-
-    def watch() -> None:
-        while not left.wait(_NODE_PERIOD):
-            with contextlib.suppress(RayError, ConnectionError, RuntimeError):
-                if not alive_nodes() and not left.is_set():
-                    end_driver(_NO_NODE)
-                    return
-
-    watching = threading.Thread(target=watch, name="dpsweep-node", daemon=True)
-    watching.start()
-    try:
-        yield
-    finally:
-        left.set()
-        watching.join(_NODE_PERIOD)  # Ray must not be left during a look
+def _look_for_node(over: threading.Event) -> None:
+    """End this process's run if the embedded cluster has lost its only node; Ray itself would wait for another one."""
+    with contextlib.suppress(RayError, ConnectionError, RuntimeError):
+        if not alive_nodes() and not over.is_set():
+            over.set()
+            end_driver(_NO_NODE)
 
 
 @contextlib.contextmanager

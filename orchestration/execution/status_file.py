@@ -16,6 +16,7 @@ from dpsweep.accounting.errors import DataCorruption, DpsweepError, StorageError
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.ownership import every
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import Disclosure, release_mode
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
@@ -64,41 +65,36 @@ class StatusFile:
         self._notices = notices
         self._seen = deque([(status.began, status.steps)], maxlen=_PACE_SNAPSHOTS)
         self._lock = threading.Lock()
-        self._ended = threading.Event()
         self._has_warned = self._is_silent = False
 
     @contextlib.contextmanager
     def kept_current(self, period: float = PERIOD) -> Iterator[None]:
         """Write a snapshot at the start and the end of a ``with`` block and every ``period`` seconds within."""
         self._write("running", None)
-        thread = threading.Thread(target=self._repeat, args=(period,), name="dpsweep-status", daemon=True)
-        thread.start()
         outcome, failure = "interrupted", None
         try:
-            yield
+            with every(period, self._look, _THREAD_TIMEOUT):
+                yield
             over = "failed" if self._status.counts()[TrialState.FAILED] else "finished"
             outcome = "stopped" if self._status.stopped_by else over
         except BaseException as error:
             failure = error
             raise
         finally:
-            self._ended.set()
-            thread.join(_THREAD_TIMEOUT)
             recording = self._status.recording
             state = "recording" if recording is not None and recording.missing() else outcome
             self._notices.ended(self._write(state, None), failure)
             self._write(state, None)
 
-    def _repeat(self, period: float) -> None:
-        while not self._ended.wait(period):
-            waiting = [trial.key for trial in self._status.trials if trial.state is TrialState.PENDING]
-            cluster = self._cluster(waiting, self._status.counts()[TrialState.TRAINING])
-            with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
-                if not self._ended.is_set():
-                    recording = self._status.recording
-                    is_recording = recording is not None and recording.goes_on
-                    self._notices.watch(self._write_unlocked("recording" if is_recording else "running", cluster))
-            self._warn_of_shortage(cluster)
+    def _look(self, over: threading.Event) -> None:
+        waiting = [trial.key for trial in self._status.trials if trial.state is TrialState.PENDING]
+        cluster = self._cluster(waiting, self._status.counts()[TrialState.TRAINING])
+        with self._lock:  # the last snapshot, which says how the sweep ended, must not be replaced
+            if not over.is_set():
+                recording = self._status.recording
+                is_recording = recording is not None and recording.goes_on
+                self._notices.watch(self._write_unlocked("recording" if is_recording else "running", cluster))
+        self._warn_of_shortage(cluster)
 
     def _write(self, state: str, cluster: ClusterSnapshot | None) -> SweepSnapshot:
         with self._lock:

@@ -24,6 +24,7 @@ from dpsweep.orchestration.comparison.formats import (
     print_line,
     seconds,
 )
+from dpsweep.orchestration.store.ownership import every
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 
@@ -56,30 +57,17 @@ class ConsoleDisplay:
     @contextlib.contextmanager
     def watching(self, status: SweepStatus) -> Iterator[None]:
         self._status = status
+
+        def tell_recording(over: threading.Event) -> None:
+            if status.recording is not None and status.recording.goes_on:
+                self._console.print(plain(status.recording.line()), soft_wrap=True)
+
         if not self._console.is_terminal:
-            with self._recording_told(status):
+            with every(_LINE_INTERVAL, tell_recording):
                 yield
             return
         with Live(console=self._console, get_renderable=lambda: _picture(status), refresh_per_second=2, transient=True):
             yield
-
-    @contextlib.contextmanager
-    def _recording_told(self, status: SweepStatus) -> Iterator[None]:
-        """Print a line every `_LINE_INTERVAL` seconds while the sweep is recorded in MLflow."""
-        ended = threading.Event()
-
-        def tell() -> None:
-            while not ended.wait(_LINE_INTERVAL):
-                if status.recording is not None and status.recording.goes_on:
-                    self._console.print(plain(status.recording.line()), soft_wrap=True)
-
-        thread = threading.Thread(target=tell, name="dpsweep-display", daemon=True)
-        thread.start()
-        try:
-            yield
-        finally:
-            ended.set()
-            thread.join()
 
 
 def _line(trial: TrialStatus) -> Text:

@@ -16,8 +16,9 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
@@ -92,14 +93,10 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
         time.sleep(min(1.0, period / 4.0))
         if _is_ours(uri, mine):  # and not of one that found it free at the same time
             break
-    ended = threading.Event()
-    renewal = threading.Thread(target=_renew, args=(uri, mine, period, ended), daemon=True)
-    renewal.start()
     try:
-        yield
+        with every(period, partial(_renew, uri, mine)):
+            yield
     finally:
-        ended.set()
-        renewal.join()
         with contextlib.suppress(*_NO_WORD):
             if _is_ours(uri, mine):
                 _write(uri, replace(mine, renewed=0.0))
@@ -129,13 +126,35 @@ def _await_free(uri: str, period: float) -> None:
             )
 
 
-def _renew(uri: str, mine: Claim, period: float, ended: threading.Event) -> None:
-    while not ended.wait(period):
-        with contextlib.suppress(*_NO_WORD):
-            if not _is_ours(uri, mine):
-                end_driver(f"another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends")
-                return
+def _renew(uri: str, mine: Claim, over: threading.Event) -> None:
+    with contextlib.suppress(*_NO_WORD):
+        if not _is_ours(uri, mine):
+            over.set()
+            end_driver(f"another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends")
+        else:
             _write(uri, replace(mine, renewed=time.time()))
+
+
+@contextlib.contextmanager
+def every(period: float, look: Callable[[threading.Event], None], patience: float | None = None) -> Iterator[None]:
+    """Call ``look`` in a thread, each time after a pause of ``period`` seconds, for the duration of a ``with`` block.
+
+    It gets an event that is set once the block has ended; setting it ends the calls. patience: seconds to wait, at the
+    end, for a call that goes on; None for as long as it takes.
+    """
+    over = threading.Event()
+
+    def repeat() -> None:
+        while not over.wait(period):
+            look(over)
+
+    thread = threading.Thread(target=repeat, name="dpsweep-every", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(patience)
 
 
 def end_driver(why: str) -> None:

@@ -12,6 +12,7 @@ from ray.exceptions import RayError
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution import cluster
 from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.ownership import every
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import PATIENCE, dpsweep, kill, script, start, wait_until
@@ -65,7 +66,6 @@ def test_a_driver_ends_when_its_embedded_cluster_has_lost_its_node(
         return found
 
     monkeypatch.setattr(cluster, "alive_nodes", alive_nodes)
-    monkeypatch.setattr(cluster, "_NODE_PERIOD", 0.01)
-    with pytest.raises(KeyboardInterrupt), cluster._ended_without_node():
+    with pytest.raises(KeyboardInterrupt), every(0.01, cluster._look_for_node):
         time.sleep(PATIENCE)
     assert "was killed or stopped for long" in capsys.readouterr().err
