@@ -31,10 +31,10 @@ from dpsweep.accounting.pld import (
     GroupRounds,
     PairBounds,
     epsilon_of_chain,
-    epsilon_of_rounds,
     require_pld_delta,
     rounds_of_examples,
     rounds_of_group,
+    upper_epsilon_of_rounds,
 )
 
 _TIGHT = 1.001
@@ -112,7 +112,7 @@ def epsilon_of_examples_together(
         raise InvalidInput(f"runs have contributions of {sorted(sizes)} members; give the same members for every run")
     size = sizes.pop()
     whole = GroupRounds.together((each, 1) for each in rounds)
-    found = epsilon_of_many_rounds(whole, delta) if size == 1 else epsilon_of_rounds(whole, delta, from_below=False)
+    found = (epsilon_of_many_rounds if size == 1 else upper_epsilon_of_rounds)(whole, delta)
     is_known = (size == 1 and all(is_attained(trace) for trace, _, _ in moved)) or math.isinf(found.lower)
     estimate = PrivacyEstimate(
         found.upper,

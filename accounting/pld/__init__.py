@@ -7,7 +7,14 @@ Building blocks for other accountants: `group_law` and `examples_law` return a `
 from dpsweep.accounting.pld.allocation import mean_from_above
 from dpsweep.accounting.pld.allocation_transform import EvenLaw
 from dpsweep.accounting.pld.chains import Chain, epsilon_of_chain, profile_of_chain, rounds_or_chain
-from dpsweep.accounting.pld.composition import MIN_DELTA, TOLERANCE, PairBounds, epsilon_of_rounds, require_pld_delta
+from dpsweep.accounting.pld.composition import (
+    MIN_DELTA,
+    TOLERANCE,
+    PairBounds,
+    epsilon_of_rounds,
+    require_pld_delta,
+    upper_epsilon_of_rounds,
+)
 from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_examples, rounds_of_group
 from dpsweep.accounting.pld.groups import (
     CertifiedDelta,
@@ -64,6 +71,7 @@ __all__ = [
     "rounds_of_examples",
     "rounds_of_group",
     "rounds_or_chain",
+    "upper_epsilon_of_rounds",
     "upper_of_prefixes",
     "vadhan_epsilon",
 ]

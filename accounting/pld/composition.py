@@ -31,10 +31,10 @@ from dpsweep.accounting.pld.ceilings import (
 )
 from dpsweep.accounting.pld.curve import Composed
 from dpsweep.accounting.pld.exact import HIGHEST_EXACT, LEAST_TAIL, exact_deltas, exact_epsilon
-from dpsweep.accounting.pld.fourier import compose, compose_upper
+from dpsweep.accounting.pld.fourier import compose, compose_from_above, compose_upper, rounded_up
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import LatticePlan, make_plan, spacing_for
-from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_ATOMS, MAX_POINTS
+from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, centres, cumulants, saddle_at_delta, saddle_at_epsilon
 from dpsweep.accounting.pld.sensitivity import RoundLaw
 
@@ -78,23 +78,32 @@ def require_pld_delta(delta: float) -> float:
     return delta
 
 
-@np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
-def epsilon_of_rounds(
-    rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE, from_below: bool = True
-) -> PairBounds:
-    """Return the epsilon of given rounds at ``delta``, certified from both sides.
+def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
+    """Return the epsilon of given rounds at ``delta``, certified from both sides."""
+    return _epsilon(_Asked(rounds, *_required(delta, tolerance), from_below=True))
 
-    Without ``from_below`` only from above, several times faster; the lower one may then be 0.
-    """
-    delta = require_pld_delta(delta)
-    tolerance = require_finite("tolerance", tolerance, above=0.0)
+
+def upper_epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
+    """Return `epsilon_of_rounds` from above only, several times faster; the lower one may be 0."""
+    return _epsilon(_Asked(rounds, *_required(delta, tolerance), from_below=False))
+
+
+def _required(delta: float, tolerance: float) -> tuple[float, float]:
+    return require_pld_delta(delta), require_finite("tolerance", tolerance, above=0.0)
+
+
+@np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
+def _epsilon(asked: _Asked) -> PairBounds:
+    rounds, delta, tolerance = asked.rounds, asked.delta, asked.tolerance
     if not rounds.is_private:
         return PairBounds(math.inf, math.inf)
     if rounds.is_one_gaussian:
         upper, lower = gaussian_epsilon(rounds.gaussian, delta)
         return PairBounds(upper, lower)
-    if not from_below:
-        rounds = _rounded_up(rounds, tail_of(rounds, delta))
+    if not asked.from_below:
+        tail = tail_of(rounds, delta)
+        rounds = replace(rounds, laws=tuple((rounded_up(law, tail), count) for law, count in rounds.laws))
+        asked = replace(asked, rounds=rounds)
     if total_variation(rounds) <= delta:
         return PairBounds(0.0, 0.0)
     highest, lowest = math.inf, 0.0
@@ -103,10 +112,10 @@ def epsilon_of_rounds(
         if highest <= lowest * (1 + tolerance):
             return PairBounds(highest, lowest)
     ceiling = gaussian_ceiling(rounds, delta)
-    upper, lower = _epsilon_on_lattices(rounds, delta, tolerance, min(highest, ceiling), from_below)
+    upper, lower = _epsilon_on_lattices(asked, min(highest, ceiling))
     lower = max(lower, lowest)
     bounds = [PairBounds(upper, lower, "gdp" if upper == ceiling else "pld")]
-    if not from_below and upper < min(highest, ceiling):
+    if not asked.from_below and upper < min(highest, ceiling):
         return bounds[0]
     if upper > lower * (1 + 2 * _ENOUGH * tolerance):
         lower = max(lower, _of_the_strongest(rounds, delta))
@@ -129,9 +138,7 @@ def _mean_sensitivity(law: RoundLaw) -> float:
     return sum(share * float(np.dot(mixture.sensitivities, mixture.probabilities)) for share, mixture in law.cases)
 
 
-def _epsilon_on_lattices(
-    rounds: GroupRounds, delta: float, tolerance: float, ceiling: float, from_below: bool
-) -> tuple[float, float]:
+def _epsilon_on_lattices(asked: _Asked, ceiling: float) -> tuple[float, float]:
     """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``.
 
     Where examples are drawn rarely, losses far above epsilon decide at which tilt the lattice is precise, although they
@@ -140,21 +147,15 @@ def _epsilon_on_lattices(
     """
     upper, lower = ceiling, 0.0
     for share in _LOST:
-        tail = tail_of(rounds, delta, share)
-        pair = [cumulants(rounds, direction, tail) for direction in DIRECTIONS]
-        above, below = _epsilon_losing(_Asked(rounds, delta, tolerance, tail, from_below), pair, upper)
+        tail = tail_of(asked.rounds, asked.delta, share)
+        pair = [cumulants(asked.rounds, direction, tail) for direction in DIRECTIONS]
+        above, below = _epsilon_losing(replace(asked, tail=tail), pair, upper)
         helped = above < upper or below > lower
         upper, lower = min(upper, above), max(lower, below)
-        enough = upper <= lower * (1 + 2 * _ENOUGH * tolerance)
-        if enough or not helped or not _misjudge(pair, upper, delta):
+        enough = upper <= lower * (1 + 2 * _ENOUGH * asked.tolerance)
+        if enough or not helped or not _misjudge(pair, upper, asked.delta):
             break
     return upper, lower
-
-
-def _rounded_up(rounds: GroupRounds, tail: float) -> GroupRounds:
-    """Return rounds that dominate these, as every composition from above would round each of them up."""
-    laws = tuple((law.truncated(tail).pooled(MAX_ATOMS, "upper"), count) for law, count in rounds.laws)
-    return replace(rounds, laws=laws)
 
 
 def _misjudge(pair: Sequence[Cumulants], epsilon: float, delta: float) -> bool:
@@ -177,8 +178,8 @@ class _Asked:
     rounds: GroupRounds
     delta: float
     tolerance: float
-    tail: float
     from_below: bool
+    tail: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -336,7 +337,7 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
         plan = make_plan(side.generating, side.other, aim, spacing, asked.tail, rounds.count)
         if is_too_coarse(rounds, plan):
             return _Bracket(upper, lower, None)
-        composed = compose(rounds, plan, asked.from_below)
+        composed = (compose if asked.from_below else compose_from_above)(rounds, plan)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
         upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
         if math.isinf(above.epsilon):

@@ -44,6 +44,7 @@ from dpsweep.accounting.pld.loss import (
     MAX_ATOMS,
     Bound,
     LatticeLoss,
+    RoundTable,
     lower_offset,
     table_length,
     tabulate_round,
@@ -123,16 +124,22 @@ class _Composable(Protocol):
 Product = TypeVar("Product", bound=_Composable)
 
 
-def compose(rounds: GroupRounds, plan: LatticePlan, from_below: bool = True) -> Composed:
-    """Compose all rounds from above and below; the result is certified for any plan.
+def compose(rounds: GroupRounds, plan: LatticePlan) -> Composed:
+    """Compose all rounds from above and below; the result is certified for any plan."""
+    return _composed(rounds, plan, _factors_of)
 
-    Without ``from_below`` the curve from below proves nothing, at half the cost.
-    """
+
+def compose_from_above(rounds: GroupRounds, plan: LatticePlan) -> Composed:
+    """Compose as `compose` at half the cost; the curve from below proves nothing."""
+    return _composed(rounds, plan, _factors_from_above)
+
+
+def _composed(rounds: GroupRounds, plan: LatticePlan, of_law: Callable[[RoundLaw, LatticePlan], _Factors]) -> Composed:
     laws = laws_of_blocks(rounds, plan)
     total = _product(
         rounds,
         plan,
-        lambda law: _factors_of(law, plan, from_below),
+        lambda law: of_law(law, plan),
         lambda epsilon: _randomised_response(epsilon, plan),
         lambda block: _factors_of_block(laws(block), plan),
     )
@@ -184,9 +191,16 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
 
 
 def _from_above(law: RoundLaw, plan: LatticePlan) -> LatticeLoss:
-    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
-    table = tabulate_round(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
-    return table.law(plan.direction, "upper")
+    return _tabulated(rounded_up(law, plan.tail), plan).law(plan.direction, "upper")
+
+
+def rounded_up(law: RoundLaw, tail: float) -> RoundLaw:
+    """Return a law that dominates this one, as every composition from above rounds it up. tail: mass that it drops."""
+    return law.truncated(tail).pooled(MAX_ATOMS, "upper")
+
+
+def _tabulated(law: RoundLaw, plan: LatticePlan, offset: float = 0.0) -> RoundTable:
+    return tabulate_round(law, plan.spacing, plan.direction, plan.tail, plan.floor, offset)
 
 
 @dataclass(frozen=True)
@@ -312,27 +326,19 @@ def _times(products: Iterable[Product]) -> Product:
     return functools.reduce(operator.mul, products)
 
 
-def _factors_of(law: RoundLaw, plan: LatticePlan, from_below: bool) -> _Factors:
-    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")
-    table = tabulate_round(kept, plan.spacing, plan.direction, plan.tail, plan.floor)
-    of_above = table.law(plan.direction, "upper")
-    if from_below:
-        rounded = law.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
-        offset = lower_offset(rounded, plan.spacing)
-        shared = kept == rounded and offset == 0.0
-        lower_table = (
-            table if shared else tabulate_round(rounded, plan.spacing, plan.direction, plan.tail, plan.floor, offset)
-        )
-        upper, lower = _factors((of_above, lower_table.law(plan.direction, "lower")), plan)
-    else:
-        (upper,) = _factors((of_above,), plan)
-        lower = replace(upper, infinity=math.inf)  # all of it may be too much
-    if plan.opposite is None:
-        return _Factors(upper, lower, math.inf)
-    opposite = table.law(plan.direction.opposite, "upper")
-    return _Factors(
-        upper, lower, _log_mgf(opposite.probabilities, opposite.losses, plan.opposite), opposite.infinity_mass
-    )
+def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
+    kept, rounded = rounded_up(law, plan.tail), law.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
+    table, offset = _tabulated(kept, plan), lower_offset(rounded, plan.spacing)
+    lower_table = table if kept == rounded and offset == 0.0 else _tabulated(rounded, plan, offset)
+    upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
+    return _with_opposite(upper, lower, _opposite(table, plan), plan)
+
+
+def _factors_from_above(law: RoundLaw, plan: LatticePlan) -> _Factors:
+    table = _tabulated(rounded_up(law, plan.tail), plan)
+    (upper,) = _factors((table.law(plan.direction, "upper"),), plan)
+    lower = replace(upper, infinity=math.inf)  # all of it may be too much
+    return _with_opposite(upper, lower, _opposite(table, plan), plan)
 
 
 def _factors_of_block(found: BlockLaw, plan: LatticePlan) -> _Factors:
@@ -340,10 +346,18 @@ def _factors_of_block(found: BlockLaw, plan: LatticePlan) -> _Factors:
     if math.isfinite(found.left):
         excess = math.exp(found.left - upper.log_mgf) + max(lower.log_mgf - upper.log_mgf, 0.0)
         lower = replace(lower, excess=excess)
-    if found.opposite is None or plan.opposite is None:
+    return _with_opposite(upper, lower, found.opposite, plan)
+
+
+def _opposite(table: RoundTable, plan: LatticePlan) -> LatticeLoss | None:
+    return None if plan.opposite is None else table.law(plan.direction.opposite, "upper")
+
+
+def _with_opposite(upper: _Factor, lower: _Factor, opposite: LatticeLoss | None, plan: LatticePlan) -> _Factors:
+    if opposite is None or plan.opposite is None:
         return _Factors(upper, lower, math.inf)
-    log_opposite = _log_mgf(found.opposite.probabilities, found.opposite.losses, plan.opposite)
-    return _Factors(upper, lower, log_opposite, found.opposite.infinity_mass)
+    log_opposite = _log_mgf(opposite.probabilities, opposite.losses, plan.opposite)
+    return _Factors(upper, lower, log_opposite, opposite.infinity_mass)
 
 
 def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
@@ -362,9 +376,8 @@ def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
     rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
     upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
     lower = LatticeLoss(spacing, start + 0.5, rounded, 0.0, rounding)
-    log_opposite = math.inf if plan.opposite is None else _log_mgf(upper.probabilities, upper.losses, plan.opposite)
     from_above, from_below = _factors((upper, lower), plan)
-    return _Factors(from_above, from_below, log_opposite)
+    return _with_opposite(from_above, from_below, upper, plan)
 
 
 def _factors(laws: Sequence[LatticeLoss], plan: LatticePlan) -> list[_Factor]:

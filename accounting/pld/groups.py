@@ -32,6 +32,7 @@ from dpsweep.accounting.pld.composition import (
     delta_of_rounds,
     epsilon_of_rounds,
     require_pld_delta,
+    upper_epsilon_of_rounds,
 )
 from dpsweep.accounting.pld.group_rounds import rounds_of_examples, rounds_of_group
 from dpsweep.accounting.pld.loss import DIRECTIONS
@@ -130,7 +131,8 @@ def epsilon_of_examples(
     """
     delta = require_pld_delta(delta)
     alone = len(require_numbers("contributions", contributions, 2)) == 1
-    found = epsilon_of_rounds(rounds_of_examples(trace, steps, contributions), delta, tolerance, from_below=alone)
+    bounded = epsilon_of_rounds if alone else upper_epsilon_of_rounds
+    found = bounded(rounds_of_examples(trace, steps, contributions), delta, tolerance)
     lower = proven_lower(found.lower, trace) if alone or math.isinf(found.lower) else None
     return CertifiedEpsilon(found.upper, lower, delta, found.method, trace.individual_kind)
 

@@ -71,8 +71,8 @@ PLD: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            'from_below: bool) -> _Factors:\n    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "upper")',
-            'from_below: bool) -> _Factors:\n    kept = law.truncated(plan.tail).pooled(MAX_ATOMS, "lower")',
+            'return law.truncated(tail).pooled(MAX_ATOMS, "upper")',
+            'return law.truncated(tail).pooled(MAX_ATOMS, "lower")',
             "neighbours are merged at the smaller",
             True,
         ),
