@@ -19,10 +19,24 @@ from dpsweep.workers.gradients.divided import own_part
 from dpsweep.workers.gradients.hidden_state import HiddenState
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
 
-_SHARES: Final = (0.25, 0.75)
-"""A low and a high constant that replace continuous draws, with several along the last axis."""
-_ENDS: Final = (2.0**-10, 1.0 - 2.0**-10)
-"""The same for a single draw, as a model may branch on whether it is below a small or above a large probability."""
+
+@dataclass(frozen=True)
+class Constants:
+    """Values that replace random draws.
+
+    several: for continuous draws, with more than one along the last axis. single: for one, as a model may branch on
+    whether it is below a small or above a large probability. event: 1.0 if events happen. end: chooses an integer of
+    the smallest and the largest that an operator is given.
+    """
+
+    several: float
+    single: float
+    event: float
+    end: Callable[[int, int], int]
+
+
+LOW: Final = Constants(0.25, 2.0**-10, 0.0, min)
+HIGH: Final = Constants(0.75, 1.0 - 2.0**-10, 1.0, max)
 
 SPREAD = 0.2
 """Maximum deviation from the constant within one row."""
@@ -38,18 +52,15 @@ _INTEGERS = ("randint", "randint_like", "random")
 class ConstantDraws(TorchDispatchMode):
     """Within this context torch's random operators return constants that are the same for every row of any batch.
 
-    Continuous draws are low, or ``high``, and events happen if ``high``. Integers are the smallest, or the largest,
-    that their operator is given. Permutations are reversals.
-
-    replaced: whether a draw was replaced. missed: whether an operator drew that cannot be replaced, such as fused
-    attention with dropout. own_generator: whether an operator was given a torch.Generator of the model's own.
-    Higher-order operators raise RuntimeError in this context.
+    constants: the values; permutations are reversals. replaced: whether a draw was replaced. missed: whether an
+    operator drew that cannot be replaced, such as fused attention with dropout. own_generator: whether an operator was
+    given a torch.Generator of the model's own. Higher-order operators raise RuntimeError in this context.
     """
 
-    def __init__(self, device: torch.device, high: bool = False) -> None:
+    def __init__(self, device: torch.device, constants: Constants = LOW) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.replaced = self.missed = self.own_generator = False
-        self._device, self._high = device, high
+        self._device, self._constants = device, constants
 
     @classmethod
     def _should_skip_dynamo(cls) -> bool:
@@ -81,11 +92,11 @@ class ConstantDraws(TorchDispatchMode):
         if name in _COUNTS:
             return result.fill_(_COUNTS[name])
         if name == "bernoulli":
-            return result.fill_(float(self._high))
+            return result.fill_(self._constants.event)
         if name in _INTEGERS:
             given = {argument.name: value for argument, value in zip(func._schema.arguments, args, strict=False)}
             low, end = given.get("low", given.get("from", 0)), given.get("high", given.get("to"))
-            return result.fill_(low if end is None or not self._high else end - 1)
+            return result.fill_(low if end is None else self._constants.end(low, end - 1))
         if name == "randperm":
             return result.copy_(torch.arange(len(result) - 1, -1, -1, dtype=result.dtype, device=result.device))
         if name == "native_dropout":
@@ -95,9 +106,9 @@ class ConstantDraws(TorchDispatchMode):
     def _continuous(self, result: Tensor) -> Tensor:
         """Constants; with two or more axes they differ along the last one, so its std is not 0."""
         if result.dim() < 2 or result.shape[-1] == 1 or not result.is_floating_point():
-            return result.fill_(_ENDS[self._high])
+            return result.fill_(self._constants.single)
         places = torch.arange(result.shape[-1], device=result.device, dtype=torch.float64)
-        return result.copy_((_SHARES[self._high] + SPREAD * places.cos()).expand(result.shape))
+        return result.copy_((self._constants.several + SPREAD * places.cos()).expand(result.shape))
 
 
 def _name(func: OpOverload) -> str:

@@ -18,7 +18,7 @@ from torch.utils import _pytree as pytree
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.checks import has_half_precision, refuse_changed
 from dpsweep.workers.gradients.compared_passes import LOSSES, ComparedPasses, Gradients, Kept
-from dpsweep.workers.gradients.deterministic_passes import ConstantDraws, Start, same, without_dropout
+from dpsweep.workers.gradients.deterministic_passes import HIGH, LOW, ConstantDraws, Start, same, without_dropout
 from dpsweep.workers.gradients.divided import displaced, is_divided
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
@@ -141,7 +141,7 @@ class _Comparison:
 
     def _without_chance(self) -> Compared:
         """Compare with all random draws replaced by a low constant and then, if there were any, by a high one."""
-        low, high = (ConstantDraws(self.device, high) for high in (False, True))
+        low, high = (ConstantDraws(self.device, constants) for constants in (LOW, HIGH))
         done, found = self._with(low)
         _refuse_own_generator(low)
         return done, found + self._with(high)[1] if low.replaced else found
