@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import html
+import inspect
 import math
 import os
 import re
@@ -13,7 +14,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, Final, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Any, ParamSpec, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -49,12 +50,13 @@ if TYPE_CHECKING:
 P = ParamSpec("P")
 T = TypeVar("T")
 
-_FLAGS: Final = re.compile(
-    r"`[^`]*`|--allow-code (?P<code>[^\s':]+)$|--retry (?P<trials>all|failed)\b"
-    r"|--(?P<name>output|address|tracking-uri|allow-code|retry|from|max-(?:gpu-)?hours|max-trials|stop-after-failures)\b",
-    re.MULTILINE,
-)
-"""Flags of ``dpsweep run`` in a message, outside commands in backticks."""
+
+@functools.cache
+def _flags() -> re.Pattern[str]:
+    """Return the pattern of flags for the parameters of `run` in a message, outside commands in backticks."""
+    names = "|".join(name.replace("_", "-") for name in ("from", *inspect.signature(run).parameters))
+    given = r"--allow-code (?P<code>[^\s':]+)$|--retry (?P<trials>all|failed)\b"
+    return re.compile(rf"`[^`]*`|{given}|--(?P<name>{names})\b", re.MULTILINE)
 
 
 def _in_python(message: str) -> str:
@@ -66,7 +68,7 @@ def _in_python(message: str) -> str:
         named = (found["name"] or "").replace("-", "_")
         return f"`{'sources' if named == 'from' else named}`" if named else found[0]
 
-    return _FLAGS.sub(parameter, message)
+    return _flags().sub(parameter, message)
 
 
 def _for_python(function: Callable[P, T]) -> Callable[P, T]:
