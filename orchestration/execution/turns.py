@@ -135,6 +135,7 @@ class Turns:
             keys = [key for key in internal_kv._internal_kv_list(b"", namespace=_BOARD) if key != self._key]
             found = [(key, _read(internal_kv._internal_kv_get(key, namespace=_BOARD))) for key in keys]
             self._others = tuple(each for key, each in found if each is not None and self._is_fresh(key, each))
+            self._seen = {key: self._seen[key] for key in keys if key in self._seen}
             self._free = ray.available_resources()  # type: ignore[no-untyped-call]
 
     def _is_fresh(self, key: bytes, entry: Entry) -> bool:
