@@ -152,7 +152,7 @@ def _current(files: SweepFiles) -> SweepSnapshot | None:
     """Return the status of the sweep, or that of its tuning where it is newer, which its name says; None without
     either.
     """
-    own, tuning = read_snapshot(files.status), read_snapshot(SweepFiles(files.tuning).status)
+    own, tuning = read_snapshot(files.status), read_snapshot(files.of_tuning.status)
     if tuning is None or (own is not None and own.heartbeat >= tuning.heartbeat):
         return own
     return replace(tuning, name=f"{tuning.name} (tuning)")
@@ -167,7 +167,7 @@ def _is_followed(shown: SweepSnapshot, files: SweepFiles) -> bool:
 
 def _required(found: SweepSnapshot | None, files: SweepFiles) -> SweepSnapshot:
     """Return what was read of the status of a sweep. Raises: InvalidInput if that is nothing."""
-    if found is None and exists(SweepFiles(files.selection).manifest):
+    if found is None and exists(files.of_selection.manifest):
         raise InvalidInput(
             f"the private selection of {files.root} runs, or was interrupted: how far it has come is not shown, as it "
             "tells how many candidates were drawn; the same `dpsweep run` continues it, and there is a status when "

@@ -185,7 +185,7 @@ def delete(
 
 def _tuning_text(files: SweepFiles) -> str:
     """Return the text on the trials of the sweep's tuning, which are deleted too; "" without tuning."""
-    tuning = SweepFiles(files.tuning)
+    tuning = files.of_tuning
     return f", and {len(stored_record(tuning).points)} of its tuning" if exists(tuning.manifest) else ""
 
 

@@ -55,7 +55,7 @@ def require_founded(files: SweepFiles, record: SweepRecord) -> None:
     """Raise DataCorruption unless every claim of the record, and of the tuning that it counts, is borne out."""
     wrong = [*unfounded(files, record)]
     if record.candidates:
-        tuning = SweepFiles(files.tuning)
+        tuning = files.of_tuning
         wrong += unfounded(tuning, stored_record(tuning))
     if wrong:
         raise DataCorruption("\n".join(wrong))

@@ -64,7 +64,7 @@ def sweeps_below(folder: str, depth: int = 0) -> Iterator[SweepSummary]:
         if exists(files.manifest):
             yield _summary(files)
             return
-        if (begun := read_manifest(SweepFiles(files.selection))) is not None:
+        if (begun := read_manifest(files.of_selection)) is not None:
             yield _of_selection(files, begun)
             return
         inner = list_folders(folder)

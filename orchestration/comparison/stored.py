@@ -114,7 +114,7 @@ def candidate_attempts(files: SweepFiles, sweep: SweepSpec) -> dict[str, tuple[A
 
     Empty for other sweeps, and if the folder of the tuning was deleted. Raises: DataCorruption for a damaged result.
     """
-    tuned = SweepFiles(files.tuning)
+    tuned = files.of_tuning
     chosen = sweep.adapted is not None and not sweep.adapted.candidates
     if sweep.tune is None or sweep.tune.privacy != "unaccounted" or not chosen or not exists(tuned.manifest):
         return {}

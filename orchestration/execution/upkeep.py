@@ -73,7 +73,7 @@ def tuning_of(files: SweepFiles) -> list[tuple[SweepFiles, SweepRecord]]:
 
     Raises: as `owned_record`.
     """
-    tuning = SweepFiles(files.tuning)
+    tuning = files.of_tuning
     return [(tuning, owned_record(tuning))] if exists(tuning.manifest) else []
 
 
@@ -121,7 +121,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     """
     if exists(files.manifest):
         return _delete_whole(files)
-    if exists(SweepFiles(files.selection).manifest):
+    if exists(files.of_selection.manifest):
         return _delete_selection(files)
     raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
 
@@ -131,8 +131,8 @@ def _delete_whole(files: SweepFiles) -> tuple[str, ...]:
     with exclusive(files):
         record = stored_record(files)
         counted = _record_releases(files, record)
-        if exists(SweepFiles(files.tuning).manifest):
-            counted += _delete_whole(SweepFiles(files.tuning))
+        if exists(files.of_tuning.manifest):
+            counted += _delete_whole(files.of_tuning)
         delete_folder(files.selection)
         for uri in files.top_files:
             for each in with_partials(uri):
@@ -154,7 +154,7 @@ def _delete_whole(files: SweepFiles) -> tuple[str, ...]:
 def _delete_selection(files: SweepFiles) -> tuple[str, ...]:
     """Delete a private selection that no sweep has followed: it has shown nothing, so that no release stays."""
     require_no_links(files)
-    with exclusive(SweepFiles(files.selection)):
+    with exclusive(files.of_selection):
         pass  # no run holds it; the lock lies in the folder that goes
     delete_folder(files.selection)
     delete_if_empty(files.private)

@@ -58,7 +58,7 @@ def record_again(
     for damaged files.
     """
     files = SweepFiles(absolute(folder))
-    stages = [each for each in (SweepFiles(files.tuning), files) if exists(each.manifest)]
+    stages = [each for each in (files.of_tuning, files) if exists(each.manifest)]
     if not stages:
         raise InvalidInput(f"{files.root} holds no sweep, so there is nothing to record; name one that ran there")
     with contextlib.ExitStack() as held:

@@ -178,7 +178,7 @@ def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winn
 
 def _require_tuned_code(request: RunRequest) -> None:
     """Raise `InvalidInput` if the candidates that an earlier run chose among were trained with other code."""
-    files = SweepFiles(request.files.tuning)
+    files = request.files.of_tuning
     if exists(files.manifest):
         refuse(begun_with_other_code(files, stored_record(files).points, request.code), files)
 
@@ -202,7 +202,7 @@ def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     assert tune is not None, "only a sweep with tune has candidates"
     display.warn(f"tuning first, in {files.tuning}; then the best of each setting is trained in {files.root}")
     retry = tuple(word for word in request.retry if word in ("failed", "all"))  # keys name trials of the tuned stage
-    stage = begun(read_manifest(SweepFiles(files.tuning)), tuning_stage(request.sweep, request.text))
+    stage = begun(read_manifest(files.of_tuning), tuning_stage(request.sweep, request.text))
     name = f"{request.name or request.sweep.name} (tuning)"  # in MLflow, beside the sweep itself
     while True:
         asked = replace(request.of(stage), output=files.tuning, retry=retry, name=name)
@@ -226,7 +226,7 @@ def run_private_selection(request: RunRequest, display: Display) -> Outcome:
     if winners is None:
         winners = _select(request, display)
     selected = request.of(tuned_stage(request.text, winners))
-    sources = (files.selection,) if exists(SweepFiles(files.selection).manifest) else ()
+    sources = (files.selection,) if exists(files.of_selection.manifest) else ()
     outcome = run_stage(replace(selected, address=IN_PROCESS, sources=sources), display)
     delete_folder(files.selection)
     return outcome
@@ -248,7 +248,7 @@ def _select(request: RunRequest, display: Display) -> Mapping[str, Winner]:
         display.warn(warning)
     display.warn("private selection first; how far it has come is private, because it tells how many were drawn")
     candidates = replace(request.of(stage), output=files.selection, tracking_uri=NO_TRACKING)
-    return selected_runs(run_stage(candidates, NO_DISPLAY).record, SweepFiles(files.selection))
+    return selected_runs(run_stage(candidates, NO_DISPLAY).record, files.of_selection)
 
 
 def _require_selection_options(request: RunRequest) -> None:
@@ -275,7 +275,7 @@ def _drawn_stage(request: RunRequest) -> str:
     Raises: InvalidInput if the stored candidates belong to another version of the sweep, and for a lack of disk space.
     """
     files, sweep, tune = request.files, request.sweep, request.sweep.tune
-    candidates = SweepFiles(files.selection)
+    candidates = files.of_selection
     assert tune is not None, "only a sweep with tune has candidates"
     assert tune.selection is not None, "only a private selection draws candidates"
     if (before := read_manifest(candidates)) is not None:

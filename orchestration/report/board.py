@@ -189,7 +189,7 @@ def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
     """Return the candidates of the sweep's tuning, which vary more than what was trained with the best; () without
     one.
     """
-    tuning = SweepFiles(files.tuning)
+    tuning = files.of_tuning
     try:
         return checked_record(tuning).data().trials if exists(tuning.manifest) else ()
     except DpsweepError:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
 from collections.abc import Iterable, Iterator
@@ -137,7 +136,7 @@ class SweepFiles:
     error = Below("Withheld texts and tracebacks of errors of the plan.", "private/error.txt", "local_folder")
     tune = Below("Ray Tune's own state, a local folder not needed to resume.", "tune", "local_folder")
 
-    @functools.cached_property
+    @property
     def local_folder(self) -> Path:
         """Local folder of files that only the driver uses: its log and the embedded MLflow store.
 
@@ -163,6 +162,17 @@ class SweepFiles:
     artifacts = Below("Figures and reports of the embedded MLflow store.", "mlflow-artifacts")
     tuning = Below("The tuning sweep.", "tuning")
     selection = Below("The candidates of a private selection, until it is made.", "private/selection")
+
+    @property
+    def of_tuning(self) -> SweepFiles:
+        """The files of the tuning sweep, which may not be there."""
+        return SweepFiles(self.tuning)
+
+    @property
+    def of_selection(self) -> SweepFiles:
+        """The files of the candidates of a private selection, which may not be there."""
+        return SweepFiles(self.selection)
+
     claim = Below("The claim of the driver that runs the sweep; object stores only.", "driver.json")
     status = Below("Progress of the sweep (JSON); it may be shown like the report.", "status.json")
     probe = Below("File by which nodes check that the storage is shared.", "storage-probe")
@@ -230,7 +240,7 @@ def require_no_links(files: SweepFiles) -> None:
 
 def with_candidates(files: SweepFiles) -> tuple[SweepFiles, SweepFiles, SweepFiles]:
     """Return the files of a sweep, of its tuning, and of its private selection, which may not be there."""
-    return files, SweepFiles(files.tuning), SweepFiles(files.selection)
+    return files, files.of_tuning, files.of_selection
 
 
 def _plain(files: SweepFiles) -> tuple[list[str], list[str]]:

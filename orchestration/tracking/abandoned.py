@@ -24,7 +24,7 @@ def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
     uri = given if masked(given, given) == store else store
     if uri.startswith("sqlite:") and not os.path.exists(uri.removeprefix("sqlite:///")):
         return ""  # on another machine; it is closed by whoever asks there
-    own = next((each for each in (files, SweepFiles(files.tuning)) if uri == f"sqlite:///{each.database}"), None)
+    own = next((each for each in (files, files.of_tuning) if uri == f"sqlite:///{each.database}"), None)
     if own is None and uri != given and (MASK in uri or not is_given(snapshot.recording, snapshot.sweep_id, files)):
         return f"MLflow at {store} may show the sweep as running; set MLFLOW_TRACKING_URI to its address, and ask again"
     try:

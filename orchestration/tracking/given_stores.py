@@ -27,7 +27,7 @@ def note_given(recording: Recording, sweep_id: str, files: SweepFiles) -> None:
 
 def is_given(recording: Recording, sweep_id: str, files: SweepFiles) -> bool:
     """Return whether this user has recorded the sweep, or its candidates, in this store and experiment before."""
-    return any(is_noted(_fact(recording, sweep_id, each)) for each in (files, SweepFiles(files.tuning)))
+    return any(is_noted(_fact(recording, sweep_id, each)) for each in (files, files.of_tuning))
 
 
 def given_store(files: SweepFiles, given: str | None) -> str:

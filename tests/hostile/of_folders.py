@@ -371,7 +371,7 @@ def places(folder: Path) -> list[str]:
     key = private_key(folder)
     trial = sweep.trial(key)
     named = [*_paths(sweep), *_paths(trial), *sweep.in_place, sweep.attempts(key), f"{sweep.attempts(key)}/000001.json"]
-    of_tuning = SweepFiles(sweep.tuning)
+    of_tuning = sweep.of_tuning
     named += [of_tuning.manifest, of_tuning.trials, of_tuning.lock, of_tuning.trial(key).checkpoint]
     named += [f"{trial.private}/.checkpoint.pt.0.partial"]
     named += [sweep.audits(key), f"{sweep.audits(key)}/gradient-iterates-20.json"]

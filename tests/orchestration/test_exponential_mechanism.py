@@ -148,7 +148,7 @@ def test_a_damaged_count_is_named_and_nothing_is_chosen(tmp_path: Path, monkeypa
     with pytest.raises(BaseException, match="stop"):
         run_sweep(asked)
     monkeypatch.undo()
-    stage = SweepFiles(SweepFiles(asked.files.root).selection)
+    stage = asked.files.of_selection
     count = Path(stage.trial(stored_record(stage).points[0].key).held_out)
     before = count.read_bytes()
     count.write_bytes(b'{"wrong": -1}')

@@ -198,7 +198,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     monkeypatch.setattr("dpsweep.workers.trials.trial.run_trial", killed)
     with pytest.raises(Killed):
         run_sweep(asked)
-    stage = SweepFiles(files.selection)
+    stage = files.of_selection
     drawn = known(stored_record(stage).sweep.adapted)
     assert not Path(files.manifest).exists()
     assert Path(files.private).stat().st_mode & 0o077 == 0
@@ -282,7 +282,7 @@ def test_a_draw_is_kept_whatever_stops_the_run_and_space_is_asked_for_before_it(
     monkeypatch.setattr("dpsweep.orchestration.execution.storage_checks.shutil.disk_usage", lambda _: usage())
     with pytest.raises(InvalidInput, match="MiB free, but the sweep may write"):
         run_sweep(asked)
-    candidates = SweepFiles(asked.files.selection)
+    candidates = asked.files.of_selection
     assert not Path(candidates.root).exists(), "nothing was drawn"
     free["bytes"] = 2**40
 
@@ -311,7 +311,7 @@ def test_a_draw_of_any_number_is_stored_and_no_list_tells_it(tmp_path: Path, mon
     monkeypatch.setattr("dpsweep.orchestration.pipeline.stage._planned", lost)
     with pytest.raises(InvalidInput, match="no node is left"):
         run_sweep(asked)
-    candidates = SweepFiles(asked.files.selection)
+    candidates = asked.files.of_selection
     drawn = known(parse_sweep(read_text_of(candidates)).adapted)
     assert {len(runs) for runs in drawn.drawn.values()} == {12_000}
     assert len(drawn.drawn) * 12_000 > 40_000, "more than a sweep file may have values"

@@ -59,7 +59,7 @@ def test_the_best_candidate_of_each_setting_is_trained_with_the_sweeps_seeds(out
     record = outcome.record
     assert [point.spec.seed for point in record.points] == [0, 0]
     assert {point.spec.optimizer.params["learning_rate"] for point in record.points} == {1.0}
-    tuning = stored_record(SweepFiles(outcome.files.tuning))
+    tuning = stored_record(outcome.files.of_tuning)
     assert len(tuning.points) == 2 + 4
     assert {point.spec.seed for point in tuning.points} == {1_000_000}
     chosen = best_candidates(tuning)
@@ -122,7 +122,7 @@ def test_its_exported_table_holds_the_notes_as_text(outcome: Outcome) -> None:
 
 
 def test_the_ledger_counts_the_candidates(outcome: Outcome, tmp_path: Path) -> None:
-    tuning, (_, point) = stored_record(SweepFiles(outcome.files.tuning)), outcome.record.points
+    tuning, (_, point) = stored_record(outcome.files.of_tuning), outcome.record.points
     runs = [each for key in tuning.attempts for each in tuning.attempts[key]]
     assert len(runs) == 4
     trace = outcome.record.attempts[point.key][0].trace
@@ -159,7 +159,7 @@ def test_a_sweep_that_grows_tunes_only_what_is_new(tmp_path: Path) -> None:
     assert all(point.is_asked for point in second.record.points)
     after = {status.key: status.result and status.result.ended for status in second.record.statuses.values()}
     assert before.items() <= after.items()
-    assert len(stored_record(SweepFiles(second.files.tuning)).points) == 2 * 4
+    assert len(stored_record(second.files.of_tuning).points) == 2 * 4
     wider = {"parameters": {"clipping.bound": [0.02]}, "privacy": "unaccounted"}
     third = run_sweep(request(tmp_path, clipping="flat", tune=wider)).record
     (asked,) = [point for point in third.points if point.is_asked]
@@ -180,7 +180,7 @@ def test_public_tuning_never_trains_on_the_private_data(tmp_path: Path) -> None:
         "seeds": [7, 8],
     }
     outcome = run_sweep(request(tmp_path, tune=tune, data="digits", clipping="flat"))
-    tuning = stored_record(SweepFiles(outcome.files.tuning))
+    tuning = stored_record(outcome.files.of_tuning)
     assert {point.spec.data.name for point in tuning.points} == {"breast_cancer"}
     assert {point.spec.seed for point in tuning.points} == {7, 8}
     (point,) = outcome.record.points
@@ -199,7 +199,7 @@ def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> Non
     }
     asked = request(tmp_path, tune=tune, clipping="flat")
     outcome = run_sweep(asked)
-    tuning = stored_record(SweepFiles(outcome.files.tuning))
+    tuning = stored_record(outcome.files.of_tuning)
     assert len(tuning.points) == 8
     (point,) = outcome.record.points
     found = known(outcome.record.trial(point).tuning)
@@ -209,7 +209,7 @@ def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> Non
     assert point.spec.optimizer.params["learning_rate"] == best[0]["optimizer.learning_rate"]
     assert statistics.median(rates[4:]) > max(rates[:4]), "where more is learnt"
     Path(outcome.files.manifest).unlink()  # as if it had died between the tuning and the sweep
-    again = stored_record(SweepFiles(run_sweep(asked).files.tuning))
+    again = stored_record(run_sweep(asked).files.of_tuning)
     assert [each.key for each in again.points] == [each.key for each in tuning.points]
     assert {status.result and status.result.ended for status in again.statuses.values()} == {
         status.result and status.result.ended for status in tuning.statuses.values()

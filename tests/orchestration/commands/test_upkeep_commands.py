@@ -135,7 +135,7 @@ def test_what_a_killed_driver_left_running_is_ended_by_whoever_asks(files: Sweep
 
 def test_a_tuning_that_runs_is_not_recorded_beside_its_driver(files: SweepFiles) -> None:
     shutil.copytree(files.root, files.tuning)
-    with exclusive(SweepFiles(files.tuning)):
+    with exclusive(files.of_tuning):
         assert f"another dpsweep writes to {files.tuning}" in refused(InvalidInput, "record", files.root)
     assert not Path(files.database).exists()
 

@@ -74,9 +74,9 @@ def test_verify_reads_the_files_of_the_tuning_too(files: SweepFiles) -> None:
     shutil.move(tuning.root, files.tuning)
     said = printed("verify", files.root)
     assert said.startswith("2 trained trials and 2 of the tuning: every file is as it was")
-    model = Path(SweepFiles(files.tuning).trial(KEYS[1]).model)
+    model = Path(files.of_tuning.trial(KEYS[1]).model)
     model.write_bytes(model.read_bytes()[:-1] + b"?")
-    Path(SweepFiles(files.tuning).report_digests).write_text("damaged")
+    Path(files.of_tuning.report_digests).write_text("damaged")
     lines = refused(DataCorruption, "verify", files.root).splitlines()
     assert [line.split()[0].strip(":") for line in lines] == [str(model), f"{files.tuning}/digests.json"]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import pickle
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,9 @@ def test_what_only_the_driver_writes_is_local_whatever_holds_the_results(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert SweepFiles("s3://bucket/runs/a").local_folder.parent == tmp_path / "runs"
+    files = SweepFiles("s3://bucket/runs/a")
+    assert files.local_folder.parent == tmp_path / "runs"
+    assert pickle.loads(pickle.dumps(files)).__dict__ == {"root": files.root}, "a worker has a folder of its own"
     assert SweepFiles(str(tmp_path / "a")).tune == str(tmp_path / "a" / "tune")
 
 
