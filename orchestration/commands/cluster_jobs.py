@@ -311,7 +311,7 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
 
     files = SweepFiles(output)
     try:
-        is_seen = exists(output if "://" in output else str(Path(output).parent))
+        is_seen = "://" in output or exists(str(Path(output).parent))
         stored = read_manifest(files)
         opened(stored, spec, text, files.root)
         if stored is not None:

@@ -209,6 +209,8 @@ _AGENT_WITHIN = 90.0
 """Seconds to wait for a head to start its job agent."""
 _ADVICE: Final = "see what holds up the head, and ask again"
 _NO_AGENT = "No available agent"
+_TRACEBACK: Final = "Traceback (most recent call last)"
+"""In an answer of the head, whose last line says the reason."""
 _STOP_WITHIN = 120
 """Seconds that a stopped driver has to close its MLflow runs before Ray kills it."""
 DRIVER_BYTES: Final = 2**30
@@ -357,18 +359,23 @@ class SubmittedSweeps:
         self._require_room(jobs, warn)
         name = next_id(sweep_id, len(earlier), {job.id for job in jobs})
         variables = {"RAY_JOB_STOP_WAIT_TIME_S": str(_STOP_WITHIN), **environment}
-        self._start(
-            entrypoint=f"python3 -P -m dpsweep.orchestration.execution.supervisor {name}",
-            submission_id=name,
-            runtime_env={"py_modules": list(package.folders), "env_vars": variables},
-            metadata={
-                _SWEEP_ID: sweep_id,
-                "dpsweep.output": output,
-                "dpsweep.owner": turn.owner,
-                "dpsweep.priority": str(turn.priority),
-                _CODE: json.dumps(dict(package.code)),
-            },
-        )
+        try:
+            self._start(
+                entrypoint=f"python3 -P -m dpsweep.orchestration.execution.supervisor {name}",
+                submission_id=name,
+                runtime_env={"py_modules": list(package.folders), "env_vars": variables},
+                metadata={
+                    _SWEEP_ID: sweep_id,
+                    "dpsweep.output": output,
+                    "dpsweep.owner": turn.owner,
+                    "dpsweep.priority": str(turn.priority),
+                    _CODE: json.dumps(dict(package.code)),
+                },
+            )
+        except InvalidInput:
+            if all(job.id != name for job in self.all()):
+                raise
+            return self.submit(sweep_id, output, package, environment, turn, warn)  # another command was faster
         return self.find(name)
 
     def _require_room(self, jobs: Sequence[SubmittedSweep], warn: Warn) -> None:
@@ -441,7 +448,8 @@ class SubmittedSweeps:
         except AuthenticationError as error:
             raise refused_token(self._address) from error
         except (OSError, RuntimeError) as error:
-            reason = " ".join(str(error).split())
+            lines = [line for line in str(error).splitlines() if line.strip(" .")]
+            reason = " ".join(" ".join(lines[-1:] if _TRACEBACK in str(error) else lines).split())
             raise InvalidInput(f"the Ray cluster at {self._address} refused ({reason[:300]})") from error
         except _UNLIKE_RAY as error:
             raise InvalidInput(

@@ -118,6 +118,10 @@ def test_an_output_that_cannot_be_seen_from_here_is_said_and_left_to_the_job(tmp
     assert f"warning: whether {output} holds another sweep cannot be seen from here" in warned
 
 
+def test_an_empty_place_in_a_store_that_answers_is_seen_from_here(tmp_path: Path, submit: Command) -> None:
+    assert "cannot be seen from here" not in submit("--output", f"file://{tmp_path}/nothing-yet")[2]
+
+
 def test_a_sweep_that_cannot_run_is_not_sent(sweep_file: Path, submit: Command) -> None:
     sweep_file.write_text(sweep_file.read_text().replace("batch_size: 128", "batch_size: 4096"))
     code, said, warned = submit("--output", "/a")

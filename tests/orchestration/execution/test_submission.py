@@ -13,7 +13,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +24,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution import submission
 from dpsweep.orchestration.execution.environment import reread_environment
 from dpsweep.orchestration.execution.on_ray import SWEEP_GAUGES
-from dpsweep.orchestration.execution.submission import Package, SubmittedSweeps
+from dpsweep.orchestration.execution.submission import Package, SubmittedSweep, SubmittedSweeps
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import Turn
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
@@ -286,6 +286,25 @@ def test_a_full_head_takes_no_further_driver(head: Head, monkeypatch: pytest.Mon
     monkeypatch.setattr(submission, "DRIVER_BYTES", 2**50)
     refused = r"the head at .* has [0-9.]+ GiB of memory left, where \d+ sweeps run, .*; submit it when one has ended"
     with pytest.raises(InvalidInput, match=refused):
+        jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"), print)
+
+
+def test_a_job_that_another_command_began_meanwhile_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
+    theirs, seen = SubmittedSweep("small-1", "small-1", "/out", "PENDING", 1.0, "bob"), list[SubmittedSweep]()
+    jobs = object.__new__(SubmittedSweeps)
+    jobs._address = "http://head:8265"
+
+    def start(**job: object) -> None:
+        seen.append(theirs)
+        with jobs._errors_as_invalid_input():
+            raise RuntimeError("status code 500: Traceback (most recent call last):\n  File ...\nValueError: taken\n.")
+
+    for name, fake in (("_start", start), ("all", lambda: tuple(seen)), ("_require_room", lambda *given: None)):
+        monkeypatch.setattr(jobs, name, fake)
+    assert jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"), print) is theirs
+    seen[:] = []
+    theirs = replace(theirs, id="other")
+    with pytest.raises(InvalidInput, match=r"head:8265 refused \(ValueError: taken\)$"):
         jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"), print)
 
 
