@@ -429,7 +429,7 @@ _AXIS: Final = {
 _LOOK: Final = {
     "showlegend": False,
     "autosize": True,
-    "margin": {"l": 12, "r": 14, "t": 18, "b": 12},
+    "margin": {"l": 12, "r": 20, "t": 18, "b": 12},  # plotly hides a label, such as 100%, that would leave the figure
     "font": {"family": FONT, "size": 13, "color": INK},
     "hoverlabel": {"font": {"family": FONT, "size": 13}},
     "paper_bgcolor": "rgba(0,0,0,0)",
