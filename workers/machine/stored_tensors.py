@@ -2,15 +2,19 @@
 
 A file may come from somebody else. Only tensors and plain values are unpickled, and only from archives whose entries
 are stored as they are, as `torch.save` makes them. A few kilobytes that are compressed may unfold to all memory. So may
-a few bytes that ask for a ``bytearray`` of some length, which torch allows.
+a few bytes that ask for a ``bytearray`` of some length, encode bytes in hexadecimal again and again, or name one entry
+by many names, all of which torch allows. An archive is looked at by the reader that torch loads it with, because
+another one may find other entries in the same bytes.
 """
 
 from __future__ import annotations
 
+import codecs
+import contextlib
 import json
+import os
 import pickletools
-import zipfile
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Final
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import digest_of, list_files
@@ -23,33 +27,87 @@ class NoTensors(Exception):
     """A file holds something else than tensors and plain values, or is damaged; its cause says more."""
 
 
-def load_tensors(stored: BinaryIO) -> Any:
-    """Return the value in the rest of a stream, on the CPU. Raises: NoTensors."""
+def load_tensors(stored: BinaryIO, or_older: bool = False) -> Any:
+    """Return the value in the rest of a stream, on the CPU. or_older: also of torch before 1.6, which is no archive.
+
+    Raises: NoTensors.
+    """
     import torch  # late: who deletes a checkpoint needs no torch
 
     start = stored.tell()
+    is_archive = stored.read(len(_ARCHIVE)) == _ARCHIVE
+    size = stored.seek(0, os.SEEK_END) - start
+    stored.seek(start)
     try:
-        with zipfile.ZipFile(stored) as archive:
-            entries = archive.infolist()
-            if any(entry.compress_type != zipfile.ZIP_STORED for entry in entries):
+        if is_archive:
+            archive = torch._C.PyTorchFileReader(stored)
+            if sum(map(archive.get_record_size, archive.get_all_records())) > size:
                 raise NoTensors("it is compressed, as torch makes none")
-            for entry in entries:
-                if entry.filename.endswith(".pkl") and _makes_bytes(archive.read(entry)):
-                    raise NoTensors("it makes bytes of any length, as dpsweep stores none")
+            pickles: list[Any] = [archive.get_record("data.pkl")]
+        elif or_older:
+            pickles = [stored] * _PICKLES
+        else:
+            raise NoTensors("it is no archive")
+        if any(map(_makes_bytes, pickles)):
+            raise NoTensors("it makes bytes of any length, as dpsweep stores none")
         stored.seek(start)
-        return torch.load(stored, map_location="cpu", weights_only=True)
+        read: Any = _Limited(stored, 2 * size) if is_archive else stored
+        return torch.load(read, map_location="cpu", weights_only=True)
     except NoTensors:
         raise
     except Exception as error:  # the unpickler raises almost anything for damaged bytes
         raise NoTensors(str(error).partition("\n")[0]) from error
 
 
-def _makes_bytes(pickled: bytes) -> bool:
-    """Return whether a pickle names ``bytearray``. Raises: ValueError for damaged bytes."""
-    return any(
-        operation.name == "GLOBAL" and str(name).rpartition(" ")[2] == "bytearray"
-        for operation, name, _ in pickletools.genops(pickled)
-    )
+_ARCHIVE: Final = b"PK\x03\x04"
+_PICKLES: Final = 5
+"""Pickles at the start of a file by torch before 1.6."""
+_OF_BYTES: Final = frozenset({"base64", "bz2", "hex", "quopri", "uu", "zlib"})
+"""Codecs that make bytes of bytes, so that one can follow another."""
+
+
+def _makes_bytes(pickled: bytes | BinaryIO) -> bool:
+    """Return whether a pickle, or the next one in a stream, names what makes bytes of any length.
+
+    Raises: ValueError for damaged bytes.
+    """
+    named, texts = set[str](), set[str]()
+    for operation, value, _ in pickletools.genops(pickled):
+        if operation.name == "GLOBAL":
+            named.add(str(value).rpartition(" ")[2])
+        elif isinstance(value, str):
+            texts.add(value)
+    return "bytearray" in named or ("encode" in named and any(map(_is_of_bytes, texts)))
+
+
+def _is_of_bytes(text: str) -> bool:
+    """Return whether this is the name of one of `_OF_BYTES`, of which the longest has 16 letters."""
+    with contextlib.suppress(LookupError, ValueError):
+        return len(text) < 32 and codecs.lookup(text).name in _OF_BYTES
+    return False
+
+
+class _Limited:
+    """A stream of which at most so many bytes are read."""
+
+    def __init__(self, stored: BinaryIO, most: int) -> None:
+        self._left, self.seek, self.tell = most, stored.seek, stored.tell
+        self._stored = stored
+
+    def read(self, size: int = -1) -> bytes:
+        found = self._stored.read(size)
+        self._count(len(found))
+        return found
+
+    def readinto(self, buffer: memoryview) -> int:
+        found: int = self._stored.readinto(buffer)  # type: ignore[attr-defined]
+        self._count(found)
+        return found
+
+    def _count(self, size: int) -> None:
+        self._left -= size
+        if self._left < 0:
+            raise NoTensors("it reads its entries again and again")
 
 
 def note_written(files: TrialFiles) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-import zipfile
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
 
-import torch
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
@@ -30,11 +28,8 @@ def load_weights(path: Path) -> Mapping[str, Tensor]:
     try:
         if path.suffix == ".safetensors":
             return dict(require_package("safetensors.torch", f"the file {path}").load_file(path))
-        if zipfile.is_zipfile(path):  # older weights are no archive, and nothing in them unfolds
-            with path.open("rb") as opened:
-                stored = load_tensors(opened)
-        else:
-            stored = torch.load(path, map_location="cpu", weights_only=True)
+        with path.open("rb") as opened:
+            stored = load_tensors(opened, or_older=True)
     except OSError as error:
         raise InvalidInput(f"cannot read the weights {path}: {error.strerror}; give a file that can be read") from error
     except InvalidInput:

@@ -5,11 +5,14 @@ from __future__ import annotations
 import hashlib
 import io
 import os
+import pickle
 import stat
+import struct
 import tracemalloc
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -98,7 +101,63 @@ def of_any_length(file: Path) -> bytes:
     return buffer.getvalue()
 
 
-@pytest.mark.parametrize("made", [with_code, compressed, of_any_length, lambda file: b"no archive"])
+_FIVE = b"\x80\x02c__builtin__\nbytearray\nK\x05\x85R."
+"""A pickle of five bytes."""
+
+
+def _archive(pickled: bytes, name: str = "data.pkl", size: int = 1) -> bytes:
+    """What torch stores of so many values, with another pickle."""
+    buffer, forged = io.BytesIO(), io.BytesIO()
+    torch.save(torch.ones(size), buffer)
+    with zipfile.ZipFile(buffer) as stored, zipfile.ZipFile(forged, "w") as archive:
+        for each in stored.namelist():
+            is_pickle = each.endswith("/data.pkl")
+            archive.writestr(f"archive/{name}" if is_pickle else each, pickled if is_pickle else stored.read(each))
+    return forged.getvalue()
+
+
+def of_any_length_by_another_name(file: Path) -> bytes:
+    return _archive(_FIVE, "data.PKL")
+
+
+def of_any_length_before_an_archive(file: Path) -> bytes:
+    older: list[Any] = [0x1950A86A20F9469CFC6C, 1001, {}]
+    return b"".join(
+        [*(pickle.dumps(each, 2) for each in older), _FIVE, pickle.dumps([], 2), _archive(pickle.dumps(1, 2))]
+    )
+
+
+def encoded_again_and_again(file: Path) -> bytes:
+    text = b"X\x01\x00\x00\x00aX\x06\x00\x00\x00latin1\x86R"
+    return _archive(b"\x80\x02" + 3 * b"c_codecs\nencode\n" + text + 2 * b"X\x03\x00\x00\x00hex\x86R" + b".")
+
+
+def by_many_names(file: Path) -> bytes:
+    """One entry, whose name ends before the zero, as three tensors."""
+    size = 2**18
+    number = b"J" + struct.pack("<i", size)
+    tensor = (
+        b"ctorch._utils\n_rebuild_tensor_v2\n((X\x07\x00\x00\x00storagectorch\nFloatStorage\nX\x03\x00\x00\x000\x00%b"
+    )
+    tensor += (
+        b"X\x03\x00\x00\x00cpu" + number + b"tQK\x00" + number + b"\x85K\x01\x85\x89ccollections\nOrderedDict\n)RtR"
+    )
+    return _archive(b"\x80\x02](" + tensor % b"a" + tensor % b"b" + tensor % b"c" + b"e.", size=size)
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        with_code,
+        compressed,
+        of_any_length,
+        of_any_length_by_another_name,
+        of_any_length_before_an_archive,
+        encoded_again_and_again,
+        by_many_names,
+        lambda file: b"no archive",
+    ],
+)
 def test_one_from_somebody_else_runs_no_code_and_unfolds_to_nothing(
     made: Callable[[Path], bytes], tmp_path: Path
 ) -> None:
@@ -109,8 +168,9 @@ def test_one_from_somebody_else_runs_no_code_and_unfolds_to_nothing(
     uri.write_bytes(kind + hashlib.sha256(content).digest() + content)
     with pytest.raises(DataCorruption, match="is damaged; restore it from a backup"):
         load_checkpoint(str(uri), "trial")
-    with pytest.raises(NoTensors):
-        load_tensors(io.BytesIO(content))
+    for or_older in (False, True):
+        with pytest.raises(NoTensors):
+            load_tensors(io.BytesIO(content), or_older)
     assert not (tmp_path / "ran").exists()
 
 
