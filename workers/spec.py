@@ -403,6 +403,12 @@ class ExecutionSpec:
                 "execution.last_micro_batch is padded, but execution.micro_batch_size, to which it would be, is null; "
                 "give a micro_batch_size"
             )
+        if not self.deterministic and self.checkpoint_every_epochs > 1.0:
+            raise InvalidInput(
+                f"execution.checkpoint_every_epochs is {self.checkpoint_every_epochs:g}, and execution.deterministic "
+                "false: a resumed trial would round otherwise the epochs that it has shown since its checkpoint, under "
+                "the same noise; set checkpoint_every_epochs to at most 1, with which none are"
+            )
 
 
 SPEED: Final = (

@@ -66,6 +66,7 @@ def test_impossible_fields_are_refused_by_name(changes: dict[str, Any], message:
         (lambda: ExecutionSpec(threads=0), "execution.threads is 0, but must be at least 1"),
         (lambda: ExecutionSpec(micro_batch_size=0), "execution.micro_batch_size is 0, but must be at least 1"),
         (lambda: ExecutionSpec(checkpoint_every_epochs=1e-310), "execution.checkpoint_every_epochs is 1e-310"),
+        (lambda: ExecutionSpec(deterministic=False, checkpoint_every_epochs=2), "set checkpoint_every_epochs to at m"),
     ],
 )
 def test_a_section_out_of_bounds_is_never_built(build: Callable[[], object], message: str) -> None:

@@ -7,6 +7,7 @@ __all__ = [
     "checks",
     "divided",
     "engine",
+    "hidden_state",
     "layers",
     "modes",
     "pass_results",

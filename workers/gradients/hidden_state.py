@@ -7,11 +7,12 @@ the gradients of all others, and no noise covers it. `HiddenState` reads such va
 
 from __future__ import annotations
 
+import dis
 import hashlib
 import inspect
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cache, cached_property, lru_cache, partial
@@ -290,9 +291,14 @@ def changed(before: Contents, after: Contents) -> set[str]:
 @lru_cache(maxsize=2**15)
 def code_digest(code: CodeType) -> str:
     """Return a sha256 of the behaviour of a function, wherever it is written."""
-    constants = [code_digest(each) if isinstance(each, CodeType) else repr(each) for each in code.co_consts]
+    constants = [code_digest(each) if isinstance(each, CodeType) else _written(each) for each in code.co_consts]
     parts = (code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
     return hashlib.sha256(repr(parts).encode()).hexdigest()
+
+
+def _written(constant: object) -> str:
+    """Return a constant as text, equal in every process: the order of a set of texts is not."""
+    return repr(sorted(constant, key=repr) if isinstance(constant, frozenset) else constant)
 
 
 def _qualified(kind: type) -> str:
@@ -443,6 +449,42 @@ def codes_of(module: ModuleType) -> Iterator[tuple[str, str]]:
                 yield from _codes_in(f"{name}.{key}", member)
         else:
             yield from _codes_in(name, value)
+
+
+def code_behind(objects: Iterable[object]) -> list[str]:
+    """Return digests of the user's own functions behind ``objects``, sorted: themselves, methods of their classes, and
+    functions that these read, each with the numbers and texts that it reads.
+    """
+    given = list(objects)
+    kinds = {kind for each in given for kind in type(each).__mro__ if not is_of_a_package(str(kind.__module__))}
+    waiting = [*given, *(member for kind in kinds for member in vars(kind).values())]
+    found = dict[int, tuple[object, str]]()  # objects are kept, so that no other one gets their id
+    while waiting:
+        each = waiting.pop()
+        if isinstance(each, partial | MethodType | staticmethod | classmethod | property | cached_property):
+            waiting += (getattr(each, name, None) for name in ("func", "__func__", "fget"))
+        elif isinstance(each, FunctionType) and id(each) not in found and not is_of_a_package(str(each.__module__)):
+            read = dict(_read_by(each))
+            values = sorted((name, repr(value)) for name, value in read.items() if isinstance(value, _NUMBERS))
+            found[id(each)] = each, repr((code_digest(each.__code__), values))
+            waiting += read.values()
+    return sorted(digest for _, digest in found.values())
+
+
+def _read_by(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield what a function reads outside of its arguments, by name: defaults, closure and globals."""
+    code = function.__code__
+    yield from ((f"default {place}", each) for place, each in enumerate(function.__defaults__ or ()))
+    yield from (function.__kwdefaults__ or {}).items()
+    yield from zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True)
+    yield from ((name, function.__globals__[name]) for name in _globals_read(code) if name in function.__globals__)
+
+
+def _globals_read(code: CodeType) -> Iterator[str]:
+    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
+    for constant in code.co_consts:
+        if isinstance(constant, CodeType):
+            yield from _globals_read(constant)
 
 
 def _codes_in(name: str, value: object) -> Iterator[tuple[str, str]]:

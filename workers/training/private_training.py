@@ -34,6 +34,7 @@ from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make
 from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.gradients.checks import precision_named
+from dpsweep.workers.gradients.hidden_state import code_behind
 from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.machine.devices import rounding_of, torch_defaults
@@ -182,7 +183,9 @@ class PrivateTraining:
         named = _ADDRESS.sub(
             "", f"{model!r}, {loss!r}, {optimizer if isinstance(optimizer, Mapping) else type(optimizer)}"
         )
-        self._owner = fingerprint(self._spec.to_json(), mechanism, self._dataset.digest(), named, rounding_of(device))
+        code = code_behind([*model.modules(), loss, optimizer, clipping])
+        digest = self._dataset.digest()
+        self._owner = fingerprint(self._spec.to_json(), mechanism, digest, named, code, rounding_of(device))
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
@@ -350,8 +353,13 @@ class PrivateTraining:
         batches.
 
         Private data, like the examples: whoever has it can take the noise away. Raises: InvalidInput between drawing a
-        batch and its step.
+        batch and its step, and for a run whose bits may differ.
         """
+        if not self._spec.execution.deterministic:
+            raise InvalidInput(
+                "execution.deterministic is false: steps that come again would be rounded otherwise under the same "
+                "noise, which then hides neither; make the engine with deterministic=True to go on from states"
+            )
         if self._pending is not None:
             raise InvalidInput("a batch was drawn and not stepped; take the state after step()")
         with self._own_randomness():
@@ -368,9 +376,9 @@ class PrivateTraining:
         """Go on from a `state_dict` of the same run. Raises: InvalidInput for that of another one."""
         if not isinstance(state, Mapping) or state.get("owner") != self._owner:
             raise InvalidInput(
-                "the state is that of another run: data, model, loss, optimizer, lengths, privacy, execution (threads, "
-                "device), torch and the processor must be those that it began with, as its noise must not cover other "
-                "gradients too"
+                "the state is that of another run: data, model, loss, optimizer and their code, lengths, privacy, "
+                "execution (threads, device), torch and the processor must be those that it began with, as its noise "
+                "must not cover other gradients too"
             )
         state, self._pending = copy.deepcopy(dict(state)), None
         with self._own_randomness():
@@ -531,6 +539,11 @@ def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[s
 
 
 def _columns(data: object) -> tuple[Tensor, Tensor]:
-    features, labels, *_ = columns_of(data)
+    features, labels, *others = columns_of(data)
+    if others:
+        raise InvalidInput(
+            f"data has {2 + len(others)} columns, of which an engine would read two; give features and labels, and the "
+            "group of each example as groups="
+        )
     x, y = as_tensor(features, "features"), as_tensor(labels, "labels")
     return x.float() if x.is_floating_point() else x, y.float() if y.is_floating_point() else y.long()

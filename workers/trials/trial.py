@@ -441,7 +441,8 @@ def _train_to_the_end(
         trainer.step()
         meter.sample()
         progress = _end_epoch(trainer, meter.use()) if trainer.at_epoch_end else None
-        if is_due(trainer.step_count, saves_per_epoch, steps_per_epoch) or not trainer.may_continue():
+        shown_often = progress is not None and saves_per_epoch >= 1.0  # stored before it is shown (`_require_rounding`)
+        if shown_often or is_due(trainer.step_count, saves_per_epoch, steps_per_epoch) or not trainer.may_continue():
             save()
         if progress is not None:
             report(progress)

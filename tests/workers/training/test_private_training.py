@@ -24,7 +24,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.models import build_model
-from dpsweep.workers.spec import SamplingSpec
+from dpsweep.workers.spec import ExecutionSpec, SamplingSpec
 from dpsweep.workers.training import private_training
 from dpsweep.workers.training.private_training import PrivateTraining
 from dpsweep.workers.trials.trained_model import load_model, load_trained
@@ -172,6 +172,30 @@ def test_a_state_of_another_processor_is_that_of_another_run(monkeypatch: pytest
         engine_of(net(), **UNCALIBRATED).load_state_dict(state)
 
 
+def of_code(factor: float, *, calls: bool) -> PrivateTraining:
+    """Its loss differs by a factor, in the code of a function that it calls, or in a value that it reads."""
+    model, read = net(), 1.0 if calls else factor
+    edited: Callable[[Tensor], Tensor] = lambda losses: losses * 3  # noqa: E731
+    helper: Callable[[Tensor], Tensor] = edited if calls and factor == 3 else lambda losses: losses * 2
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        return helper(read * nn.functional.cross_entropy(outputs, labels, reduction="none"))
+
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    return PrivateTraining(model, loss, optimizer, (FEATURES, LABELS), noise=1.0, sampling=30, epochs=2, delta=1e-4)
+
+
+def test_a_state_does_not_go_on_with_edited_code_or_at_another_rounding() -> None:
+    for calls in (True, False):
+        state = run(of_code(2, calls=calls), until=1).state_dict()
+        of_code(2, calls=calls).load_state_dict(state)
+        with pytest.raises(dpsweep.InvalidInput, match="optimizer and their code"):
+            of_code(3, calls=calls).load_state_dict(state)
+    execution = ExecutionSpec(deterministic=False, threads=torch.get_num_threads())
+    with pytest.raises(dpsweep.InvalidInput, match="rounded otherwise under the same noise"):
+        engine_of(net(), execution=execution, **UNCALIBRATED).state_dict()
+
+
 def test_defaults_are_poisson_batches_and_secret_keys_and_the_epsilon_so_far_rises() -> None:
     engine = engine_of(net())
     assert isinstance(engine.planned.epsilon, float)
@@ -300,6 +324,7 @@ def test_a_step_that_is_interrupted_before_its_update_comes_again_from_the_state
         ({"clipping": "none"}, "without clipping the sensitivity is infinite"),
         ({"clipping": {"bound": 1.0}}, "a mapping with the key name"),
         ({"data": (FEATURES, LABELS[:5])}, "120 examples and 5 labels"),
+        ({"data": TensorDataset(FEATURES, LABELS, LABELS)}, "data has 3 columns.* of each example as groups="),
         ({"data": "table.csv"}, "data is str; give a pair of features and labels"),
         ({"data": (np.full((120, 5), "a"), LABELS)}, "features are of type <U1"),
         ({"groups": np.arange(120), "group_names": ("a",)}, "indices of the 1 group_names"),

@@ -23,6 +23,7 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.workers.machine.checkpoint import save_checkpoint
 from dpsweep.workers.spec import Component, ExecutionSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials import trial
@@ -166,6 +167,21 @@ def test_epochs_that_may_have_been_shown_are_not_rounded_otherwise(
     else:
         with pytest.raises(InvalidInput, match=r"and torch 2\.99 on another processor may round otherwise"):
             run_trial(spec, str(tmp_path))
+
+
+def test_an_epoch_is_stored_before_it_is_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where no checkpoint is due at its end."""
+    stored, shown, save = list[int](), list[tuple[int, int]](), save_checkpoint
+
+    def note(uri: str, owner: str, state: Any) -> bytes:
+        stored.append(state["trainer"]["step_count"])
+        return save(uri, owner, state)
+
+    monkeypatch.setattr(trial, "save_checkpoint", note)
+    spec = small_trial(execution=ExecutionSpec(device=NAME, checkpoint_every_epochs=0.6))
+    run_trial(spec, str(tmp_path), on_progress=lambda progress: shown.append((progress.step, stored[-1])))
+    assert [step for step, _ in shown] == [last for _, last in shown]
+    assert len(shown) == 2
 
 
 def flipped(position: float) -> Callable[[bytes], bytes]:
