@@ -54,6 +54,7 @@ _FIRST = (
     "tests/workers/gradients/test_recorded.py",
     "tests/workers/clipping",
     "tests/workers/trials/test_trials.py",
+    "tests/workers/trials/test_one_rank.py",
     "tests/workers/training/test_resume.py",
 )
 SIZES: Final[Mapping[str, Size]] = {

@@ -212,9 +212,13 @@ def connected(
 
     `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
     Ranks on several nodes have a store in which strangers can neither read nor write. `address`: of this node, by which
-    the others reach it. `nccl`: whether each rank has its own GPU; otherwise values go through the memory of the host.
-    `shard`: which parameters the ranks divide, if any.
+    the others reach it. `nccl`: whether each rank has its own GPU; otherwise, and where torch sees none, values go
+    through the memory of the host. `shard`: which parameters the ranks divide, if any.
+
+    Where the block fails, the process of a rank with NCCL must end: NCCL would wait for ranks that wait elsewhere
+    (pytorch#141510).
     """
+    nccl = nccl and torch.cuda.is_available()
     os.environ["GLOO_SOCKET_IFNAME"] = os.environ["NCCL_SOCKET_IFNAME"] = interface_of(address)
     store = FileStore(meeting_place, size) if isinstance(meeting_place, str) else meeting_place
     with _reporting_lost_ranks():
@@ -227,8 +231,11 @@ def connected(
         )
     try:
         yield RankGroup(rank, size, through_host=not nccl, lending=Lending(size, shard) if shard else None)
-    finally:
-        distributed.destroy_process_group()
+    except BaseException:
+        if not nccl:
+            distributed.destroy_process_group()
+        raise
+    distributed.destroy_process_group()
 
 
 def interface_of(address: str) -> str:
@@ -252,7 +259,10 @@ def _reporting_lost_ranks() -> Iterator[None]:
     except torch.OutOfMemoryError:
         raise
     except RuntimeError as error:
-        raise RankLost("another process of the trial has ended") from error
+        reason = "another process of the trial has ended"
+        if isinstance(error, distributed.DistBackendError):
+            reason = f"{reason}, or NCCL failed: {str(error).partition(chr(10))[0]}"
+        raise RankLost(reason) from error
 
 
 def _padded(rows: Tensor, size: int) -> Tensor:
