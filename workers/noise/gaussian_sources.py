@@ -134,7 +134,11 @@ class SeededNoise:
         return {"generator": self._generator.get_state()}
 
     def restore(self, state: Mapping[str, Any]) -> None:
-        self._generator.set_state(state["generator"])
+        stored = state["generator"]
+        if len(stored) == len(self._generator.get_state()):
+            self._generator.set_state(stored)
+        else:  # of the other kind of device, whose generator draws other numbers
+            self._generator.manual_seed(derive_seed(self._seed, f"noise after {stored.tolist()}"))
 
 
 class KeyedNoise:

@@ -172,6 +172,13 @@ class NoiseShare:
         """The rows [kept, size] of this rank's pieces, by piece; none where `repeats_draws`."""
         return {} if self.repeats_draws else dict(self._rows)
 
+    def in_own_pieces(self, rows: Mapping[int, Tensor]) -> Mapping[int, Tensor]:
+        """Return the rows of all pieces in pieces of the size drawn here, which differs between kinds of devices."""
+        if not rows or rows[0].shape[1] == self._draws.most:
+            return rows
+        whole = torch.cat([rows[piece] for piece in sorted(rows)], 1)
+        return dict(enumerate(whole.split(self._draws.most, 1)))
+
     def take(self, rows: Mapping[int, Tensor]) -> None:
         """Continue with stored ``rows``, as far as they belong to this rank."""
         self._rows |= {
@@ -291,7 +298,8 @@ class CorrelatedSteps:
 
     def restore(self, state: Mapping[str, Any]) -> None:
         self._norm, self._count = state["norm"], state["count"]
-        self._share.restore(state)
+        here = state if state["others"] else {**state, "rows": self._share.in_own_pieces(state["rows"])}
+        self._share.restore(here)
 
 
 class _Earlier(Protocol):

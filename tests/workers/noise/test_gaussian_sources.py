@@ -330,3 +330,15 @@ def test_secret_models_draw_from_a_state_that_is_secret_in_all_its_bits() -> Non
 def test_unknown_source_is_named() -> None:
     with pytest.raises(InvalidInput, match="did you mean 'os_entropy'"):
         source("os_entropi")
+
+
+def test_noise_from_the_seed_goes_on_with_other_numbers_on_another_kind_of_device() -> None:
+    """The state of a GPU's generator has 16 bytes, that of a CPU's 5,056."""
+    length = 16 if DEVICE.type == "cpu" else 5056
+    draws = [source("seeded").normal((3,), 1.0)]
+    for place in (0, 1, 1):
+        noise = source("seeded")
+        noise.restore({"generator": torch.full((length,), place, dtype=torch.uint8)})
+        draws.append(noise.normal((3,), 1.0))
+    assert torch.equal(draws[2], draws[3])
+    assert len(torch.cat(draws[:3]).unique()) == 9

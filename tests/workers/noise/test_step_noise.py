@@ -128,6 +128,24 @@ def test_keyed_draws_do_not_depend_on_the_size_of_pieces(name: str, monkeypatch:
     assert torch.equal(torch.cat(pieces), whole)
 
 
+@pytest.mark.parametrize("sizes", [(64, 640), (640, 64)])
+def test_earlier_noise_goes_on_in_pieces_of_another_size(
+    sizes: tuple[int, int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As on another kind of device."""
+    zeros, made = {"weight": torch.zeros(300)}, list[CorrelatedSteps]()
+    for size in sizes:
+        with monkeypatch.context() as smaller:
+            smaller.setattr(gaussian_sources, "BLOCK", size)
+            made.append(CorrelatedSteps(BufferedNoise(2, STEPS, 4), make_noise_source("os_entropy", 0, CPU)))
+    one, other = made
+    for _ in range(3):
+        one.released(zeros, 1.0)
+    other.restore(one.state())
+    for _ in range(3):
+        assert np.array_equal(flat(other.released(zeros, 1.0).values), flat(one.released(zeros, 1.0).values))
+
+
 @pytest.mark.parametrize("name", NOISE_SOURCES)
 def test_no_two_steps_pieces_or_sources_share_draws(name: str) -> None:
     sources = [make_noise_source(name, seed, CPU) for seed in (1, 2)]
