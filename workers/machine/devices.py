@@ -36,9 +36,13 @@ def refuse_autocast() -> None:
         )
 
 
+_LACK_OF_MEMORY: Final = ("DefaultCPUAllocator", "CUDA error: out of memory", "STATUS_ALLOC_FAILED")
+"""Parts of errors about memory for which torch's allocator of CUDA did not ask: of the host, a context, a library."""
+
+
 def lacks_memory(error: RuntimeError) -> bool:
-    """Return whether an error of torch says that the device has too little memory; on a CPU only its text tells."""
-    return isinstance(error, torch.OutOfMemoryError) or "DefaultCPUAllocator" in str(error)
+    """Return whether an error of torch says that the device has too little memory."""
+    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _LACK_OF_MEMORY)
 
 
 @contextlib.contextmanager

@@ -15,7 +15,10 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine import devices
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device, missing_gpu, room_for_data
 from dpsweep.workers.machine.memory import GPU_SHARE, DeviceUse, read_device_use
+from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.history import Progress
+from dpsweep.workers.training.less_memory import LackOfMemory
+from dpsweep.workers.training.reproducible import explained
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.workers.devices import NAME
@@ -125,3 +128,11 @@ def test_trials_that_share_a_gpu_do_not_claim_the_same_memory_for_their_data(mon
     assert room_for_data(torch.device("cuda")) == 400.0
     monkeypatch.setenv(GPU_SHARE, "0.25")
     assert room_for_data(torch.device("cuda")) == 100.0
+
+
+@pytest.mark.parametrize(
+    "said", ["CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "CUDA error: out of memory"]
+)
+def test_memory_that_a_library_of_a_gpu_lacks_is_lack_of_memory(said: str) -> None:
+    with pytest.raises(LackOfMemory, match="'cuda' does not suffice"), explained(ExecutionSpec(device="cuda")):
+        raise RuntimeError(said)
