@@ -116,10 +116,10 @@ def _normals(first, second):
 @triton.jit
 def _add(values, place, count, draw, scale, grid):
     """Add ``draw * scale`` to the values at ``place``, and round to the nearest multiple of grid, of two to the even
-    one."""
+    one. A product with the inverse of grid, a power of two, is exact, and takes a tenth of a division's time."""
     inside = place < count
     noisy = tl.load(values + place, mask=inside, other=0.0).to(tl.float64) + draw * scale
-    steps = noisy / grid
+    steps = noisy * (1.0 / grid)  # divides once for all values
     below = tl.floor(steps)
     rest = steps - below
     is_odd = tl.floor(below * 0.5) * 2.0 != below
@@ -186,7 +186,8 @@ def write_words(out: Tensor, key: bytes, nonce: bytes, first: int) -> None:
 
 def add_noise(values: Tensor, key: bytes, nonce: bytes, first: int, draws: int, scale: float, grid: float) -> None:
     """Add to each of ``values`` [n] the sum of ``draws`` standard normal draws times ``scale``, and round it to a
-    multiple of ``grid``, in place. The draws take the blocks of the keystream from ``first`` on, eight words each."""
+    multiple of ``grid``, a power of two, in place. The draws take the blocks of the keystream from ``first`` on, eight
+    words each."""
     blocks = -(-len(values) * draws // 8)
     sizes = [int.from_bytes(struct.pack("<d", each), "little", signed=True) for each in (scale, grid)]
     with torch.cuda.device_of(values):
