@@ -81,6 +81,14 @@ def test_the_cluster_page_shows_commands_that_exist() -> None:
         commands[name].make_context(name, [*arguments, *address])
 
 
+def test_browsers_may_ask_the_server_of_mlflow_that_the_cluster_page_starts() -> None:
+    from mlflow.server.security_utils import should_block_cors_request  # late: it loads the server
+
+    command = (ROOT / "docs" / "cluster.md").read_text().split("\nmlflow server ")[1].split("```")[0]
+    allowed = re.findall(r"--cors-allowed-origins '([^']+)'", command)
+    assert not should_block_cors_request("http://mlflow.internal:5000", "POST", allowed)
+
+
 def test_registries_for_new_parts_lie_where_the_architecture_says() -> None:
     page = (ROOT / "docs" / "architecture.md").read_text()
     table = page.split("A new part touches these files")[1].split("\n## ")[0]
