@@ -252,9 +252,8 @@ class Findings:
         """Return the interval of the setting that `best` has chosen from ``among``, which allows for that choice.
 
         beside: subtract this setting, which was not chosen. Say that higher is better, and that L_s and U_s are bounds
-        of each setting s with value p_s. The chosen one lies above L_s except with S times the probability for one
-        (Bonferroni). It lies below p_s + max_t (U_t - p_t) as a single setting does: else the truly best one, m, which
-        has p_m <= p_s, would lie above U_m.
+        of each setting s. The chosen one lies above L_s except with S times the probability for one (Bonferroni). It
+        lies below the highest U_t as a single setting does: else the truly best one, m, would lie above U_m.
         """
 
         def interval(each: Setting, level: float = LEVEL) -> ConfidenceInterval | None:
@@ -264,17 +263,12 @@ class Findings:
 
         known = self._known(name, among)
         plain, strict = interval(best), interval(best, 1.0 - (1.0 - LEVEL) / max(1, len(known)))
-        spans = [(self.value(each, name), found) for each in known if (found := interval(each)) is not None]
+        spans = [found for each in known if (found := interval(each)) is not None]
         if plain is None or strict is None or len(spans) < 2:
             return plain
-        chosen, (least, most) = self.value(best, name), metric(name).format.possible
         if metric(name).better == "lower":
-            low = chosen - max(mean - found.low for mean, found in spans)
-            allowed = replace(strict, low=min(low, strict.high))
-        else:
-            high = chosen + max(found.high - mean for mean, found in spans)
-            allowed = replace(strict, high=max(high, strict.low))
-        return allowed.within(*((least, most) if beside is None else (least - most, most - least)))
+            return replace(plain, low=min(each.low for each in spans), high=strict.high)
+        return replace(plain, low=strict.low, high=max(each.high for each in spans))
 
     def choice(self, name: str) -> int:
         """Return how many settings `interval_of_best` allows for; 0 where it has nothing to choose from."""

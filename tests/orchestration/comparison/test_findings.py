@@ -476,6 +476,8 @@ def test_the_interval_of_the_best_of_several_allows_for_the_choice(sample: Findi
     alone = present(sample.interval(chosen.setting, "accuracy"))
     assert chosen.interval is not None
     assert chosen.interval.low < alone.low - 0.1 * (alone.high - alone.low)
+    highest = max(present(sample.interval(each, "accuracy")).high for each in sample.useful)
+    assert chosen.interval.high == highest, "no setting widens it that is worse beyond its own interval"
     one = best(sample, max_epsilon=8.0, at_least={"accuracy": chosen.value - 1e-9})
     assert one.interval is not None
     assert one.interval.low == chosen.interval.low, "the only one that fulfils the condition is chosen by it"
@@ -492,7 +494,8 @@ def test_other_numbers_of_the_chosen_setting_allow_for_the_choice(sample: Findin
     for found, alone in pairs:
         assert found is not None
         assert alone is not None
-        assert found.low < alone.low < alone.value < alone.high <= found.high
+        assert found.low <= alone.low < alone.value < alone.high <= found.high
+        assert found.high - found.low > alone.high - alone.low
     assert replace(sample, settings=sample.private).change_of_chosen(chosen, "accuracy") is None
 
 
