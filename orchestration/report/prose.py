@@ -28,7 +28,7 @@ from dpsweep.orchestration.comparison.settings import (
     whose,
 )
 from dpsweep.orchestration.comparison.spoken import between, says_nothing, unknown_of_one_seed
-from dpsweep.orchestration.comparison.statistics import Correlation, pearson
+from dpsweep.orchestration.comparison.statistics import Correlation, correlated
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon, worst_over_median
 from dpsweep.orchestration.report.catalogue import are_per_user, norms_are_off
 from dpsweep.orchestration.report.first_screen import decision
@@ -312,7 +312,7 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
     known = [(found, setting.name) for setting in private if (found := group_correlation(setting)) is not None]
     if not known:
         return []
-    strongest, name = min(known, key=lambda pair: pair[0].p_value)
+    strongest, name = min(known, key=lambda pair: (pair[0].p_value, -abs(pair[0].r)))
     task = task_of(trial for setting in private for trial in setting.trials)
     word, r = spoken(group_metric(task_called(task).main)), correlation(strongest.r)
     groups = len(group_names(trial for setting in private for trial in setting.trials))
@@ -346,8 +346,7 @@ def group_correlation(setting: Setting) -> Correlation | None:
         and (paid := setting.mean(group_epsilon(name))) is not None
         and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable
     ]
-    r = pearson(*zip(*pairs, strict=True)) if len(pairs) >= 3 else None
-    return None if r is None else Correlation(r, len(pairs))
+    return correlated(*zip(*pairs, strict=True)) if len(pairs) >= 3 else None
 
 
 def _failures(data: PublishedSweep, found: Findings) -> list[str]:
