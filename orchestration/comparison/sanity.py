@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 import numpy as np
+from scipy import special
 
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
@@ -192,8 +193,7 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
         return UnknownCost.of_baseline(hardly, f"{first_few([each.name for each in baselines])} {lost}: {step}.")
     if best_reference := _reference(best):
         name, score = best_reference
-        ends = _ends(best, evidence, main)
-        if (reached if ends is None else ends[1]) < score:
+        if _is_below(reached, score, _ends(best, evidence, main), evidence.units(best, main.name)[0]):
             return UnknownCost.of_baseline(
                 f"the baseline is worse than {name}",
                 f"{best.name} reaches {shown(reached)}, but {name}, which costs nothing, {shown(score)}: train it "
@@ -202,12 +202,25 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     if constant is None or not 0.0 <= constant < 1.0:
         return UnknownCost()
     why = _why_not_above_constant(best, evidence, main)
-    if why or reached - constant <= _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
-        always = f"always predicting {best_constant(main)}"
-        return UnknownCost.of_baseline(
-            hardly, f"{best.name} reaches {shown(reached)}, and {always} {shown(constant)}: {step}."
-        )
-    return UnknownCost()
+    if reached - constant > _HARDLY.get(str(main.task), 0.0) * (1.0 - constant):
+        if not why:
+            return UnknownCost()
+        hardly, step = "nothing shows that the baseline beats a constant prediction", f"hold out more, or {step}"
+    return UnknownCost.of_baseline(
+        hardly,
+        f"{best.name} reaches {shown(reached)}, and always predicting {best_constant(main)} {shown(constant)}: {step}.",
+    )
+
+
+def _is_below(reached: float, score: float, ends: tuple[float, float] | None, units: float) -> bool:
+    """Return whether a baseline is worse than a reference beyond the interval of their difference.
+
+    ends: of the baseline's score ``reached``; None if unknown. The reference's ``score``, a share of ``units`` test
+    examples, has that of Clopper and Pearson; both are joined as those of independent numbers (Zou and Donner 2008).
+    """
+    right = score * units
+    low = float(special.betaincinv(right, units - right + 1.0, (1.0 - LEVEL) / 2.0)) if right > 0.0 else score
+    return score - reached > math.hypot(0.0 if ends is None else ends[1] - reached, score - low)
 
 
 def cure_of_rare_classes(constant: float | None, main: Metric) -> str:

@@ -87,7 +87,7 @@ def tiles(data: PublishedSweep, found: Findings, style: Style) -> tuple[Tile, ..
     if not found.private:
         return ()
     best = found.best(found.main.name)
-    shown = best or found.private[0]
+    shown = best or _nearest_to_use(found)
     groups = _for_nobody(found, shown) if best is None else _for_whom(found, best)
     picture = _by_group(found, shown, style)
     return (
@@ -133,12 +133,17 @@ def _nothing_to_take(found: Findings) -> str:
         return f"No private setting has {found.word} to compare."
     if found.too_few_to_test:
         return f"Nothing trained here can be judged: {found.too_few_to_test}."
-    shown = found.best(main.name, found.private) or found.private[0]
+    shown = _nearest_to_use(found)
     name, why = shown.name, found.useless[shown.name]
     others = len(found.useless) - 1
     more = f", and nothing shows that {others} other setting{'s' * (others > 1)} learnt more" if others else ""
     nothing = "Nothing" if found.main.name == "accuracy" else f"By {found.word}, nothing"
     return f"{nothing} trained here with privacy is of use: {name} {why}{more}."
+
+
+def _nearest_to_use(found: Findings) -> Setting:
+    """Return the private setting that is shown where none has learnt anything."""
+    return found.best(found.main.name, found.private) or found.private[0]
 
 
 def _compared(found: Findings, best: Setting) -> str:

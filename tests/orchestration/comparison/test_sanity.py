@@ -124,11 +124,12 @@ def test_a_report_of_nothing_useful_decides_so_and_counts_no_points() -> None:
     assert "Pareto front" not in render(data, gather(kept, outcome)).split("<table")[1]
 
 
-def of_users(users: int) -> tuple[PublishedSweep, Findings]:
-    """A sweep of good models that are tested on the rows of so many people."""
-    trials, found = sweep_of({"none": (0.95, 0.92), "flat": (0.93, 0.9)}, seeds=3)
+def of_users(users: int, share: float = 0.95, reference: float = 0.5) -> tuple[PublishedSweep, Findings]:
+    """A sweep of models that are tested on the rows of so many people, beside a reference."""
+    trials, found = sweep_of({"none": (share, share - 0.03), "flat": (share - 0.02, share - 0.05)}, seeds=3)
     owners = np.arange(len(LABELS)) % users
-    return in_sweep(trials, {key: replace(each, users=owners) for key, each in found.items()})
+    beside = [replace(each, references={"logistic regression": reference}) for each in trials]
+    return in_sweep(beside, {key: replace(each, users=owners) for key, each in found.items()})
 
 
 def test_so_few_people_that_a_perfect_model_could_not_be_told_from_constant_are_the_reason_that_is_given() -> None:
@@ -184,6 +185,14 @@ def test_a_baseline_below_a_reference_that_costs_nothing_leaves_the_cost_unknown
     assert without.unknown_cost == ""
     low = [replace(each, references={"logistic regression": 0.8}) if each.is_baseline else each for each in trials]
     assert in_sweep(low, outcome)[1].unknown_cost == ""
+
+
+def test_few_who_are_tested_do_not_show_that_a_baseline_is_bad() -> None:
+    assert of_users(40, reference=1.0)[1].unknown_cost == "", "a reference may be right for 40 of 40 by luck"
+    assert "is worse than logistic regression" in of_users(400, reference=1.0)[1].unknown_cost
+    unknown = of_users(8, share=0.75)[1].unknown_cost
+    assert "nothing shows that the baseline beats a constant prediction" in unknown
+    assert "hold out more, or train it longer" in unknown
 
 
 def test_two_seeds_that_differ_do_not_show_that_another_run_learns_anything() -> None:

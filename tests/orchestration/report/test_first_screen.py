@@ -307,11 +307,16 @@ def test_where_the_cost_is_unknown_no_number_stands_for_it() -> None:
 def test_nothing_of_use_is_taken_by_nobody() -> None:
     useless = of_predictions(np.zeros_like(LABELS))
     trials, outcome = sweep_of({"none": (0.95, 0.93)}, seeds=2)
+    worse = of_predictions(1 - LABELS)
     for seed in range(2):
-        trials.append(trial(useless, "flat", seed))
-        outcome[trials[-1].key] = useless
+        for predicted, clipping in ((worse, "automatic"), (useless, "flat")):
+            trials.append(trial(predicted, clipping, seed))
+            outcome[trials[-1].key] = predicted
     data, found, _ = in_sweep(trials, outcome)
     shown = answered(data, found)
+    assert shown["For whom?"].words == (
+        "nothing shows that flat · constant has learnt, so its gaps between groups say nothing.",
+    )
     assert decision(found, data.delta)[0].startswith("Nothing trained here with privacy is of use: flat · constant")
     assert (shown["For whom?"].big, shown["At what cost?"].big) == ("nobody", "of no use")
     assert decision(findings(PublishedSweep("none yet", (), 1e-5), found.evidence), 1e-5) == [
