@@ -23,10 +23,10 @@ def init(
         list[str], typer.Option(help="The column that models predict: classes or numbers. Or several: repeat it.")
     ],
     group: Annotated[
-        str | None, typer.Option(help="The column whose groups are compared (default: the label).")
+        list[str] | None, typer.Option(help="The column whose groups are compared (default: the label).")
     ] = None,
     user: Annotated[
-        str | None, typer.Option(help="The column that names the owner of each row, if one may have several.")
+        list[str] | None, typer.Option(help="The column that names the owner of each row, if one may have several.")
     ] = None,
     text: Annotated[
         str | None,
@@ -53,15 +53,25 @@ def init(
 
     if text is None and (tokenizer is not None or pretrained is not None):
         raise InvalidInput("--tokenizer and --pretrained read a column of texts; name it with --text")
+    group_column, user_column = _one("--group", group), _one("--user", user)
     column = None if text is None else TextColumn.read_by(text, tokenizer, pretrained)
     target = Path(f"{data.stem}.yaml") if to is None else to
     if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
     try:
-        draft = draft_sweep(data, label, group, user, column, text if column is None else None)
+        draft = draft_sweep(data, label, group_column, user_column, column, text if column is None else None)
     except InvalidInput as error:
         raise InvalidInput(full_text(error)) from error
     write_file("--to", target, draft.encode(), private=True)
     typer.echo(
         for_terminal(f"{target}: confirm what was read off the data, then: dpsweep plan {shlex.quote(str(target))}")
     )
+
+
+def _one(flag: str, names: list[str] | None) -> str | None:
+    """Return the only column of an option. Raises: InvalidInput for several, as --label has, not to take the last."""
+    if names and len(names) > 1:
+        raise InvalidInput(
+            f"{flag} names one column; draft by {names[0]!r}, then list several in the file (docs/data.md)"
+        )
+    return names[0] if names else None

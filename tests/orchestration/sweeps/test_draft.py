@@ -163,6 +163,10 @@ def test_the_owner_of_a_row_is_no_feature(tmp_path: Path) -> None:
     unknown = dpsweep("init", table, "--label", "approved", "--user", "citi", "--to", tmp_path / "other.yaml")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
     assert "the user column 'citi' is not in the table; did you mean 'city'?" in unknown.stderr
+    two = dpsweep(
+        "init", table, "--label", "approved", "--group", "sex", "--group", "city", "--to", tmp_path / "2.yaml"
+    )
+    assert (two.returncode, two.stderr.startswith("error: --group names one column; draft by 'sex'")) == (2, True)
 
 
 def test_texts_are_drafted_with_a_tokenizer(tmp_path: Path) -> None:
