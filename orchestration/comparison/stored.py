@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.records.encryption import is_encrypting, require_key
 from dpsweep.accounting.records.files import exists, is_closed, read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
@@ -18,13 +18,19 @@ from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
 from dpsweep.orchestration.store.attempts import Attempt, read_attempts
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedSweep, TrialState
+from dpsweep.orchestration.store.published import (
+    PublishedAccount,
+    PublishedAudit,
+    PublishedQuality,
+    PublishedSweep,
+    TrialState,
+)
 from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, read_result_of
 from dpsweep.orchestration.store.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
 from dpsweep.orchestration.sweeps.manifest import Manifest, past_of, read_manifest
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.workers.evaluation.outcomes import read_outcomes
+from dpsweep.workers.evaluation.outcomes import AnyOutcomes, ScoredOutcomes, read_outcomes
 
 
 def stored_record(files: SweepFiles) -> SweepRecord:
@@ -100,8 +106,25 @@ def stored_evidence(files: SweepFiles, data: PublishedSweep) -> Evidence:
     Raises: DataCorruption for a damaged file.
     """
     finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
-    found = ((trial.key, read_outcomes(files.trial(trial.key).outcomes)) for trial in finished)
-    return gather(finished, {key: outcomes for key, outcomes in found if outcomes is not None})
+    found: dict[str, AnyOutcomes] = {}
+    for trial in finished:
+        if (outcomes := read_outcomes(uri := files.trial(trial.key).outcomes)) is None:
+            continue
+        if trial.quality is None or not _fit(outcomes, trial.quality):
+            raise DataCorruption(f"{uri} is of another trial; restore it from a backup, or {START_ANEW}")
+        found[trial.key] = outcomes
+    return gather(finished, found)
+
+
+def _fit(outcomes: AnyOutcomes, quality: PublishedQuality) -> bool:
+    """Return whether outcomes are of the task, the classes and groups that a result shows."""
+    counts = quality.counts
+    is_of_task = (
+        outcomes.task == quality.task
+        if isinstance(outcomes, ScoredOutcomes)
+        else counts is None or len(counts.matrix) == outcomes.num_classes
+    )
+    return is_of_task and {group.name for group in quality.groups} <= {*outcomes.group_names}
 
 
 def stored_findings(files: SweepFiles, data: PublishedSweep) -> Findings:

@@ -178,18 +178,32 @@ def read_outcomes(uri: str) -> AnyOutcomes | None:
         if not all(pa.types.is_integer(kind) or pa.types.is_floating(kind) for kind in table.schema.types):
             raise ValueError("a column of other values than numbers")
         facts = table.schema.metadata or {}
-        names = tuple(parsed_json(facts[b"groups"]))
+        names = tuple(map(str, parsed_json(facts[b"groups"])))
         users = table[_USER].to_numpy().astype(np.int64) if _USER in table.column_names else None
-        if b"task" in facts:
-            return _scored_outcomes(table, facts, names, users)
-        columns = [table[name].to_numpy() for name in _COLUMNS]
-        classes = int(facts[b"classes"])
-    except (pa.ArrowException, OSError, ValueError, KeyError) as error:
+        made = _scored_outcomes if b"task" in facts else _classified_outcomes
+        found = made(table, facts, names, users)
+        _require_places(found.groups, len(names))
+    except (pa.ArrowException, OSError, IndexError, TypeError, ValueError, KeyError) as error:
         raise DataCorruption(
             f"{uri} is damaged; restore it from a backup, or delete it: intervals go missing"
         ) from error
+    return found
+
+
+def _require_places(found: npt.NDArray[np.int64], count: int) -> None:
+    """Raise ValueError unless there are some places, all of them among ``count`` ones."""
+    if not 0 <= found.min() <= found.max() < count:
+        raise ValueError("a place that is none")
+
+
+def _classified_outcomes(
+    table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...], users: Users | None
+) -> Outcomes:
+    columns, classes = [table[name].to_numpy() for name in _COLUMNS], int(facts[b"classes"])
     ids, labels, groups, predicted = (column.astype(np.int64) for column in columns[:4])
     log_losses, confidences = (column.astype(np.float64) for column in columns[4:])
+    for found in (labels, predicted):
+        _require_places(found, classes)
     return Outcomes(ids, labels, groups, predicted, log_losses, confidences, names, classes, users)
 
 
@@ -202,4 +216,7 @@ def _scored_outcomes(
     ids, groups = (table[name].to_numpy().astype(np.int64) for name in ("example_id", "group"))
     count = sum(name.startswith("kept_") for name in table.column_names)
     kept = np.stack([table[f"kept_{place}"].to_numpy() for place in range(count)], 1)
+    with np.errstate(all="ignore"):
+        for score in TASKS[task].scores:
+            score.of(kept[:1])  # an IndexError or ValueError for another number of values
     return ScoredOutcomes(ids, groups, kept.astype(np.float64), names, task, facts[b"labels"].decode(), users)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 import pytest
 from sklearn.metrics import confusion_matrix, log_loss
 
 from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.records.arrow_tables import encode_table, read_table
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import load_dataset
@@ -95,6 +97,33 @@ def test_older_trials_have_none_and_damage_is_told(trained: TrialFiles, tmp_path
     Path(copy).write_bytes(read_bytes(copy)[: len(read_bytes(copy)) // 2])
     with pytest.raises(DataCorruption, match="damaged"):
         read_outcomes(copy)
+
+
+@pytest.mark.parametrize(
+    ("facts", "columns"),
+    [
+        ({"groups": "5"}, {}),
+        ({"groups": '["a"]'}, {}),
+        ({"classes": "1"}, {}),
+        ({"task": "multi_label", "labels": ""}, {"kept_0": 1}),
+        ({}, {"label": -1}),
+        ({}, {"predicted": 2**30}),
+        ({}, {"group": 2**30}),
+    ],
+    ids=str,
+)
+def test_what_no_evaluation_stores_is_damage(
+    trained: TrialFiles, tmp_path: Path, facts: dict[str, str], columns: dict[str, int]
+) -> None:
+    table, told = read_table(read_bytes(trained.outcomes)), {name.encode(): value for name, value in facts.items()}
+    for name, value in columns.items():
+        kept = table.drop_columns([name]) if name in table.column_names else table
+        table = kept.append_column(name, pa.array([value] * table.num_rows, pa.int32()))
+    (tmp_path / "forged.ipc").write_bytes(
+        encode_table(table.replace_schema_metadata(known(table.schema.metadata) | told))
+    )
+    with pytest.raises(DataCorruption, match="damaged"):
+        read_outcomes(str(tmp_path / "forged.ipc"))
 
 
 def test_predictions_that_take_no_bytes_fill_no_memory(tmp_path: Path) -> None:
