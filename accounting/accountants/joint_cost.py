@@ -18,7 +18,7 @@ from dpsweep.accounting.individual import epsilon_of_many_rounds
 from dpsweep.accounting.mechanism.correlated import have_common_rounds, takes_turns
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, of_group, weakest
 from dpsweep.accounting.mechanism.reasons import union, weakened
-from dpsweep.accounting.mechanism.reductions import by_rows, is_attained
+from dpsweep.accounting.mechanism.reductions import by_rows, is_attained, is_attained_by
 from dpsweep.accounting.mechanism.rounds import gaussian_rounds, require_group_size
 from dpsweep.accounting.mechanism.samplings import Adjacency, Draws, Sampling
 from dpsweep.accounting.mechanism.trace import Trace, require_one_run
@@ -113,7 +113,7 @@ def epsilon_of_examples_together(
     size = sizes.pop()
     whole = GroupRounds.together((each, 1) for each in rounds)
     found = (epsilon_of_many_rounds if size == 1 else upper_epsilon_of_rounds)(whole, delta)
-    is_known = (size == 1 and all(is_attained(trace) for trace, _, _ in moved)) or math.isinf(found.lower)
+    is_known = all(is_attained_by(trace, size) for trace, _, _ in moved) or math.isinf(found.lower)
     estimate = PrivacyEstimate(
         found.upper,
         delta,

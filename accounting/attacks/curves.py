@@ -27,7 +27,7 @@ from dpsweep.accounting.attacks.trade_off import AttackBounds
 from dpsweep.accounting.errors import UnsupportedMechanism, require_finite, require_numbers
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.accounting.mechanism.reductions import by_rows, is_attained
+from dpsweep.accounting.mechanism.reductions import by_rows, is_attained, is_attained_by
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import (
@@ -169,7 +169,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
     Raises: UnsupportedMechanism for a private selection.
     """
     rows, size = by_rows(trace, group_size)
-    profile = _profile(rounds_or_chain(rows, size), rows, deltas, is_attained(rows, size))
+    profile = _profile(rounds_or_chain(rows, size), deltas, is_attained(rows, size) or not rows.is_private)
     unit = trace.unit.of(group_size)
     return PrivacyCurve(profile, trace.adjacency, unit, group_size, trace.kind, False, trace.reasons)
 
@@ -184,20 +184,20 @@ def curve_of_examples(
     """
     rounds = rounds_of_examples(trace, steps, contributions)
     members = len(require_numbers("contributions", contributions, 2))
-    profile = _profile(rounds, trace, deltas, members == 1 and is_attained(trace))
+    profile = _profile(rounds, deltas, is_attained_by(trace, members) or not rounds.is_private)
     unit = "given example" if members == 1 else f"{members} given examples"
     kind, reasons = trace.individual_kind, trace.individual_reasons
     return PrivacyCurve(profile, trace.adjacency, unit, members, kind, True, reasons)
 
 
-def _profile(rounds: GroupRounds | Chain, trace: Trace, deltas: Sequence[float], is_attained: bool) -> CertifiedProfile:
+def _profile(rounds: GroupRounds | Chain, deltas: Sequence[float], is_attained: bool) -> CertifiedProfile:
     wanted = [require_finite("delta of a curve", delta, at_least=MIN_DELTA, below=1.0) for delta in deltas]
     match rounds:
         case GroupRounds():
             found = profile_of_rounds(rounds, wanted)
         case Chain():
             found = profile_of_chain(rounds, wanted)
-    return found if is_attained or not trace.is_private else replace(found, lower=None)
+    return found if is_attained else replace(found, lower=None)
 
 
 @dataclass(frozen=True)

@@ -227,11 +227,6 @@ class RecordedContributions:
         """Return the contributions, validated. Raises: InvalidInput as `checked_snapshots` does."""
         return RecordedContributions(*checked_snapshots(steps, values, trace), as_accounted(trace))
 
-    @property
-    def has_blocks(self) -> bool:
-        """Return whether batches are randomly allocated, so that laws above the true ones are composed."""
-        return any(segment.sampling.draws is Draws.ALLOCATED for segment in self.trace.segments)
-
     def of(self, rows: NDArray[np.intp] | slice) -> RecordedContributions:
         """Return the contributions of some rows."""
         columns = self.values.T

@@ -22,7 +22,7 @@ from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.individual.contributions import Array, RecordedContributions
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.accounting.mechanism.reductions import is_attained, rarest_apart
+from dpsweep.accounting.mechanism.reductions import is_attained_by, rarest_apart
 from dpsweep.accounting.mechanism.rounds import enforced_epsilon
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.registry import lookup
@@ -48,8 +48,7 @@ def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
 def _by_pld(recorded: RecordedContributions, delta: float) -> Bounds:
     from dpsweep.accounting.individual.exact_composition import pld_epsilons
 
-    upper, lower = pld_epsilons(recorded, delta)
-    return upper, None if recorded.has_blocks else lower
+    return pld_epsilons(recorded, delta)
 
 
 INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], Bounds]] = {
@@ -115,7 +114,7 @@ def individual_epsilons(
     starts = range(0, max(len(recorded.values), 1), rows)
     blocks = [_account_block(recorded.of(slice(i, i + rows)), left, account) for i in starts]
     upper = np.concatenate([above for above, _ in blocks])
-    below = [lower for _, lower in blocks if lower is not None] if is_attained(trace) else []
+    below = [lower for _, lower in blocks if lower is not None] if is_attained_by(trace, 1) else []
     lower = np.concatenate(below) if below else None
     return IndividualEpsilons(upper, lower, delta, method, individual_claim(trace))
 

@@ -174,12 +174,25 @@ def is_attained(trace: Trace, group_size: int = 1) -> bool:
     return fixed and attains and displaced and stepped and all(sampling.draws_its_pair for sampling in samplings)
 
 
+def is_attained_by(trace: Trace, members: int) -> bool:
+    """Return `is_attained` for ``members`` given examples that contribute what was recorded.
+
+    False for several, whose sums are rounded up. False in random allocation, where a block counts as if every
+    contribution to it were the largest.
+    """
+    allocated = any(segment.sampling.draws is Draws.ALLOCATED for segment in trace.segments)
+    return members == 1 and not allocated and is_attained(trace)
+
+
 def _blocks_attain_pairs(trace: Trace) -> bool:
-    """Return whether every block of random allocation is complete, of one noise level, and within the shifts told."""
+    """Return whether every block of random allocation is complete, of one noise level, and of a shift and a length
+    that are told apart.
+    """
     lowest, highest = ALLOCATED_SHIFTS
     return all(
         segment.start_step % segment.sampling.steps_per_round == 0
         and segment.steps % segment.sampling.steps_per_round == 0
+        and segment.sampling.steps_per_round <= MOST_ALLOCATED
         and lowest <= segment.amplitude() <= (highest if segment.sampling.steps_per_round > 1 else math.inf)
         for segment in trace.segments
         if segment.sampling.draws is Draws.ALLOCATED

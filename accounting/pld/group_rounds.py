@@ -128,10 +128,7 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
     steps, table = checked_snapshots(steps, contributions, trace)
     if len(table) == 0:
         raise InvalidInput("contributions have no rows, but a group has at least one member; give one row per member")
-    starts, trace = np.array(steps), as_accounted(trace)
-    if not trace.is_private:
-        return GroupRounds(is_private=False)
-    pieces = []
+    starts, trace, pieces = np.array(steps), as_accounted(trace), list[_Piece]()
     for segment in trace.segments:
         first = int(np.searchsorted(starts, segment.start_step, side="right")) - 1
         last = int(np.searchsorted(starts, segment.stop_step, side="left"))
@@ -139,6 +136,8 @@ def rounds_of_examples(trace: Trace, steps: Sequence[int], contributions: npt.Ar
             start = max(int(starts[snapshot]), segment.start_step)
             stop = min(int(starts[snapshot + 1]) if snapshot + 1 < len(starts) else trace.steps, segment.stop_step)
             pieces.append(_Piece(start, stop, _cases(segment, table[:, snapshot].tolist(), len(table))))
+    if any(math.inf in case.amplitudes for piece in pieces for case in piece.cases):
+        return GroupRounds(is_private=False)
     return _rounds(trace, pieces, len(table), _given_members)
 
 
@@ -212,12 +211,12 @@ def _blocks(pieces: Iterable[_Piece], group_size: int) -> Counter[AllocatedRound
             run_start, before = piece.start, sampling
         run_stop, (shift,) = piece.stop, piece.cases[0].amplitudes
         first, last = ((step - run_start) // sampling.steps_per_round for step in (piece.start, piece.stop - 1))
-        if last - first > 1:
+        if last - first > 1 and shift > 0.0:
             counts[_block(shift, sampling)] += last - first - 1
         for block in {first, last}:
             largest[run_start, block] = max(shift, largest.get((run_start, block), 0.0))
         lengths[run_start] = sampling
-    counts.update(_block(shift, lengths[start]) for (start, _), shift in largest.items())
+    counts.update(_block(shift, lengths[start]) for (start, _), shift in largest.items() if shift > 0.0)
     return counts
 
 

@@ -20,7 +20,7 @@ import numpy.typing as npt
 from dpsweep.accounting.errors import require_numbers
 from dpsweep.accounting.mechanism.correlated import have_common_rounds
 from dpsweep.accounting.mechanism.estimates import Claim
-from dpsweep.accounting.mechanism.reductions import is_attained
+from dpsweep.accounting.mechanism.reductions import is_attained, is_attained_by
 from dpsweep.accounting.mechanism.rounds import gaussian_rounds, pure_epsilons, require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.roots import root
@@ -127,13 +127,13 @@ def epsilon_of_examples(
 
     Claim: (upper, delta)-DP of the group under the trace's adjacency. It is a guarantee if the contributions bound the
     members' true ones at every step and the noise did not follow results (`Trace.individual_kind`), else an estimate.
-    Several members have no lower one: their sums are rounded up. Proofs: docs/group-proof.md.
+    lower is None for several members and in random allocation (`is_attained_by`). Proofs: docs/group-proof.md.
     """
     delta = require_pld_delta(delta)
-    alone = len(require_numbers("contributions", contributions, 2)) == 1
-    bounded = epsilon_of_rounds if alone else upper_epsilon_of_rounds
+    known = is_attained_by(trace, len(require_numbers("contributions", contributions, 2)))
+    bounded = epsilon_of_rounds if known else upper_epsilon_of_rounds
     found = bounded(rounds_of_examples(trace, steps, contributions), delta, tolerance)
-    lower = proven_lower(found.lower, trace) if alone or math.isinf(found.lower) else None
+    lower = found.lower if known or math.isinf(found.lower) else None
     return CertifiedEpsilon(found.upper, lower, delta, found.method, trace.individual_kind)
 
 
