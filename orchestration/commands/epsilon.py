@@ -222,17 +222,17 @@ class EpsilonRequest:
 class EpsilonAnswers:
     """The answers to a request about a run; those that were not asked for are None or empty.
 
-    `estimates`: one for each group size. `compared`: reference values by group size. `selection`: the number of runs,
-    and epsilons without the selection. `together`: epsilon of the given examples. `spread`: epsilons of single
-    examples. `curves`: one for each group size, then that of the given examples. `risks`: bounds on attacks, one for
-    each curve.
+    `estimates`: one for each group size. `compared`: reference values by group size. `selection`: by group size, the
+    number of runs, and epsilons without the selection. `together`: epsilon of the given examples. `spread`: epsilons of
+    single examples. `curves`: one for each group size, then that of the given examples. `risks`: bounds on attacks, one
+    for each curve.
     """
 
     run: AccountedRun
     request: EpsilonRequest
     estimates: Sequence[PrivacyEstimate]
     compared: Mapping[int, GroupComparison]
-    selection: dict[str, Any]
+    selection: dict[int, dict[str, Any]]
     together: PrivacyEstimate | None
     spread: EpsilonSpread | None
     curves: Sequence[PrivacyCurve]
@@ -251,7 +251,7 @@ def answer(run: AccountedRun, request: EpsilonRequest) -> EpsilonAnswers:
     compared = compare_groups(trace, delta, sizes) if request.compare else {}
     asked = sizes if request.risk or request.curve is not None else []
     curves = [privacy_curve(trace, size, _deltas(request)) for size in asked]
-    selection = {} if trials is None else compared_with_naive(trace, delta, trials)
+    selection = {size: compared_with_naive(trace, delta, trials, size) for size in sizes} if trials else {}
     together = spread = None
     if files is not None and request.examples is not None:
         group = contributions_of(files, trace, whole_numbers("--examples", request.examples, 0))
@@ -293,7 +293,7 @@ def _print_tables(found: EpsilonAnswers) -> None:
 
 def _objects(found: EpsilonAnswers) -> list[dict[str, Any]]:
     """Return each answer with its risk and the fields of the run, as plain values."""
-    compared = {size: comparison.as_dict() for size, comparison in found.compared.items()}
+    compared = {size: comparison.as_dict() for size, comparison in found.compared.items()} | found.selection
     answers = [estimate.as_dict() | compared.get(estimate.group_size, {}) for estimate in found.estimates]
     if found.together is not None:
         answers.append(found.together.as_dict() | {"sensitive": PRIVATE})
@@ -301,7 +301,7 @@ def _objects(found: EpsilonAnswers) -> list[dict[str, Any]]:
         answers.append(found.spread.as_dict())
     for answer, risk in zip(answers, found.risks, strict=False):  # the spread has no risk
         answer["risk"] = risk
-    return [answer | found.run.fields | found.selection for answer in answers]
+    return [answer | found.run.fields for answer in answers]
 
 
 def _tables(found: EpsilonAnswers) -> Iterator[Table]:
@@ -321,7 +321,7 @@ def _notes(found: EpsilonAnswers) -> Iterator[str]:
         yield COMPARISON
     if found.selection:
         yield SELECTION
-        yield naive_note(found.selection)
+        yield from (naive_note(each.unit, found.selection[each.group_size]) for each in found.estimates)
     if found.spread is not None and found.spread.caution:
         yield found.spread.caution
     if found.risks:

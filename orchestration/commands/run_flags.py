@@ -15,6 +15,7 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
 from dpsweep.accounting.accountants.selection import account_selection
+from dpsweep.accounting.calibration.parameter_search import rounded_up
 from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
 from dpsweep.accounting.mechanism.correlated import steps_apart
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
@@ -340,22 +341,24 @@ def accounted(
     return account_selection(trace, trials, delta, accountant, group_size)
 
 
-def compared_with_naive(trace: Trace, delta: float, trials: RandomTrials) -> dict[str, Any]:
-    """For comparison with the selection: epsilon of one run, and of releasing the expected number of runs."""
-    together = account_together([trace] * round(trials.mean), delta)
+def compared_with_naive(trace: Trace, delta: float, trials: RandomTrials, group_size: int) -> dict[str, Any]:
+    """For comparison with the selection, for as many examples: epsilon of one run, and of releasing the expected number
+    of runs.
+    """
+    together = account_together([trace] * round(trials.mean), delta, group_size)
     return {
         "selection_trials": trials.mean,
         "selection_shape": trials.shape,
-        "one_trial_epsilon": account(trace, delta).as_dict()["epsilon"],
+        "one_trial_epsilon": account(trace, delta, group_size=group_size).as_dict()["epsilon"],
         "all_trials_epsilon": together.as_dict()["epsilon"],
     }
 
 
-def naive_note(beside: dict[str, Any]) -> str:
-    """Return one line with the numbers of `compared_with_naive`."""
+def naive_note(unit: str, beside: dict[str, Any]) -> str:
+    """Return one line with the numbers of `compared_with_naive` for a ``unit``."""
     one, every = (
-        "infinite" if beside[name] is None else f"{beside[name]:.4f}"
+        rounded_up(math.inf if beside[name] is None else beside[name])
         for name in ("one_trial_epsilon", "all_trials_epsilon")
     )
     number = round(beside["selection_trials"])
-    return f"epsilon of one such run alone is {one}; of {number} runs that are all released, {every}"
+    return f"{unit}: epsilon of one such run alone is {one}; of {number} runs that are all released, {every}"

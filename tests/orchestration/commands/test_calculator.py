@@ -92,6 +92,8 @@ class TestMore:
         assert costs == pytest.approx([2.584, 4.197, 11.35], rel=1e-3)
         assert answer(f"{line} --selection-shape 0")["epsilon"] == pytest.approx(3.906, rel=1e-3)
         assert "of 14 runs that are all released, 11.350" in dpsweep(line)[1]
+        of_four = answer(f"{line} --group-size 4")
+        assert of_four["one_trial_epsilon"] < of_four["epsilon"] < of_four["all_trials_epsilon"]
         target = "calibrate --target-epsilon 3 --delta 1e-5 --sample-rate 0.01 --epochs 20"
         alone, best = answer(target), answer(f"{target} --selection-trials 14")
         assert best["epsilon"] <= 3.0
