@@ -98,7 +98,7 @@ REGRESSION: Final = Regression(
             "lower",
             "number",
             lambda sums: np.asarray(_TARGET_SCORES["mse"](sums).mean(-1)),
-            "In squared units of the target; the mean over targets.",
+            "In squared units of the target, scaled to [0, 1] where it has a range; the mean over targets.",
         ),
         Score(
             "mae",
