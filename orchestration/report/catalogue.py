@@ -168,8 +168,9 @@ def drawn_figures(
     no ring.
     """
     settings = finished_settings(data.trials)
-    worst = WORST_GROUP_METRICS[data.worst_group]
-    scene = Scene(drawable(settings), style_of(settings), group_names(data.trials), worst, data.task, useless)
+    drawn, worst = drawable(settings), WORST_GROUP_METRICS[data.worst_group]
+    groups = group_names(trial for each in drawn for trial in each.trials)
+    scene = Scene(drawn, style_of(settings), groups, worst, data.task, useless)
     return tuple(
         DrawnFigure(kind, kind.name + which, titled(kind, data.task) + which, figure)
         for kind in kinds

@@ -61,18 +61,21 @@ def test_the_mean_of_runs_that_did_not_diverge_is_not_recommended() -> None:
 
 
 def test_a_baseline_with_a_run_that_diverged_is_compared_with_nothing_and_not_drawn() -> None:
-    population = Population((60,), ((1.7,), (2.7,)), 3, task="regression", baseline=4.0)
+    population = Population((60, 60), ((1.7, 4.0), (2.7, 4.0)), 3, task="regression", baseline=4.0)
     found = drawn(population, np.random.default_rng(0))
     lost = found["none-0-1"]
     assert isinstance(lost, ScoredOutcomes)
-    found["none-0-1"] = replace(lost, kept=lost.kept * [1.0, 1e40, 1e20, 1.0, 1.0])
+    in_last = np.where(lost.groups[:, None] == 1, [1.0, 1e40, 1e20, 1.0, 1.0], 1.0)
+    found["none-0-1"] = replace(lost, kept=lost.kept * in_last)
     data = published(population, found)
     known = ((each, present(each.quality)) for each in data.trials)
     data = replace(data, trials=tuple(replace(each, quality=replace(of, constant=0.0)) for each, of in known))
     every = findings(data, gather(data.trials, found))
     assert every.baselines == ()
     assert "the cost of privacy is unknown" in every.unknown_cost
-    names = {trace["name"] for each in drawn_figures(data) for trace in each.figure.data if "name" in trace}
+    figures = {each.name: each.figure for each in drawn_figures(data)}
+    assert figures["group-accuracy"].layout["yaxis"]["ticktext"] == ["g0", "g1"], "from worst to best of what is drawn"
+    names = {trace["name"] for figure in figures.values() for trace in figure.data if "name" in trace}
     assert names == {"m0 · constant", "m1 · constant"}, "others could not be told apart beside -1e40"
     assert "Not drawn, as R² of a run is below −1: non-private." in render(data)
 
