@@ -57,7 +57,21 @@ def binary_logistic() -> Loss:
 
 def mse() -> Loss:
     """Return the mean over targets of (output - target)^2: outputs and labels [b, T]."""
-    return lambda outputs, labels: (outputs - labels).square().mean(1)
+
+    def loss(outputs: Tensor, labels: Tensor) -> Tensor:
+        _require_like(outputs, labels)
+        return (outputs - labels).square().mean(1)
+
+    return loss
+
+
+def _require_like(outputs: Tensor, labels: Tensor) -> None:
+    """Raises: InvalidInput where outputs [b, 1] meet labels [b], as torch then pairs each row with every label."""
+    if outputs.ndim != labels.ndim:
+        raise InvalidInput(
+            f"outputs have the shape {list(outputs.shape)} and labels {list(labels.shape)}, so that each row would "
+            "meet the labels of all others; give labels one number for each output, as labels[:, None] does for one"
+        )
 
 
 def binary_cross_entropy() -> Loss:
@@ -160,6 +174,8 @@ def of_each_row(loss: nn.Module) -> Loss:
 
     def of_each(outputs: Tensor, labels: Tensor) -> Tensor:
         losses: Tensor = single(outputs, labels)
+        if losses.numel() > max(outputs.numel(), labels.numel()):
+            _require_like(outputs, labels)
         if losses.ndim == 1:
             return losses
         if is_sum:

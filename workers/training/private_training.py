@@ -6,6 +6,7 @@ import contextlib
 import copy
 import dataclasses
 import inspect
+import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -188,6 +189,7 @@ class PrivateTraining:
         self._owner = fingerprint(self._spec.to_json(), mechanism, digest, named, code, rounding_of(device))
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
+        self._process = os.getpid()
         parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
         self._device = device
         self._random_state: RandomState | None = None
@@ -244,6 +246,11 @@ class PrivateTraining:
         Raises: InvalidInput for anything but the batch that was drawn last, and for models and losses whose rows are
         not independent; LackOfMemory.
         """
+        if os.getpid() != self._process:
+            raise InvalidInput(
+                "an engine steps only in the process that made it: a fork of it has the same noise, and two runs with "
+                "one noise reveal what it hides; make an engine in each process"
+            )
         if self._pending is None or batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
         try:

@@ -15,7 +15,7 @@ from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.spec import Component
-from dpsweep.workers.tasks.losses import LOSSES, TASK_OF, build_loss, of_each_row
+from dpsweep.workers.tasks.losses import LOSSES, TASK_OF, Loss, build_loss, of_each_row
 
 LOGITS = torch.randn(50, 5, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
 LABELS = torch.arange(50) % 5
@@ -159,3 +159,10 @@ def test_a_module_is_taken_as_of_each_row_alone(module: nn.Module) -> None:
     labels = torch.arange(20).view(4, 5) ** 2 % 7 % 3 if isinstance(module, nn.CrossEntropyLoss) else outputs.softmax(1)
     alone = [module(row[None], label[None]) for row, label in zip(outputs, labels, strict=True)]
     torch.testing.assert_close(of_each_row(module)(outputs, labels), torch.stack(alone))
+
+
+@pytest.mark.parametrize("loss", [of_each_row(nn.MSELoss()), of_each_row(nn.L1Loss()), LOSSES["mse"]()])
+def test_a_column_of_outputs_does_not_meet_the_labels_of_other_rows(loss: Loss) -> None:
+    with pytest.raises(InvalidInput, match=r"outputs have the shape \[4, 1\] and labels \[4\].* labels\[:, None\]"):
+        loss(torch.zeros(4, 1), torch.zeros(4))
+    assert loss(torch.zeros(4, 1), torch.ones(4, 1)).tolist() == [1.0] * 4

@@ -269,6 +269,15 @@ def test_a_batch_is_stepped_once_and_none_is_passed_over() -> None:
         engine.step(batch)
 
 
+def test_a_fork_takes_no_step(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It has the key of the noise, and would cover other gradients with it."""
+    engine = engine_of(net(), **UNCALIBRATED)
+    monkeypatch.setattr("os.getpid", lambda: 1)
+    with pytest.raises(dpsweep.InvalidInput, match="a fork of it has the same noise"):
+        run(engine)
+    assert engine.steps == 0
+
+
 class Interrupted(torch.optim.SGD):
     """Is interrupted once, when the model has changed."""
 
