@@ -192,6 +192,7 @@ class SweepRecord:
         return replace(
             outcome,
             is_asked=point.is_asked,
+            adds_seeds=self.sweep.compare.looks > 0,
             tuning=published_tuning(self.sweep, point),
             notes=(*outcome.notes, *(() if point.is_asked else (NO_LONGER_ASKED,)), *((note,) if note else ())),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},

@@ -422,7 +422,8 @@ class PublishedTrial:
     start and end of training, in seconds since 1970 UTC. `is_asked`: False if only an earlier version of the sweep file
     asked for it. `tuning`: None without tuning, and if its candidates are private. `candidates`: releases of the
     candidates of an unaccounted tuning, which trained on the same records. `references`: scores of simple models that
-    were trained beside a baseline (`dpsweep.workers.evaluation.references`).
+    were trained beside a baseline (`dpsweep.workers.evaluation.references`). `adds_seeds`: whether results decided how
+    many seeds its sweep has (``compare.looks``).
     """
 
     key: str
@@ -452,6 +453,7 @@ class PublishedTrial:
     candidates: tuple[Attempt, ...] = ()
     device: DeviceUse | None = None
     references: Mapping[str, float] = field(default_factory=dict)
+    adds_seeds: bool = False
 
     @property
     def wall_seconds(self) -> float | None:

@@ -14,8 +14,10 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.pipeline import NoDisplay, RunRequest, run, run_sweep
 from dpsweep.workers.own_code.imports import UserCode
+from tests.known import known
 from tests.orchestration.sample_grids import in_process
 
 TEXT = """
@@ -76,6 +78,8 @@ def test_seeds_are_added_and_counted_and_a_second_run_goes_on(tmp_path: Path) ->
     """Two methods that hardly differ: two seeds, then three, and no more than asked."""
     first = run_sweep(request(tmp_path / "sweep", 2)).record
     assert (first.sweep.seeds, first.sweep.compare.looks) == ((7, 0), 1)
+    together = known(composed(first.data().trials))
+    assert "end_followed_results" in together.reasons
     second = run_sweep(request(tmp_path / "sweep", 3)).record
     if len(second.sweep.seeds) == 3:
         assert (second.sweep.seeds, second.sweep.compare.looks) == ((7, 0, 1), 2)
