@@ -27,6 +27,7 @@ from dpsweep.orchestration.comparison.formats import (
     Fitting,
     at_most,
     clock,
+    dim_table,
     measured,
     number,
     per_unit,
@@ -343,10 +344,7 @@ def _listed(resources: Mapping[str, float]) -> str:
 
 
 def _trials(snapshot: SweepSnapshot, trials: Sequence[TrialSnapshot]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    table.add_column("trial", header_style="dim", no_wrap=True)
-    for column in ("state", "epoch", "step", "epsilon", "on test data"):
-        table.add_column(column, header_style="dim", no_wrap=True)
+    table = dim_table("trial", "state", "epoch", "step", "epsilon", "on test data")
     for trial in trials:
         cut_off = trial.state.is_running and snapshot.is_over
         state = plain("interrupted" if cut_off else trial.state.value, trial.state.style)
@@ -446,9 +444,7 @@ def _progress(output: str) -> dict[str, int] | None:
 
 
 def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
-    table = Table(box=None, pad_edge=False)
-    for column in columns:
-        table.add_column(column, header_style="dim", no_wrap=True)
+    table = dim_table(*columns)
     for row in rows:
         table.add_row(*map(plain, row))
     show(table)

@@ -373,6 +373,14 @@ def plain(text: str, style: str = "") -> Text:
     return Text(for_terminal(text), style)
 
 
+def dim_table(*columns: str) -> Table:
+    """Return a table without lines, whose columns are as wide as their widest entry."""
+    table = Table(box=None, pad_edge=False)
+    for column in columns:
+        table.add_column(column, header_style="dim", no_wrap=True)
+    return table
+
+
 def print_line(console: Console, text: str | Text, style: str = "") -> None:
     """Print one line; on a terminal it is broken between words, unless that would break a long path."""
     shown = plain(text, style) if isinstance(text, str) else text

@@ -39,6 +39,7 @@ from dpsweep.orchestration.comparison.values import (
     epsilon_by_group_size,
     epsilon_gap,
     epsilon_quantiles,
+    finite,
     gap_between_groups,
     gaps,
     in_training,
@@ -346,16 +347,12 @@ def known_of_groups(trial: PublishedTrial) -> dict[str, dict[str, float | None]]
     if trial.quality is None:
         return {}
     shown = [each for each in GROUP_METRICS if each.task in (None, trial.quality.task)]
-    return {group.name: {each.name: _finite(each.value(group)) for each in shown} for group in trial.quality.groups}
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None
+    return {group.name: {each.name: finite(each.value(group)) for each in shown} for group in trial.quality.groups}
 
 
 def known(trial: PublishedTrial) -> dict[str, float | None]:
     """Return all metrics of the trial's task by their names in results.json; None if unknown or infinite."""
-    return {metric.name: _finite(metric.value(trial)) for metric in of_task(task_of([trial]))}
+    return {metric.name: finite(metric.value(trial)) for metric in of_task(task_of([trial]))}
 
 
 def families(trial: PublishedTrial) -> dict[str, float | None]:

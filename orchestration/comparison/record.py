@@ -324,7 +324,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
 
 def _audits_of(trial: PublishedTrial) -> dict[str, Any]:
     """Return the entry of a row on audits, where they may be shown; the claim is the row's own epsilon."""
-    found = (*((trial.audit,) if trial.audit else ()), *trial.audits)
+    found = trial.every_audit
     return {"audits": [audit.as_dict() for audit in found]} if found else {}
 
 

@@ -366,6 +366,11 @@ def class_names(trials: Iterable[PublishedTrial], classes: int) -> tuple[str, ..
     return tuple(each if isinstance(each, str) else json.dumps(each) for each in names)
 
 
+def groups_of(settings: Iterable[Setting]) -> tuple[str, ...]:
+    """Return `group_names` of the trials of all settings."""
+    return group_names(trial for setting in settings for trial in setting.trials)
+
+
 def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     """Return the names of all test groups, in increasing order of their mean accuracy, or main score, over the
     trials.

@@ -28,6 +28,11 @@ Value = Callable[[PublishedTrial], float | None]
 _TRAINED: Final = (TrialState.FINISHED, TrialState.STOPPED)
 
 
+def finite(value: float | None) -> float | None:
+    """Return the value; None also for one that is infinite or NaN."""
+    return value if value is not None and math.isfinite(value) else None
+
+
 def epsilon(trial: PublishedTrial) -> float | None:
     """Return the epsilon in the worst case over all training examples; infinite for a baseline."""
     return trial.privacy.epsilon if trial.privacy else None
@@ -181,7 +186,7 @@ def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
 def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
     """Return the lower bounds on epsilon from the audit and their confidence, by their names in MLflow."""
     found: dict[str, float | None] = {}
-    for audit in (*((trial.audit,) if trial.audit else ()), *trial.audits):
+    for audit in trial.every_audit:
         place = f"audit/{audit.name}".rstrip("/")
         found |= {f"{place}/lower_bound": audit.epsilon, f"{place}/confidence": audit.confidence}
         found |= {f"{place}/lower_bound_{name}": bound for name, bound in audit.tests.items()}

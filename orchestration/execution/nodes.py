@@ -97,13 +97,17 @@ def room(nodes: Sequence[Mapping[str, float]], needs: Mapping[str, float]) -> in
     >>> room([{"CPU": 1.0}, {"CPU": 1.0, "label pool=train": 1.0}], {"CPU": 0.25, "label pool=train": 1.0})
     4
     """
-    labels = [name for name in needs if name.startswith(LABEL)]
-    asked = {name: amount for name, amount in needs.items() if amount > 0.0 and name not in labels}
+    labels, asked = [name for name in needs if name.startswith(LABEL)], quantities(needs)
     return sum(
         int(min(node.get(name, 0.0) / amount for name, amount in asked.items()) + 1e-9)
         for node in nodes
         if all(label in node for label in labels)
     )
+
+
+def quantities(needs: Mapping[str, float]) -> dict[str, float]:
+    """Return the amounts above 0 of what is counted, which labels are not."""
+    return {name: amount for name, amount in needs.items() if amount > 0.0 and not name.startswith(LABEL)}
 
 
 def _amounts(resources: Mapping[str, float]) -> dict[str, float]:
@@ -179,13 +183,12 @@ def _labels(needs: Mapping[str, float]) -> dict[str, str]:
 
 def _is(needs: Mapping[str, float], request: Any) -> bool:
     """Return whether the request of the autoscaler's state asks for ``needs``."""
-    asked = {name: amount for name, amount in needs.items() if amount > 0.0 and not name.startswith(LABEL)}
     labels = {
         constraint.label_key: set(constraint.label_values)
         for selector in request.label_selectors
         for constraint in selector.label_constraints
     }
-    return dict(request.resources_bundle) == asked and labels == {
+    return dict(request.resources_bundle) == quantities(needs) and labels == {
         name: {value} for name, value in _labels(needs).items()
     }
 

@@ -14,6 +14,7 @@ from typing import Final
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, StorageError
 from dpsweep.accounting.records.local_files import UnsafeFile
+from dpsweep.orchestration.comparison.values import finite
 from dpsweep.orchestration.execution.notices import Notices
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import every
@@ -179,8 +180,8 @@ def _snapshot_of(trial: TrialStatus) -> TrialSnapshot:
         step=trial.step,
         total_steps=trial.total_steps,
         epoch=trial.progress.epoch if trial.progress else None,
-        accuracy=_finite(trial.accuracy),
-        epsilon=_finite(epsilon),
+        accuracy=finite(trial.accuracy),
+        epsilon=finite(epsilon),
         private=None if epsilon is None else epsilon < math.inf,
         error=trial.error,
         scores=trial.scores,
@@ -188,7 +189,3 @@ def _snapshot_of(trial: TrialStatus) -> TrialSnapshot:
         device=trial.device,
         unit=trial.unit,
     )
-
-
-def _finite(value: float | None) -> float | None:
-    return value if value is not None and math.isfinite(value) else None

@@ -20,9 +20,9 @@ from pydantic import TypeAdapter, ValidationError
 from ray.exceptions import RayError
 from ray.experimental import internal_kv
 
-from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources
+from dpsweep.orchestration.execution.nodes import alive_nodes, amounts_of, missing_resources, quantities
 from dpsweep.orchestration.store.limits import Turn
-from dpsweep.orchestration.sweeps.sections import LABEL, ResourceSettings
+from dpsweep.orchestration.sweeps.sections import ResourceSettings
 
 _BOARD: Final = b"dpsweep-turns"
 """Namespace of the board in the key-value store."""
@@ -104,7 +104,7 @@ class Turns:
         known.
         """
         self._look()
-        counts = [self._free.get(name, 0.0) / amount for name, amount in _amounts(needs).items()]
+        counts = [self._free.get(name, 0.0) / amount for name, amount in quantities(needs).items()]
         return int(min(counts, default=0.0) + 1e-9)
 
     def leave(self) -> None:
@@ -166,8 +166,8 @@ def waits_before(other: Entry, own: Entry, needs: Amounts, free: Amounts, keeps_
     >>> waits_before(with_gpu, low, cpu, {"CPU": 0.0, "GPU": 0.0}, False)
     False
     """
-    takes = _amounts(needs)
-    for wanted in map(_amounts, other.waiting):
+    takes = quantities(needs)
+    for wanted in map(quantities, other.waiting):
         comes_first = other.turn.priority > own.turn.priority or (
             other.turn.priority == own.turn.priority and "GPU" in wanted and "GPU" not in takes
         )
@@ -180,10 +180,6 @@ def waits_before(other: Entry, own: Entry, needs: Amounts, free: Amounts, keeps_
 
 def _place(entry: Entry) -> tuple[int, float, str]:
     return (-entry.turn.priority, entry.turn.submitted, entry.sweep)
-
-
-def _amounts(needs: Amounts) -> dict[str, float]:
-    return {name: amount for name, amount in needs.items() if amount > 0.0 and not name.startswith(LABEL)}
 
 
 def _read(content: bytes | None) -> Entry | None:

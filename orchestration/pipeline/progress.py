@@ -17,6 +17,7 @@ from dpsweep.orchestration.comparison.formats import (
     Fitting,
     at_most,
     clock,
+    dim_table,
     for_terminal,
     measured,
     per_unit,
@@ -94,9 +95,7 @@ def _picture(status: SweepStatus) -> RenderableType:
 
 
 def _running(trials: Sequence[TrialStatus]) -> Table:
-    table = Table(box=None, pad_edge=False)
-    for column in ("trial", "progress", "step", "epsilon so far", "on test data", ""):
-        table.add_column(column, header_style="dim", no_wrap=True)
+    table = dim_table("trial", "progress", "step", "epsilon so far", "on test data", "")
     for trial in trials[:_SHOWN_AT_ONCE]:
         table.add_row(
             trial.key,

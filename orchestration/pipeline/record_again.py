@@ -91,7 +91,7 @@ def _recorded(files: SweepFiles, uri: str, show: Show) -> Recording:
     ended = [key for key, trial in trials.items() if trial.state.has_ended]
     with empty_pages(files) as pages:
         shown = stored_publication(files, data, pages)
-        experiment = given_experiment(uri, read_snapshot(files.status), files)
+        experiment = given_experiment(uri, files)
         tracker = open_tracker(uri, files, experiment)
         begun = recording_in(uri, tracker, files, record.manifest.sweep_id, experiment)
         assert begun is not None, "there is a store"
@@ -178,7 +178,7 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
         if not release_mode(record.disclosure).is_sensitive:
             return
         uri, data = tracking_uri or embedded_tracking_uri(files.local_folder), record.data()
-        tracker = open_tracker(uri, files, given_experiment(uri, read_snapshot(files.status), files))
+        tracker = open_tracker(uri, files, given_experiment(uri, files))
         tracker.open_sweep(tracked(record, files))
         for trial in data.trials:
             tracker.log_trial(trial)

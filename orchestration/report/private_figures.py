@@ -120,7 +120,7 @@ def _risk(scene: Scene, setting: Setting, trial: PublishedTrial, privacy: Publis
     if trial.individuals is not None:
         means = {group.name: group.mean for group in trial.individuals.groups}
         mark("bound: mean εᵢ", means, "line-ns-open", 0.0, size=22)
-    audits = (*((trial.audit,) if trial.audit else ()), *trial.audits)
+    audits = trial.every_audit
     for audit in audits:
         figure.add_vline(audit.epsilon, line={"color": colour, "width": 1.0, "dash": "dot"})
         mark("proven by the audit", dict(audit.groups), "triangle-right", 2 * _STAGGER)

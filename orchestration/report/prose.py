@@ -24,6 +24,7 @@ from dpsweep.orchestration.comparison.settings import (
     group_epsilon_error,
     group_names,
     group_value,
+    groups_of,
     setting_name,
     whose,
 )
@@ -315,7 +316,7 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
     strongest, name = min(known, key=lambda pair: (pair[0].p_value, -abs(pair[0].r)))
     task = task_of(trial for setting in private for trial in setting.trials)
     word, r = spoken(group_metric(task_called(task).main)), correlation(strongest.r)
-    groups = len(group_names(trial for setting in private for trial in setting.trials))
+    groups = len(groups_of(private))
     small = f" of {groups} groups: the others are too small" if strongest.pairs < groups else " groups"
     over = f"over {strongest.pairs}{small}"
     if strongest.p_value * len(known) > _CHANCE:

@@ -456,6 +456,11 @@ class PublishedTrial:
     adds_seeds: bool = False
 
     @property
+    def every_audit(self) -> tuple[PublishedAudit, ...]:
+        """Return the audit of the trial itself, if there was one, and those of its copies."""
+        return (*((self.audit,) if self.audit else ()), *self.audits)
+
+    @property
     def wall_seconds(self) -> float | None:
         """Duration of training in seconds; None until it has ended."""
         return self.ended - self.started if self.started is not None and self.ended is not None else None

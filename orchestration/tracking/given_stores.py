@@ -14,7 +14,7 @@ from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.remembered import is_noted, note
 from dpsweep.orchestration.store.status import Recording
-from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
@@ -59,12 +59,13 @@ def given_store(files: SweepFiles, given: str | None) -> str:
     return store
 
 
-def given_experiment(uri: str, snapshot: SweepSnapshot | None, files: SweepFiles) -> str:
+def given_experiment(uri: str, files: SweepFiles) -> str:
     """Return the name of a sweep's experiment in a store: by the environment, else the one that it was recorded in.
 
     Raises: InvalidInput if only ``status.json`` names it.
     """
-    recording, usual = snapshot.recording if snapshot else None, experiment_name()
+    snapshot, usual = read_snapshot(files.status), experiment_name()
+    recording = snapshot.recording if snapshot else None
     if snapshot is None or recording is None or os.environ.get(VARIABLE) or recording.store != masked(uri, uri):
         return usual
     is_own = uri == f"sqlite:///{files.database}"

@@ -31,7 +31,6 @@ from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.values import delta, epsilon
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import MOST_PAGES, probe, reported, require_location
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, timed
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
@@ -239,7 +238,7 @@ def register_best(
     uri = given_store(files, tracking_uri)
     if uri == embedded_tracking_uri(files.local_folder):
         require_safe_tracking(files)
-    name_there = given_experiment(uri, read_snapshot(files.status), files)
+    name_there = given_experiment(uri, files)
     with reported("cannot register a model in", uri):
         probe(uri)
         client_of(uri)  # refuses a database that somebody else has changed
