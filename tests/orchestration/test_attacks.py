@@ -1,7 +1,8 @@
-"""Attacks and the correlation with loss, from a sweep file to its reports: where they are shown, and where not."""
+"""Attacks, audits and correlations with loss, from a sweep file to its reports: where they are shown, and where not."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +16,10 @@ from dpsweep.orchestration.store.results import TrialResult, read_exact_statisti
 from dpsweep.orchestration.tracking.tracker import group_rows
 from dpsweep.workers.evaluation.attack_results import (
     AttackResults,
+    AuditResult,
+    AuditTest,
     ExposureAttack,
+    GroupAudit,
     MembershipAttack,
     read_attacks,
     write_attacks,
@@ -35,6 +39,8 @@ TRAINING = 0.8257041736
 """The accuracy that every model is made to have on its training examples."""
 EXPOSURE = 6.2918374651
 """The bits that every model is made to give away of its secrets."""
+AUDITED, GROUP_AUDITED, RIGHT = 7.31, 6.17, 183
+"""Lower bounds and right guesses that every stored audit is made to have; they are nowhere by chance."""
 
 
 def with_canary(files: TrialFiles) -> None:
@@ -46,7 +52,10 @@ def with_canary(files: TrialFiles) -> None:
     secrets = ExposureAttack(40, 1, 1024, EXPOSURE, EXPOSURE - 0.5, EXPOSURE + 0.5, 3)
     groups = tuple(replace(group, accuracy=TRAINING) for group in scores.groups)
     trained = replace(scores, accuracy=TRAINING, groups=groups)
-    write_attacks(files.attacks, AttackResults(planted, rmia=(ratio,), exposure=secrets, training_scores=trained))
+    in_groups = tuple(GroupAudit(group.name, 20, 20, 18, GROUP_AUDITED) for group in scores.groups)
+    tests = (AuditTest("steinke", 200, 200, RIGHT, AUDITED),)
+    audit = AuditResult(1e-5, 0.95, GroupAudit("", 200, 200, RIGHT, AUDITED), in_groups, tests)
+    write_attacks(files.attacks, AttackResults(planted, audit, (ratio,), secrets, trained))
     note_written(files)
 
 
@@ -91,6 +100,7 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     for path in public:
         content = words(str(path)) if path.suffix == ".html" else path.read_bytes().decode(errors="ignore")
         assert not [secret for secret in (*secrets, *thresholds) if secret in content and secret != "-inf"], path
+        assert not re.search(rf"(?<![\d.])({AUDITED}|{GROUP_AUDITED}|{RIGHT} of)(?!\d)", content), path
     shown = words(files.private_report)
     assert shown.count(f"{SHOWN} ± 0.4%") == 20, "two settings of ten groups"
     assert "Who can be found in the model" not in words(files.report)
@@ -102,6 +112,10 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
     assert shown.count("5.79 to 6.79") == 2
     assert "Who is at risk, by bound, attack and audit" in shown
     assert "Who is at risk" not in words(files.report)
+    assert "What an audit proves" in shown
+    assert str(AUDITED) in shown
+    assert f"{RIGHT} of 200" in shown
+    assert "contradicts the claim" in shown
     assert "Pearson’s r" in shown.replace("&#x27;", "’")
     record = render_again(files.root).record
     for point in record.points:
@@ -110,6 +124,9 @@ def test_attacks_and_correlations_stay_private(tmp_path: Path, release: str) -> 
         assert "privacy/loss_correlation" not in final_metrics(trial)
         assert "final/training_accuracy" not in final_metrics(trial)
         assert "privacy/exposure" not in final_metrics(trial)
+        assert trial.audit is None
+        assert not any("audited_epsilon" in row for row in group_rows([trial]))
+        assert "audit/lower_bound" not in final_metrics(trial)
         assert {row["training_accuracy"] for row in group_rows([trial])} == {None}
         assert "fairness/clipping_bias_gap" not in final_metrics(trial)
         assert {row["gradient_norm"] for row in group_rows([trial])} == {None}
@@ -124,6 +141,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     files = finished(tmp_path / "sweep", "raw")
     assert words(files.report).count(f"{SHOWN} ± 0.4%") == 20
     assert str(CANARY) not in Path(files.results).read_text()
+    assert str(AUDITED) in words(files.report)
     record = render_again(files.root).record
     for point in record.points:
         trial = record.trial(point)
@@ -131,6 +149,10 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
         assert [row["training_accuracy"] for row in group_rows([trial])] == [TRAINING] * 10
         assert final_metrics(trial)["final/training_accuracy"] == TRAINING
         assert final_metrics(trial)["privacy/exposure"] == EXPOSURE
+        assert final_metrics(trial)["audit/lower_bound"] == AUDITED
+        assert final_metrics(trial)["audit/confidence"] == 0.95
+        assert "audit/lower_bound_steinke" in final_metrics(trial)
+        assert [row["audited_epsilon"] for row in group_rows([trial])] == [GROUP_AUDITED] * 10
         assert trial.tags["sensitive"] == "true"
     exact = known(read_exact_statistics(trial_in(files.root, "flat-seed0").private_summary, ""))
     assert final_metrics(record.trial(record.points[1]))["privacy/loss_correlation"] == exact.loss_correlation

@@ -15,11 +15,14 @@ from torch import nn
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration import planned_runs
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.sweeps import plan as plan_module
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_grids import small
 
 PRIVACY = {"target_epsilon": 5, "delta": 1e-5, "accountant": "rdp"}
@@ -419,3 +422,29 @@ def test_a_value_that_is_listed_twice_is_told_by_its_key() -> None:
     assert plan_sweep(parse_sweep(small(noise=noise))).warnings == (
         "the sweep lists a value of noise twice; trials that are the same run once",
     )
+
+
+def test_an_audit_changes_neither_mechanism_nor_claim() -> None:
+    (plain,), (audited,) = (
+        planned(clipping="flat", noise="constant", **extra).trials for extra in ({}, {"audit": {"canaries": 200}})
+    )
+    assert audited.trace == plain.trace
+    assert audited.worst_case == plain.worst_case
+    assert plain.spec.audit is None
+
+
+def test_maxima_and_adjacencies_are_planned(tmp_path: Path) -> None:
+    """A sweep that caps its batches: labels, calibration, training and its stored trace agree."""
+    most = {"method": "poisson", "batch_size": 128, "max_batch_size": 160}
+    chosen = {"clipping": "flat", "noise": "constant", "epochs": 1, "privacy": {"target_epsilon": 5, "delta": 1e-5}}
+    plain, capped = planned(**chosen, sampling=[{"method": "poisson", "batch_size": 128}, most]).trials
+    assert capped.point.labels["sampling"] == "poisson128max160"
+    assert capped.worst_case.epsilon <= 5.0
+    assert capped.spec.noise.initial_noise_multiplier > plain.spec.noise.initial_noise_multiplier
+    run_trial(capped.spec, str(tmp_path))
+    assert read_trace(TrialFiles(str(tmp_path)).trace).segments == capped.trace.segments
+    chosen |= {"privacy": {"target_epsilon": 5, "delta": 1e-5, "adjacency": "replace_one"}}
+    (trial,) = planned(**chosen, sampling={"method": "shuffle", "batch_size": 128}).trials
+    assert trial.worst_case.adjacency == trial.trace.adjacency == "replace_one"
+    (refused,) = planned(**chosen, sampling={"method": "poisson", "batch_size": 128}).refusals
+    assert "Poisson batches (PoissonSampling) have no accounting under 'replace_one'" in refused.reason
