@@ -280,7 +280,7 @@ def _tracking(uri: str | None) -> str:
     """
     access, token = own_access() | ({"MLFLOW_TRACKING_URI": uri} if uri else {}), cluster_token()
     if uri and urlsplit(uri).hostname in ("127.0.0.1", "localhost", "::1"):
-        warn(f"the head will look for MLflow at {masked(uri, uri)} on itself; give the one that the head knows")
+        warn(f"the head will look for MLflow at {masked(uri)} on itself; give the one that the head knows")
     if token is None:
         secret = {name for name, value in access.items() if name in SECRET or secrets_of(value)}
         if secret:

@@ -162,7 +162,7 @@ def outcome_object(outcome: Outcome) -> dict[str, Any]:
         "output": outcome.files.root,
         "report": outcome.files.report,
         "private_report": outcome.files.private_report,
-        "tracking_uri": masked(outcome.tracking_uri, outcome.tracking_uri),
+        "tracking_uri": masked(outcome.tracking_uri),
         "delta": record.sweep.privacy.delta,
         "release": record.disclosure,
         "composed": whole.as_dict() if (whole := composed(record.data().trials)) else None,
@@ -189,7 +189,7 @@ def print_outcome(outcome: Outcome) -> None:
         print_line(console, sentence)
     for sentence in outcome.decision:
         print_line(console, sentence, "bold")
-    python, uri = _this_python(), masked(outcome.tracking_uri, outcome.tracking_uri)
+    python, uri = _this_python(), masked(outcome.tracking_uri)
     report = outcome.files.report
     if "://" in report:  # no browser reads an object store
         console.print("The report, to copy from the store and open in a browser:", style="bold")

@@ -69,10 +69,13 @@ def secrets_of(uri: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(value for value in (password, lone, *named) if value))
 
 
-def masked(text: str, uri: str) -> str:
-    """Return ``text``, which may be ``uri`` itself, with the secrets of ``uri`` masked, whether percent-encoded
-    or not.
-    """
+def masked(uri: str) -> str:
+    """Return ``uri`` with its secrets masked."""
+    return masked_in(uri, uri)
+
+
+def masked_in(text: str, uri: str) -> str:
+    """Return ``text`` with the secrets of ``uri`` masked, whether percent-encoded or not."""
     for secret in sorted(secrets_of(uri), key=len, reverse=True):
         for spelt in dict.fromkeys((secret, unquote(secret), quote(secret, safe=""), quote(secret))):
             text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(spelt)}(?![A-Za-z0-9])", MASK, text)

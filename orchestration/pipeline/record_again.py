@@ -79,7 +79,7 @@ def _end_elsewhere(files: SweepFiles, uri: str) -> str:
     free. Returns a sentence if that store could not be asked, else "".
     """
     before = read_snapshot(files.status)
-    if before is None or before.recording is None or before.recording.store == masked(uri, uri):
+    if before is None or before.recording is None or before.recording.store == masked(uri):
         return ""
     return end_abandoned(files, replace(before, heartbeat=0.0))
 

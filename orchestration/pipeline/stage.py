@@ -329,7 +329,7 @@ def recording_in(
     """Return the recording of a sweep at its start; None without MLflow. experiment: by default `experiment_name`."""
     if uri == NO_TRACKING:
         return None
-    known = masked(uri, uri)
+    known = masked(uri)
     server = known.rstrip("/") if is_server(uri) else LOCAL_SERVER
     page = f"{server}/{tracker.address(sweep_id)}"
     elsewhere = "" if uri == embedded_tracking_uri(files.local_folder) else f" --tracking-uri {shlex.quote(known)}"

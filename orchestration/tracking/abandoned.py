@@ -21,7 +21,7 @@ def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
         return ""
     store = snapshot.recording.store
     given = os.environ.get("MLFLOW_TRACKING_URI", "")
-    uri = given if masked(given, given) == store else store
+    uri = given if masked(given) == store else store
     if uri.startswith("sqlite:") and not os.path.exists(uri.removeprefix("sqlite:///")):
         return ""  # on another machine; it is closed by whoever asks there
     own = next((each for each in (files, files.of_tuning) if uri == f"sqlite:///{each.database}"), None)

@@ -20,7 +20,7 @@ from urllib.parse import unquote, urlsplit
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.records.files import read_range
-from dpsweep.orchestration.comparison.formats import masked
+from dpsweep.orchestration.comparison.formats import masked, masked_in
 from dpsweep.orchestration.tracking.tracker import EXPERIMENT, TrackingUnavailable
 
 VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
@@ -51,7 +51,7 @@ def probe(tracking_uri: str) -> None:
             sqlalchemy.create_engine(tracking_uri, poolclass=sqlalchemy.pool.NullPool).connect().close()
         except ModuleNotFoundError as error:
             raise TrackingUnavailable(
-                f"the MLflow store {masked(tracking_uri, tracking_uri)} needs the driver {error.name!r}: install it, "
+                f"the MLflow store {masked(tracking_uri)} needs the driver {error.name!r}: install it, "
                 "or name an installed one, as in postgresql+psycopg2://"
             ) from error
 
@@ -82,7 +82,7 @@ def reported(doing: str, uri: str) -> Iterator[None]:
     except Exception as error:
         lines = [line for line in str(error).splitlines() if line.strip() and not line.startswith(_PREFACE)]
         reason = next(iter(lines), type(error).__name__)
-        raise TrackingUnavailable(masked(f"{doing} MLflow at {uri}: {_explained(reason, uri)}", uri)) from error
+        raise TrackingUnavailable(masked_in(f"{doing} MLflow at {uri}: {_explained(reason, uri)}", uri)) from error
 
 
 def _explained(reason: str, uri: str) -> str:
@@ -112,8 +112,6 @@ def _explained(reason: str, uri: str) -> str:
 
 _ID: Final = re.compile(r"(m-)?[0-9a-f]{32}")
 """Id of a run, or of a logged model, as MLflow makes it."""
-MOST_PAGES: Final = 1000
-"""Most pages of an answer that are asked for; the runs of the largest sweep fill about a hundred."""
 
 
 def require_location(uri: str, owner: str) -> None:

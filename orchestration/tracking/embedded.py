@@ -9,6 +9,7 @@ import contextlib
 import os
 import sqlite3
 import tempfile
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Final, TypeVar, cast
 
@@ -24,6 +25,7 @@ os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", "20")
 import mlflow
 from mlflow import MlflowClient
 from mlflow.environment_variables import MLFLOW_HTTP_REQUEST_TIMEOUT
+from mlflow.store.entities import PagedList
 
 from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records.files import write_bytes_atomically
@@ -31,15 +33,18 @@ from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.store.layout import DATABASE
 from dpsweep.orchestration.tracking.addresses import Parts, file_of, is_server, require_schema, runs_by_itself
 from dpsweep.orchestration.tracking.requests import Timed
-from dpsweep.orchestration.tracking.tracker import NO_TRACKING
+from dpsweep.orchestration.tracking.tracker import NO_TRACKING, TrackingUnavailable
 from dpsweep.workers.machine.folders import CACHE
 
 Client = TypeVar("Client")
+Item = TypeVar("Item")
 _SCHEME = "sqlite:///"
 TIMES: Final = 6.0
 """Seconds that a request to a server may take in all, in multiples of the time in which it has to go on."""
 TIMES_WITH_FILES: Final = 45.0
 """The same for a request that sends files: 100 MB at 110 kB/s take 900 s."""
+MOST_PAGES: Final = 1000
+"""Most pages of an answer that are asked for; the runs of the largest sweep fill about a hundred."""
 _ADVICE: Final = f"see what holds up the server, or raise MLFLOW_HTTP_REQUEST_TIMEOUT; {TIMES:g} times it is the limit"
 
 
@@ -104,6 +109,21 @@ def _parts_of_mlflow() -> Parts:
 def timed(client: Client, tracking_uri: str) -> Client:
     """Return ``client``, each of whose calls ends (`Timed`), where ``tracking_uri`` names a server; else as it is."""
     return cast(Client, Timed(client, _limit, _ADVICE)) if is_server(tracking_uri) else client
+
+
+def every_page(search: Callable[[str | None], PagedList[Item]], of: str) -> Iterator[Item]:
+    """Yield what a search finds, page by page. search: of the page with this token. of: what it finds, for errors.
+
+    Raises: TrackingUnavailable for a server that gives more pages than `MOST_PAGES`.
+    """
+    token: str | None = None
+    for _ in range(MOST_PAGES):
+        page = search(token)
+        yield from page
+        token = page.token
+        if not token:
+            return
+    raise TrackingUnavailable(f"MLflow has no end of {of} of one sweep; look at what server it is")
 
 
 def _limit(method: str) -> float:

@@ -66,7 +66,7 @@ def given_experiment(uri: str, files: SweepFiles) -> str:
     """
     snapshot, usual = read_snapshot(files.status), experiment_name()
     recording = snapshot.recording if snapshot else None
-    if snapshot is None or recording is None or os.environ.get(VARIABLE) or recording.store != masked(uri, uri):
+    if snapshot is None or recording is None or os.environ.get(VARIABLE) or recording.store != masked(uri):
         return usual
     is_own = uri == f"sqlite:///{files.database}"
     if recording.experiment in ("", usual) or is_own or is_given(recording, snapshot.sweep_id, files):

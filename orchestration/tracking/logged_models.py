@@ -31,12 +31,11 @@ from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.values import delta, epsilon
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.tracking.addresses import MOST_PAGES, probe, reported, require_location
-from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, timed
+from dpsweep.orchestration.tracking.addresses import probe, reported, require_location
+from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, every_page, timed
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL, Compared, valid_name
 from dpsweep.orchestration.tracking.requests import each
-from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.training.history import read_training_result
 
 _CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons", "unit")
@@ -135,16 +134,9 @@ class ModelLog:
         return self._models
 
     def _existing(self) -> Iterator[LoggedModel]:
-        token: str | None = None
-        for _ in range(MOST_PAGES):
-            page = self._client.search_logged_models(
-                [self._experiment], f"tags.`{SWEEP}` = '{self._sweep_id}'", page_token=token
-            )
-            yield from page
-            token = page.token
-            if not token:
-                return
-        raise TrackingUnavailable("MLflow has no end of models of one sweep; look at what server it is")
+        experiments, chosen = [self._experiment], f"tags.`{SWEEP}` = '{self._sweep_id}'"
+        search = self._client.search_logged_models
+        return every_page(lambda token: search(experiments, chosen, page_token=token), "models")
 
     def _create(self, run: str, trial: PublishedTrial) -> LoggedModel:
         path, setting = self._files.trial(trial.key).model, setting_name(trial)
@@ -251,7 +243,7 @@ def register_best(
             model = _logged(client, ids, sweep_id, found.trial.key)
         if model is None:
             raise InvalidInput(
-                f"MLflow at {masked(uri, uri)} keeps no weights of the model of {found.trial.key}; give the "
+                f"MLflow at {masked(uri)} keeps no weights of the model of {found.trial.key}; give the "
                 "--tracking-uri that the sweep was recorded in, or record it there: "
                 f"`dpsweep record {shlex.quote(files.root)}`"
             )

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Final
 
-from dpsweep.orchestration.tracking.embedded import client_of  # first, as it keeps MLflow quiet
+from dpsweep.orchestration.tracking.embedded import client_of, every_page  # first, as it keeps MLflow quiet
 
 # isort: split
 from mlflow import MlflowClient
@@ -36,7 +36,7 @@ from dpsweep.orchestration.comparison.settings import Setting, finished_settings
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedDataset, PublishedSweep, PublishedTrial, TrialState
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.tracking.addresses import MOST_PAGES, experiment_name, is_server, probe, reported
+from dpsweep.orchestration.tracking.addresses import experiment_name, is_server, probe, reported
 from dpsweep.orchestration.tracking.logged_models import ModelLog
 from dpsweep.orchestration.tracking.plain_comparison import (
     KIND,
@@ -56,7 +56,6 @@ from dpsweep.orchestration.tracking.tracker import (
     COMPOSED,
     RunStatus,
     TrackedSweep,
-    TrackingUnavailable,
     composition_entries,
     epoch_metrics,
     group_rows,
@@ -241,15 +240,8 @@ class MlflowTracker:
 
     def _runs_of(self, chosen: str) -> Iterator[Run]:
         """Yield the runs that the filter ``chosen`` finds, oldest first."""
-        found: list[Run] = []
-        token = None
-        for _ in range(MOST_PAGES):
-            page = self._client.search_runs([self._experiment], chosen, page_token=token)
-            found += page
-            token = page.token
-            if not token:
-                return iter(sorted(found, key=lambda run: int(run.info.start_time)))
-        raise TrackingUnavailable("MLflow has no end of runs of one sweep; look at what server it is")
+        found = every_page(lambda token: self._client.search_runs([self._experiment], chosen, page_token=token), "runs")
+        return iter(sorted(found, key=lambda run: int(run.info.start_time)))
 
     def _adopt(self, run: Run) -> None:
         """Register a run of an earlier driver; if it is still RUNNING, its driver was killed, and the run is ended."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from dpsweep.orchestration.tracking import embedded, mlflow, requests
+from dpsweep.orchestration.tracking import embedded, requests
 from dpsweep.orchestration.tracking.addresses import require_location
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.requests import MOST_LEFT, Timed
@@ -82,7 +82,7 @@ def test_local_folders_are_those_that_mlflow_makes(uri: str, owner: str, taken: 
 def test_answers_without_end_end(
     served: Callable[[Answer], Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mlflow, "MOST_PAGES", 5)
+    monkeypatch.setattr(embedded, "MOST_PAGES", 5)
 
     def answer(method: str, path: str) -> Any:
         return experiment() if "/experiments/" in path else {"next_page_token": "more"}
