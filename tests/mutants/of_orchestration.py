@@ -188,7 +188,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             "replace(single[0], epsilon=size * single[0].epsilon, group_size=size) if size > 1 else single[0]",
             "a group of k costs k times one example",
             True,
-            ("tests/orchestration/execution/test_costs.py",),
+            COMPLETION,
         ),
         B(
             "    forget_checkpoint(files.checkpoint)\n    if not is_asked",

@@ -1,4 +1,4 @@
-"""Commands on inputs that others have planted: refused in one line, without waiting for them."""
+"""Commands on inputs that others have planted or named: one line, without waiting, or commands for the terminal."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.local_files import UnsafeFile
-from tests.orchestration.invoking import refused
+from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.sample_results import stored_sample
 
 
@@ -42,3 +42,23 @@ def test_a_pipe_for_a_record_is_refused_by_name(tmp_path: Path, command: str) ->
         (folder / name).unlink(missing_ok=True)
         os.mkfifo(folder / name)
     assert "json is a named pipe" in refused(UnsafeFile, command, folder, *(["--yes"] if command == "delete" else []))
+
+
+ODD = os.fsdecode(b"\xff\x1b]0;title\x07\nerror: nothing")
+SPELT = r"\udcff\x1b]0;title\x07\nerror: nothing"
+
+
+def test_names_are_spelt_out_where_they_are_listed(tmp_path: Path) -> None:
+    files = stored_sample(tmp_path / "sweep")
+    (Path(files.root) / ODD).write_text("")
+    checkpoint = Path(files.trial(ODD).checkpoint)
+    checkpoint.parent.mkdir(parents=True)
+    checkpoint.write_bytes(b"key")
+    for command, line in (
+        (["forget", files.root], f"forgotten: {SPELT}\n"),
+        (["delete", files.root, "--yes"], f"left, because not of the sweep: {SPELT}\n"),
+    ):
+        said = invoked(*command)
+        assert said.exit_code == 0, said.output
+        assert line in said.output
+        assert "\x1b" not in said.output

@@ -1,4 +1,4 @@
-"""What a completed trial claims when its noise followed results: a bound on every run that it could have been."""
+"""What a completed trial costs, also when its noise followed results, and how good its estimates are."""
 
 from __future__ import annotations
 
@@ -13,13 +13,24 @@ from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.orchestration.execution.completion import Times, bounding_trace, complete_trial
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.orchestration.execution.completion import (
+    Costs,
+    Times,
+    bounding_trace,
+    complete_trial,
+    costs,
+    costs_as_planned,
+    quality_of_estimates,
+)
 from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import EstimateQuality
 from dpsweep.orchestration.store.results import TrialResult, read_result
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
-from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.workers.trials.trial import run_trial
+from tests.accounting.stored_trial import account_trial, job_of
 from tests.orchestration.sample_grids import small
 
 FOLLOWING = {"name": "validation", "factor": 0.5, "period": 1, "threshold": -2.0}
@@ -98,3 +109,85 @@ def test_noise_that_decays_to_nothing_ends_in_an_infinite_epsilon(tmp_path: Path
     assert trace.segments[-1].noise_multiplier == 0.0
     assert result.worst_case.epsilon == math.inf
     assert result.individuals is None
+
+
+ACCOUNTING = {"group_sizes": [1, 2, 3], "also": ["pld", "rdp-classic"]}
+
+
+@pytest.fixture(scope="module")
+def sweep() -> SweepSpec:
+    return parse_sweep(small(clipping="flat", noise="constant", seeds=0, accounting=ACCOUNTING))
+
+
+@pytest.fixture(scope="module")
+def planned(sweep: SweepSpec) -> PlannedTrial:
+    (trial,) = plan_sweep(sweep).trials
+    return trial
+
+
+@pytest.fixture(scope="module")
+def found(planned: PlannedTrial, sweep: SweepSpec) -> Costs:
+    return costs_as_planned(planned, sweep)
+
+
+def test_groups_are_accounted_by_privacy_loss_distributions(planned: PlannedTrial, found: Costs) -> None:
+    """What one example costs, times their size, is less than they pay."""
+    assert found.groups == (found.worst_case, *(account(planned.trace, 1e-5, "pld", size) for size in (2, 3)))
+    assert found.groups[1].epsilon > 2.05 * account(planned.trace, 1e-5, "pld").epsilon
+
+
+def test_attacks_are_bounded_for_one_record_and_every_group(planned: PlannedTrial, found: Costs) -> None:
+    assert found.risks == tuple(attack_risk(privacy_curve(planned.trace, size)) for size in (1, 2, 3))
+
+
+def test_a_run_as_planned_costs_what_any_run_of_its_trace_does(
+    planned: PlannedTrial, sweep: SweepSpec, found: Costs
+) -> None:
+    assert found.weakened(planned.reasons) == costs(planned.trace, 1e-5, sweep).weakened(planned.reasons)
+    assert (found.worst_case, *found.others) == (planned.worst_case, *planned.others)
+
+
+def test_estimates_have_the_same_numbers(found: Costs) -> None:
+    weaker = found.weakened(("known_seed", "noise_followed_results"))
+    kinds = [claim.kind for claim in (weaker.worst_case, *weaker.others, *weaker.groups)]
+    assert {*kinds, *(risk.kind for risk in weaker.risks)} == {"estimate"}
+    reasons = {*(other.reasons for other in weaker.others), *(risk.reasons for risk in weaker.risks)}
+    assert reasons == {("known_seed", "noise_followed_results")}
+    assert [each.epsilon for each in weaker.groups] == [each.epsilon for each in found.groups]
+
+
+WORST = 1e9
+
+
+def quality(folder: Path, **norms: object) -> EstimateQuality:
+    """A short run with the given norms, judged by 40 examples tracked exactly."""
+    sweep = parse_sweep(
+        small(
+            clipping={"name": "flat", "bound": 4.0},
+            noise="constant",
+            seeds=0,
+            epochs=4,
+            privacy={"noise_multiplier": 1.0, "delta": 1e-5, "accountant": "rdp"},
+            norms={"exact_examples": 40, **norms},
+        )
+    )
+    spec = plan_sweep(sweep).trials[0].spec
+    files = TrialFiles(str(folder))
+    run_trial(spec, files.root)
+    epsilons = account_trial(job_of(files.root, spec.delta, "rdp"))
+    shuffled = replace(epsilons, example_ids=epsilons.example_ids[::-1], upper=epsilons.upper[::-1])
+    found = quality_of_estimates(files, [shuffled], read_trace(files.trace), WORST)
+    assert found == quality_of_estimates(files, [epsilons], read_trace(files.trace), WORST)
+    return found
+
+
+@pytest.mark.long
+def test_norms_of_every_step_leave_nothing_to_estimate_and_those_of_every_epoch_little(tmp_path: Path) -> None:
+    exact = quality(tmp_path / "step", refreshes_per_epoch="every_step")
+    assert exact.examples == 40
+    assert exact.correlation == pytest.approx(1.0, abs=1e-9)
+    assert exact.largest_error == pytest.approx(0.0, abs=1e-9)
+    estimated = quality(tmp_path / "epoch", refreshes_per_epoch=1)
+    assert estimated.correlation is not None
+    assert 0.5 < estimated.correlation < 1.0
+    assert 0.0 < estimated.mean_error < estimated.largest_error

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.orchestration.sample_grids import small
+from tests.workers.data_folders import make_texts, make_tokenizer
 
 DIGITS = {"name": "digits"}
 TOKENS = {"name": "own_models:tokens"}
@@ -232,3 +234,73 @@ def test_the_combination_of_many_trials_is_tried_once(monkeypatch: pytest.Monkey
         plan = planned(model=f"own_models:{model}", seeds=[0, 1, 2], clipping=["none", "flat", "per_layer"])
         assert len(plan.trials if kept else plan.refusals) == 9
     assert built == [(1, 8, 8)] * 2
+
+
+LANGUAGE_MODEL = {"name": "language_model", "width": 8, "depth": 1, "heads": 2}
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> dict[str, object]:
+    path, tokenizer = make_texts(tmp_path / "texts.csv"), make_tokenizer(tmp_path / "tokenizer.json")
+    return {"name": "text", "path": str(path), "text": "body", "tokenizer": str(tokenizer), "max_length": 8}
+
+
+def test_a_model_may_not_read_the_token_that_it_predicts(texts: dict[str, object]) -> None:
+    data = {**texts, "objective": "causal_lm"}
+    assert planned(data=data, model=LANGUAGE_MODEL, loss="causal_lm").refusals == ()
+    line = reason(data=data, model={**LANGUAGE_MODEL, "causal": False}, loss="causal_lm")
+    assert "model 'language_model': its logit at a position changes with later tokens" in line
+    masked = planned(data={**texts, "objective": "masked_lm"}, model=LANGUAGE_MODEL, loss="masked_lm")
+    assert masked.refusals == ()
+
+
+def test_a_model_that_embeds_tokens_is_not_told_to() -> None:
+    few = reason(data=TOKENS, model={**TRANSFORMER, "vocabulary": 2})
+    assert "cannot take features" in few
+    assert "embeds them" not in few
+    assert "whole numbers need a model that embeds them" in reason(data=TOKENS, model="mlp")
+
+
+with_adapters = pytest.mark.skipif(
+    not all(map(find_spec, ("peft", "transformers"))),
+    reason="needs transformers and peft: pip install 'dpsweep[models]'",
+)
+"""Without an import, which takes seconds in every process that collects tests."""
+
+HALF = {"execution": {"autocast": True}}
+
+
+def adapted(adapter: str, **params: object) -> dict[str, object]:
+    return {"data": TOKENS, "model": {"name": "own_adapters:Adapted", "adapter": adapter, **params}}
+
+
+@with_adapters
+@pytest.mark.thinned(2)
+@pytest.mark.parametrize("adapter", ["lora", "dora", "ia3", "prompt"])
+def test_adapters_on_a_trunk_in_half_precision_are_planned(adapter: str) -> None:
+    plan = planned(**adapted(adapter, trunk="bfloat16"), **HALF)
+    assert plan.refusals == ()
+    (trains,) = plan.warnings
+    assert "modules_to_save.default.bias" in trains
+    assert "more" not in trains, "all that train are named"
+
+
+@with_adapters
+def test_layers_of_one_kind_are_named_once() -> None:
+    (trains,) = planned(**adapted("lora")).warnings
+    assert "model.base_model.model.bert.encoder.layer.*.attention.self.query.lora_A.default.weight (2)" in trains
+
+
+@with_adapters
+def test_a_trunk_in_half_precision_without_autocast_is_refused() -> None:
+    line = reason(**adapted("lora", trunk="bfloat16"))
+    assert "its frozen parameters are torch.bfloat16" in line
+    assert "set execution.autocast: true" in line
+
+
+@with_adapters
+def test_what_runs_once_per_example_is_said_with_reason_and_cost() -> None:
+    _, slow = planned(**adapted("oft")).warnings
+    assert "attention.self.query.oft_R.default (2)" in slow
+    assert "as what reads its parameters could not be told apart by rows (NotCovered in " in slow
+    assert "memory for 96 gradients of each example" in slow
