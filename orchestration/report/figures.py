@@ -124,7 +124,7 @@ def _privacy(scene: Scene, y: Axis) -> Plot | None:
         figure.add_hline(mean, line={"color": MUTED, "width": 1, "dash": "dot"})
     # the highest above its line and the lowest below: names of lines close together would cover each other
     for (mean, name), anchor in {lines[0]: "top", lines[-1]: "bottom"}.items() if lines else ():
-        figure.add_annotation(x=0, xref="paper", xanchor="left", y=mean, yanchor=anchor, text=name)
+        figure.add_annotation(x=0, xref="paper", xanchor="left", y=mean, yanchor=anchor, text=plain_text(name))
     return figure
 
 

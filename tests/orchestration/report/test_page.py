@@ -253,9 +253,10 @@ def test_privacy_gets_its_own_axis_when_it_varies() -> None:
 def test_names_of_two_baselines_stand_on_both_sides_of_their_lines() -> None:
     data = sample_sweep(targets=(1.0, 8.0))
     others = [each for each in data.trials if each.is_baseline]
-    wide = [replace(each, key=f"{each.key}-wide", labels={**each.labels, "model": "wide"}) for each in others]
+    wide = [replace(each, key=f"{each.key}-wide", labels={**each.labels, "model": "<wide>"}) for each in others]
     named = figures(replace(data, trials=(*data.trials, *wide)))["privacy-utility"].layout.annotations
-    assert {each.yanchor: each.text for each in named} == {"top": "non-private", "bottom": "non-private · model wide"}
+    names = {each.yanchor: each.text for each in named}
+    assert names == {"top": "non-private", "bottom": "non-private · model &lt;wide&gt;"}
 
 
 def test_groups_are_ordered_by_how_they_are_served() -> None:
