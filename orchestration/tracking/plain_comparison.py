@@ -11,14 +11,15 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from dpsweep.orchestration.comparison.entries import Metric as Measured
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.metrics import final_metrics, metric
 from dpsweep.orchestration.comparison.parameters import varying
-from dpsweep.orchestration.comparison.settings import Setting
+from dpsweep.orchestration.comparison.sanity import without_changes
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings
 from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.store.published import PublishedTrial
 
@@ -64,7 +65,9 @@ class Compared:
 
 
 def comparison(found: Findings) -> Compared:
-    """Return the comparison of the settings of a sweep."""
+    """Return the comparison of the settings of a sweep, without changes where the cost of privacy is unknown."""
+    if found.unknown_cost:
+        found = replace(found, settings=finished_settings(without_changes(found.trials)))
     best = found.best(found.main.name)
     return Compared(
         _numbers(found),
@@ -117,7 +120,7 @@ def short_names(found: Findings) -> dict[str, str]:
         _corrected(found): f"corrected_{worst.name}",
         f"final/{main}": main,
         f"fairness/{main}_gap": f"gap_of_{main}",
-        f"fairness/{main}_change": f"change_of_{main}",
+        **({} if found.unknown_cost else {f"fairness/{main}_change": f"change_of_{main}"}),
     }
     return {name: f"{COMPARED}{short}" for name, short in names.items()}
 
