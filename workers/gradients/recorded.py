@@ -70,15 +70,22 @@ class Recording:
     """A pass as two graphs: the first computes norms, the second a weighted sum from results of the first."""
 
     def __init__(
-        self, x: Tensor, y: Tensor, weights: Tensor | None, forward: Forward, weighted: Weighted, reads: object
+        self,
+        x: Tensor,
+        y: Tensor,
+        weights: Tensor | None,
+        forward: Forward,
+        weighted: Weighted,
+        reads: object,
+        pool: _Pool,
     ) -> None:
         """Record without running: zeros in place of the rows show in a comparison that something ran, or read values.
 
         weights: as of `Done`. reads: holds tensors outside parameters and buffers that the pass may read, which the
-        model may replace.
+        model may replace. pool: recordings may share one, as all that a replay leaves to others is held.
         """
         self._x, self._y, self._reads = torch.zeros_like(x), torch.zeros_like(y), reads
-        self._graph, pool = torch.cuda.CUDAGraph(), torch.cuda.graph_pool_handle()
+        self._graph = torch.cuda.CUDAGraph()
         with _recording(self._graph, x.device, pool):
             self._norms, self._total, prepared = forward(self._x, self._y)[:3]
         self._sum = None if weights is None else _RecordedSum(weights, prepared, weighted, pool)
@@ -127,6 +134,7 @@ class Recordings:
         self.refused: str | None = None
         self._seen, self._made = Counter[Hashable](), 0
         self._recorded, self._checked = dict[Hashable, Recording](), set[Hashable]()
+        self._pool: _Pool = None
 
     @property
     def hold_memory(self) -> bool:
@@ -147,10 +155,11 @@ class Recordings:
         torch.cuda.empty_cache()
 
     def forget(self) -> None:
-        """Drop all recordings."""
+        """Drop all recordings, and with the last one their memory."""
         self._seen.clear()
         self._recorded.clear()
         self._checked.clear()
+        self._pool = None
 
     def compare(self, kind: Hashable, x: Tensor, y: Tensor, forward: Forward, weighted: Weighted, done: Done) -> None:
         """Compare a pass that ran as it is with its recording, which is made now if it is time."""
@@ -186,7 +195,8 @@ class Recordings:
             if weights is not None:
                 weighted(prepared, weights)
             del prepared
-        return Recording(x, y, weights, forward, weighted, reads)
+        self._pool = self._pool or torch.cuda.graph_pool_handle()
+        return Recording(x, y, weights, forward, weighted, reads, self._pool)
 
     def _refuse(self, reason: str) -> None:
         self.forget()

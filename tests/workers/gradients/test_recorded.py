@@ -300,6 +300,26 @@ def test_recordings_go_with_their_engine() -> None:
         gc.enable()
 
 
+def test_recordings_of_an_engine_share_memory_until_they_are_forgotten(monkeypatch: pytest.MonkeyPatch) -> None:
+    pools, record = list[Any](), recorded._recording
+
+    def noted(graph: Any, device: torch.device, pool: Any) -> Any:
+        pools.append(pool)
+        return record(graph, device, pool)
+
+    monkeypatch.setattr(recorded, "_recording", noted)
+    engine = engine_of(nn.Linear(5, 3).to(DEVICE))
+    x, y = torch.randn(4, 5, device=DEVICE), torch.arange(4, device=DEVICE) % 3
+    for _ in range(2):
+        for _ in range(6):
+            engine.norms(x, y)
+            engine.weighted_sum_rowwise(x, y, clip)
+        assert replays(engine) == 2
+        known(engine._recordings).forget()
+    assert pools == [pools[0]] * 3 + [pools[3]] * 3
+    assert pools[0] != pools[3]
+
+
 class Synchronising(nn.Linear):
     def forward(self, input: Tensor) -> Tensor:  # the name of torch's argument
         torch.cuda.synchronize()  # torch does not count it among the operations that wait
