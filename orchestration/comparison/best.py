@@ -125,7 +125,7 @@ class Best:
 
     def __repr__(self) -> str:
         cost = self.setting.highest_epsilon
-        spent = "" if cost is None else f", ε{per_unit(self.unit)} {cost:.4g} ({self.kind})"
+        spent = "" if cost is None else f", ε{per_unit(self.unit)} {at_most(cost, 4)} ({self.kind})"
         return f"<Best {self.name}: {self.by} {self.value:.4g}{spent}, trial {self.trial.key}>"
 
     def _repr_html_(self) -> str:
@@ -265,7 +265,7 @@ def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str,
         if setting
     ]
     costs = [cost for setting in found.private if (cost := setting.highest_epsilon) is not None]
-    tops += [f"the least epsilon is {min(costs):.4g}"] if costs and math.isfinite(max_epsilon) else []
+    tops += [f"the least epsilon is {at_most(min(costs), 4)}"] if costs and math.isfinite(max_epsilon) else []
     step = f"{', '.join(tops)}: relax a condition" if tops else "relax a condition"
     return f"no private setting has {' and '.join(conditions)}; {step}"
 

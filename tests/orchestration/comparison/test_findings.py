@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.metrics import METRICS, known, of_task
 from dpsweep.orchestration.comparison.metrics import metric as metric_called
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import has_diverged
-from dpsweep.orchestration.comparison.settings import finished_settings, group_value
+from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_value
 from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
 from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, PublishedTuning
@@ -261,6 +261,13 @@ def test_the_best_setting_is_named_with_what_cannot_be_told_from_it(sample: Find
     assert found.interval is not None
     assert found.interval.low < found.value < found.interval.high
     assert found.as_dict()["not_distinguishable"][0]["verdict"] == "not distinguishable"
+
+
+def test_a_worst_case_is_never_shown_below_itself(sample: Findings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Setting, "highest_epsilon", property(lambda _: 2.00041))
+    assert ", ε 2.001 (" in repr(best(sample))
+    with pytest.raises(InvalidInput, match=r"the least epsilon is 2\.001"):
+        best(sample, max_epsilon=1.0)
 
 
 def test_settings_of_unknown_order_have_a_word_of_their_own() -> None:
