@@ -299,7 +299,7 @@ def _print_details(answer: Answer, groups: Sequence[GroupEpsilon]) -> None:
     if answer.users is not None:
         typer.echo(
             f"  {answer.users.users:,} users of up to {answer.users.most_records:,} records: median ε "
-            f"{number(answer.users.statistics.median)}, largest ε {number(answer.users.largest)}"
+            f"{number(answer.users.statistics.median)}, largest ε {at_most(answer.users.largest)}"
         )
     typer.echo(for_terminal(f"  private, in {answer.folder}"))
 

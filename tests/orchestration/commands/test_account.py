@@ -27,6 +27,7 @@ from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.user_files import StoredUsers
 from dpsweep.orchestration.comparison import claims
+from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.store import remembered
 from dpsweep.orchestration.store.attempts import Attempt, AttemptLog
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -186,6 +187,7 @@ def test_every_user_is_accounted_by_all_own_records(tmp_path: Path) -> None:
     text = printed(*asked(files, "--trial", answer["key"], "--by-user"))
     told = f"{users['users']} users of up to {users['most_records']} records"
     assert told in text
+    assert f"largest ε {at_most(users['largest'])}" in text
     found(files, "--trial", answer["key"])
     assert told in Path(files.private_report).read_text()
     assert told not in Path(files.report).read_text()
