@@ -422,7 +422,7 @@ def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
             for each in GROUP_METRICS
             if each.measure and (interval := found.evidence.interval(setting, each.name, name))
         }
-        for name in group_names(setting.trials)
+        for name in group_names(setting)
     }
     return {name: known for name, known in intervals.items() if known}
 

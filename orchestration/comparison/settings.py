@@ -366,17 +366,12 @@ def class_names(trials: Iterable[PublishedTrial], classes: int) -> tuple[str, ..
     return tuple(each if isinstance(each, str) else json.dumps(each) for each in names)
 
 
-def groups_of(settings: Iterable[Setting]) -> tuple[str, ...]:
-    """Return `group_names` of the trials of all settings."""
-    return group_names(trial for setting in settings for trial in setting.trials)
-
-
-def group_names(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
-    """Return the names of all test groups, in increasing order of their mean accuracy, or main score, over the
-    trials.
+def group_names(*settings: Setting) -> tuple[str, ...]:
+    """Return the names of all test groups, in increasing order of their mean accuracy, or main score, over the trials
+    of all settings.
     """
     accuracies: dict[str, list[float]] = {}
-    for trial in trials:
+    for trial in (trial for setting in settings for trial in setting.trials):
         for group in trial.quality.groups if trial.quality else ():
             served = math.nan if group.main is None else group.main
             accuracies.setdefault(group.name, []).append(served if math.isfinite(served) else 0.0)

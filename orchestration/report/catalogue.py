@@ -169,7 +169,7 @@ def drawn_figures(
     """
     settings = finished_settings(data.trials)
     drawn, worst = drawable(settings), WORST_GROUP_METRICS[data.worst_group]
-    groups = group_names(trial for each in drawn for trial in each.trials)
+    groups = group_names(*drawn)
     scene = Scene(drawn, style_of(settings), groups, worst, data.task, useless)
     return tuple(
         DrawnFigure(kind, kind.name + which, titled(kind, data.task) + which, figure)

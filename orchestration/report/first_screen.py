@@ -308,7 +308,7 @@ def _for_whom(found: Findings, best: Setting) -> Tile:
     if mean is None:
         return _of_groups("unknown", "No group of the test data is large enough to be shown.")
     if not found.has_groups:
-        return _of_groups("not compared", _only(*group_names(best.trials)))
+        return _of_groups("not compared", _only(*group_names(best)))
     big = f"{served_worst(worst, best)}: {worst.format.one(mean)}"
     return _of_groups(big, _worst_words(found, best), *_gap_words(found, best))
 
@@ -378,7 +378,7 @@ def _ends_of_gap(setting: Setting, rate: str) -> tuple[tuple[str, float], tuple[
     value = group_metric("true_positive_rate" if complement else rate).value
     known = [
         (name, 1.0 - mean.mean if complement else mean.mean)
-        for name in group_names(setting.trials)
+        for name in group_names(setting)
         if (mean := setting.over_seeds(group_value(name, value)))
     ]
     if len(known) < 2:
@@ -389,7 +389,7 @@ def _ends_of_gap(setting: Setting, rate: str) -> tuple[tuple[str, float], tuple[
 def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
     """Return a row per group: the setting with its interval, and the best baseline; of many groups the ends."""
     of = group_metric(found.main.name)
-    names = [name for name in group_names(setting.trials) if setting.over_seeds(group_value(name, of.value))]
+    names = [name for name in group_names(setting) if setting.over_seeds(group_value(name, of.value))]
     if not names:
         return None
     half = _MOST_ROWS // 2

@@ -23,7 +23,7 @@ from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, 
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import without_changes
-from dpsweep.orchestration.comparison.settings import Setting, drawable, finished_settings, group_value, groups_of
+from dpsweep.orchestration.comparison.settings import Setting, drawable, finished_settings, group_names, group_value
 from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.report.catalogue import (
     FIGURES,
@@ -375,7 +375,7 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
 
     The ends come from the 95% interval, or from the range over seeds if no interval is known.
     """
-    names, shown = groups_of(found.settings), _shown(found)
+    names, shown = group_names(*found.settings), _shown(found)
     return {
         "metrics": {
             metric.name: {"title": metric.heading.removesuffix(", points"), "share": metric.format.is_share}
@@ -422,7 +422,7 @@ def explorer(found: Findings) -> str:
     shown = _shown(found)
     if len(found.settings) < 2 or not shown:
         return ""
-    names = groups_of(found.settings)
+    names = group_names(*found.settings)
     axes = [(each.name, each.heading.removesuffix(", points")) for each in shown]
     controls = (
         _select("explore-x", "Across", axes, found.main.name),

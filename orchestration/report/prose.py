@@ -24,7 +24,6 @@ from dpsweep.orchestration.comparison.settings import (
     group_epsilon_error,
     group_names,
     group_value,
-    groups_of,
     setting_name,
     whose,
 )
@@ -316,7 +315,7 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
     strongest, name = min(known, key=lambda pair: (pair[0].p_value, -abs(pair[0].r)))
     task = task_of(trial for setting in private for trial in setting.trials)
     word, r = spoken(group_metric(task_called(task).main)), correlation(strongest.r)
-    groups = len(groups_of(private))
+    groups = len(group_names(*private))
     small = f" of {groups} groups: the others are too small" if strongest.pairs < groups else " groups"
     over = f"over {strongest.pairs}{small}"
     if strongest.p_value * len(known) > _CHANCE:
@@ -342,7 +341,7 @@ def group_correlation(setting: Setting) -> Correlation | None:
     tolerable = 0.1 * (setting.mean(epsilon) or 0.0)
     pairs = [
         (served, paid)
-        for name in group_names(setting.trials)
+        for name in group_names(setting)
         if (served := setting.mean(group_value(name, lambda group: group.main))) is not None
         and (paid := setting.mean(group_epsilon(name))) is not None
         and setting.error_over_seeds(group_epsilon_error(name)) <= tolerable

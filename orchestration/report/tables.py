@@ -38,9 +38,9 @@ from dpsweep.orchestration.comparison.settings import (
     class_names,
     group_attack,
     group_epsilon,
+    group_names,
     group_paid,
     group_value,
-    groups_of,
     setting_name,
     shown_over_seeds,
     whose,
@@ -130,7 +130,7 @@ def fairness_table(found: Findings, style: Style) -> str:
 
 def by_group_table(found: Findings, style: Style) -> str:
     """Return one row per setting and group: every metric of `GROUP_METRICS` that any of them has; "" without groups."""
-    names = groups_of(found.settings)
+    names = group_names(*found.settings)
     shown = [
         each
         for each in GROUP_METRICS
@@ -308,7 +308,7 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
 
 def losses_table(settings: Sequence[Setting], style: Style) -> str:
     """Return the correlation of epsilon_i and log loss, overall and by group; "" if no trial has any."""
-    names = groups_of(settings)
+    names = group_names(*settings)
     values = (loss_correlation, *(group_paid(name, lambda group: group.loss_correlation) for name in names))
     rows = []
     for setting in settings:
@@ -331,7 +331,7 @@ def training_scores_section(settings: Sequence[Setting], style: Style, task: str
     """Return the section on training examples; "" if no trial was scored on them or the results are withheld."""
     main = main_metric(task)
     scored = [setting for setting in settings if setting.over_seeds(on_training)]
-    names = groups_of(scored)
+    names = group_names(*scored)
     of_groups = (
         (group_value(name, lambda group: group.on_training), group_value(name, lambda group: group.main))
         for name in names
@@ -362,7 +362,7 @@ def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -
 def attacks_section(settings: Sequence[Setting], style: Style) -> str:
     """Return the section on membership attacks; "" if no trial was attacked or the results are withheld."""
     attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
-    names = groups_of(attacked)
+    names = group_names(*attacked)
     rows = [(named(setting, style), *(_attack_cell(setting, name) for name in names)) for setting in attacked]
     return _section(
         "Who can be found in the model",

@@ -261,7 +261,7 @@ def test_names_of_two_baselines_stand_on_both_sides_of_their_lines() -> None:
 
 def test_groups_are_ordered_by_how_they_are_served() -> None:
     drawn = figures(sample_sweep())
-    assert group_names(sample_sweep().trials)[0] == "digit 8"
+    assert group_names(*finished_settings(sample_sweep().trials))[0] == "digit 8"
     axes = [drawn[name].layout.yaxis.ticktext for name in ("group-accuracy", "group-change", "group-epsilon")]
     assert axes[0] == axes[1] == axes[2]
     assert axes[0][0] == "digit 8"
