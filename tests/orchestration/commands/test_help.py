@@ -1,11 +1,14 @@
-"""`dpsweep --help` groups its commands, each shows an example that is valid, and shells complete them."""
+"""`dpsweep --help` groups its commands, whose examples are valid and complete; every flag that a text names exists."""
 
 from __future__ import annotations
 
+import ast
 import os
+import re
 import shlex
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -15,9 +18,11 @@ from dpsweep.orchestration.commands.main import app
 from tests.orchestration.invoking import printed
 from tests.orchestration.processes import environment
 
+ROOT = Path(__file__).parents[3]
+GROUP = typer.main.get_command(app)
 COMMANDS = {
     name: command
-    for name, command in typer.main.get_command(app).commands.items()  # type: ignore[attr-defined]
+    for name, command in GROUP.commands.items()  # type: ignore[attr-defined]
     if not command.hidden
 }
 PANELS = ("Run", "Cluster", "Results", "Privacy")
@@ -80,3 +85,35 @@ def test_completion_offers_no_name_from_a_folder(name: str, tmp_path: Path, monk
     for parameter in command.params:
         found = parameter.shell_complete(typer.Context(command), "")
         assert not [item.value for item in found if "planted" in item.value]
+
+
+OF_OTHER_PROGRAMS = {
+    *("--backend-store-uri", "--allowed-hosts", "--host", "--port", "--serve-artifacts"),  # mlflow
+    *("--head", "--labels", "--node-ip-address", "--resources"),  # ray
+    *("--env", "--local-dir", "--porcelain", "--summary", "--target"),  # docker, hf, git, pip
+}
+NOT_TEXTS = {"orchestration/report/writing.py"}
+"""Files that only pass flags to Chromium."""
+
+
+def flags() -> set[str]:
+    """Return the options of all commands."""
+    commands = (GROUP, *GROUP.commands.values())  # type: ignore[attr-defined]
+    parameters = (each for command in commands for each in command.params)
+    return {"--help", *(name for each in parameters for name in (*each.opts, *each.secondary_opts))}
+
+
+def named() -> Iterator[tuple[str, str]]:
+    """Yield each flag that a text of the product names, with its file and line."""
+    for package in ("accounting", "workers", "orchestration"):
+        texts = (path for path in (ROOT / package).rglob("*.py") if str(path.relative_to(ROOT)) not in NOT_TEXTS)
+        for path in texts:
+            for node in ast.walk(ast.parse(path.read_text())):
+                if isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    for flag in re.findall(r"(?<![\w-])--[a-z][a-z-]*[a-z]", node.value):
+                        yield flag, f"{path.relative_to(ROOT)}:{node.lineno}"
+
+
+def test_every_flag_that_a_text_names_exists() -> None:
+    known = flags() | OF_OTHER_PROGRAMS
+    assert {(flag, where) for flag, where in named() if flag not in known} == set()
