@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import http.client
 import json
 import os
 import re
@@ -100,9 +101,20 @@ class Notices:
                 _post(whole, content)
             else:
                 _run(whole, content)
-        except (InvalidInput, OSError, ValueError, subprocess.SubprocessError) as error:
-            reason = " ".join(str(error).split())
-            self._warn(f"{target} was not told that the sweep has {content['event']}: {reason}")
+        except (InvalidInput, OSError, ValueError, subprocess.SubprocessError, http.client.HTTPException) as error:
+            self._warn(f"{target} was not told that the sweep has {content['event']}: {_reason(error)}")
+
+
+def _reason(error: Exception) -> str:
+    """Return why a target was not told, without its address or command, which hold the values of variables."""
+    match error:
+        case subprocess.TimeoutExpired():
+            return f"it took more than {TIMEOUT:.0f} s"
+        case subprocess.CalledProcessError():
+            return f"it ended with exit status {error.returncode}"
+        case http.client.InvalidURL():
+            return "its address holds a blank, a control character or no port; look at its variables"
+    return " ".join(str(error).split())
 
 
 def expanded(target: str) -> str:

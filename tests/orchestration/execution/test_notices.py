@@ -133,6 +133,19 @@ def test_what_cannot_be_told_is_a_warning(server: Server, tmp_path: Path) -> Non
     assert any("NOT_SET is not set where the driver runs" in each for each in warned)
 
 
+def test_no_warning_shows_the_value_of_a_variable(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK_TOKEN", "hunter2 swordfish")
+    monkeypatch.setattr(notices, "TIMEOUT", 0.5)
+    warned: list[str] = []
+    targets = ["http://127.0.0.1:9/${HOOK_TOKEN}", "sh -c 'exit 3' ${HOOK_TOKEN}", "sh -c 'sleep 9' ${HOOK_TOKEN}"]
+    run(tmp_path / "s.json", Notices(targets, "/out", (), warned.append), FINISHED)
+    said = " ".join(sorted(warned))
+    assert "hunter2" not in said
+    assert "swordfish" not in said
+    for reason in ("its address holds a blank", "exit status 3", "it took more than 0 s"):
+        assert reason in said
+
+
 def test_the_end_of_a_job_is_told_unless_its_driver_has_told(
     server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
