@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.local_files import UnsafeFile, others_can_write, replace_file
-from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting, for_terminal
+from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting, plain
 
 Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
 AllowCode = Annotated[
@@ -99,7 +99,7 @@ def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
 
 def warn(sentence: str) -> None:
     """Print a warning to stderr."""
-    typer.echo(for_terminal(f"warning: {sentence}"), err=True)
+    typer.echo(plain(f"warning: {sentence}"), err=True)
 
 
 _LINE_INTERVAL: Final = 5.0

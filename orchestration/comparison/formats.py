@@ -372,8 +372,11 @@ UNBOUNDED = 100_000
 
 
 def plain(text: str, style: str = "") -> Text:
-    """Return foreign text for a console, whose markup it is not, as by `for_terminal`."""
-    return Text(for_terminal(text), style)
+    """Return foreign text for a console, whose markup it is not, as by `for_terminal`.
+
+    Further lines are indented, so that none looks like a line of dpsweep's own.
+    """
+    return Text(for_terminal(text).replace("\n", "\n  "), style)
 
 
 def dim_table(*columns: str) -> Table:

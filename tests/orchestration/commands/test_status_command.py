@@ -97,7 +97,7 @@ def test_a_shortage(tmp_path: Path, command: Command) -> None:
 
 @pytest.mark.parametrize("state", ["running", "stopped"])
 def test_no_text_of_a_status_is_markup_or_changes_the_terminal(state: str, tmp_path: Path, command: Command) -> None:
-    odd = "[/x] \x1b]0;title"
+    odd = "[/x] \x1b]0;title\nerror: forged"
     trial = replace(TRIALS[0], key=odd, accuracy=None, scores={odd: 0.5})
     cluster = ClusterSnapshot(
         (NodeSnapshot(odd, {odd: 4.0}),), {odd: 1.0}, {}, 1, {odd: 1.0} if state == "running" else {}
@@ -106,6 +106,7 @@ def test_no_text_of_a_status_is_markup_or_changes_the_terminal(state: str, tmp_p
     write_snapshot(f"{tmp_path}/status.json", replace(forged, trials=(trial,)), private=False)
     shown = status(command, tmp_path)
     assert "\x1b" not in shown
+    assert not any(line.startswith("error:") for line in shown.splitlines())
     assert shown.count(r"[/x] \x1b]0;title") >= 7
 
 
