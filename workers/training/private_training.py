@@ -24,6 +24,7 @@ from dpsweep.accounting.calibration.planned_runs import Calibration
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
+from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT
 from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.schedules import reads_accuracies, split_schedule
@@ -189,7 +190,7 @@ class PrivateTraining:
         self._owner = fingerprint(self._spec.to_json(), mechanism, digest, named, code, rounding_of(device))
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
-        self._process = os.getpid()
+        self._process, self._noise_is_cut = os.getpid(), False
         parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
         self._device = device
         self._random_state: RandomState | None = None
@@ -253,13 +254,25 @@ class PrivateTraining:
             )
         if self._pending is None or batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
+        self._require_whole_noise()
         try:
             with self._own_randomness():
                 set_modes(self._model, self._modes)
                 self._trainer.step(self._rows)
+        except BaseException:
+            self._noise_is_cut = self.steps > batch.step and self._whole.strategy != INDEPENDENT
+            raise
         finally:
             if self.steps > batch.step:
                 self._pending = None
+
+    def _require_whole_noise(self) -> None:
+        """Raise InvalidInput where later noise would follow noise that an interrupted step has made in part."""
+        if self._noise_is_cut:
+            raise InvalidInput(
+                "a step was interrupted within its noise, which that of later steps would follow: load the last "
+                "state_dict, or make another engine and account for both together"
+            )
 
     @property
     def steps(self) -> int:
@@ -367,6 +380,7 @@ class PrivateTraining:
                 "execution.deterministic is false: steps that come again would be rounded otherwise under the same "
                 "noise, which then hides neither; make the engine with deterministic=True to go on from states"
             )
+        self._require_whole_noise()
         if self._pending is not None:
             raise InvalidInput("a batch was drawn and not stepped; take the state after step()")
         with self._own_randomness():
@@ -387,7 +401,7 @@ class PrivateTraining:
                 "execution (threads, device), torch and the processor must be those that it began with, as its noise "
                 "must not cover other gradients too"
             )
-        state, self._pending = copy.deepcopy(dict(state)), None
+        state, self._pending, self._noise_is_cut = copy.deepcopy(dict(state)), None, False
         with self._own_randomness():
             self._norms.restore(state["norms"])
             self._trainer.restore(state["trainer"])

@@ -324,6 +324,30 @@ def test_a_step_that_is_interrupted_before_its_update_comes_again_from_the_state
     assert run(engine).steps == 8
 
 
+def test_no_noise_follows_correlated_noise_that_was_made_in_part(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A draw would come again at the next step."""
+    engine = engine_of(
+        net(),
+        noise={"name": "banded", "bands": 2, "noise_multiplier": 1.0},
+        target_epsilon=None,
+        sampling={"method": "cyclic_poisson", "batch_size": 30, "cycle_length": 2},
+    )
+    state = run(engine, until=2).state_dict()
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(engine._trainer._step_noise, "released", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run(engine)
+    monkeypatch.undo()
+    for going_on in (run, PrivateTraining.state_dict):
+        with pytest.raises(dpsweep.InvalidInput, match="which that of later steps would follow"):
+            going_on(engine)
+    engine.load_state_dict(state)
+    assert run(engine).steps == 8
+
+
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
