@@ -32,7 +32,8 @@ class TextColumn:
                 )
             if not tokenizer.is_file():
                 raise InvalidInput(
-                    f"{pretrained} has no tokenizer.json; give the tokenizer that the model was trained with"
+                    f"{pretrained} has no tokenizer.json; give the tokenizer that the model was trained with, or let "
+                    "transformers write it: AutoTokenizer.from_pretrained(FOLDER).save_pretrained(FOLDER)"
                 )
         return None if tokenizer is None else cls(name, tokenizer, pretrained)
 

@@ -295,8 +295,16 @@ def _token(tokenizer: Tokenizer, path: Path, name: str, key: str) -> int:
     """Return the id of a token. `key`: parameter that names it. Raises: InvalidInput for an unknown token."""
     found = tokenizer.token_to_id(name)
     if found is None:
-        raise InvalidInput(f"the tokenizer {path} has no token {name!r}; name one that it has by `{key}`")
+        raise InvalidInput(
+            f"the tokenizer {path} has no token {name!r}; name one that it has by `{key}`{_special_tokens(tokenizer)}"
+        )
     return int(found)
+
+
+def _special_tokens(tokenizer: Tokenizer) -> str:
+    """Return the end of a message, with tokens that fill or hide others."""
+    special = [repr(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.special]
+    return f"; its special tokens are {', '.join(special[:10])}" if special else ""
 
 
 def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
@@ -308,6 +316,7 @@ def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
             return int(found)
     raise InvalidInput(
         f"the tokenizer {path} says nothing of padding; name the token that fills short texts by `padding_token`"
+        f"{_special_tokens(tokenizer)}"
     )
 
 

@@ -56,9 +56,8 @@ def hugging_face(
             "dtype: float32"
         )
     _require_objective(head, causal)
-    loaded, new = load_text_model(path, head, num_classes)
+    loaded, new = load_text_model(path, head, num_classes, getattr(torch, dtype))
     require_reads(loaded, path, feature_shape[0], max(vocabulary or 0, num_classes if head in LANGUAGE else 0))
-    loaded = loaded.to(getattr(torch, dtype))
     if padding is not None:
         config_of(loaded).pad_token_id = padding  # by which decoders find the last token of a text
     if head != "linear" and config_of(loaded).is_encoder_decoder:
@@ -107,8 +106,8 @@ def text_trunk(path: str) -> nn.Module:
 
     path: as of `hugging_face`. Raises: InvalidInput where transformers is absent, or such a model on this machine.
     """
-    loaded, _ = load_text_model(path, "linear", 0)
-    return loaded.float().eval().requires_grad_(False)
+    loaded, _ = load_text_model(path, "linear", 0, torch.float32)
+    return loaded.eval().requires_grad_(False)
 
 
 def mean_state(trunk: nn.Module, tokens: Tensor, padding: int | None) -> Tensor:

@@ -32,9 +32,12 @@ _NEW: Final[tuple[Head, ...]] = ("classification", "regression")
 """Heads of the architecture that are made anew where the folder has none for as many outputs."""
 
 
-def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module, list[nn.Parameter]]:
+def load_text_model(
+    path: str, head: Head, num_classes: int, dtype: torch.dtype
+) -> tuple[nn.Module, list[nn.Parameter]]:
     """Return the model in a folder, or in the cache of huggingface_hub, and the parameters of its head that are random.
 
+    dtype: of its weights; buffers keep theirs, as rotary positions need single precision.
     A pooler that the folder lacks counts as part of the head; for head linear it is taken off, as is the decoder of an
     encoder-decoder.
 
@@ -46,6 +49,7 @@ def load_text_model(path: str, head: Head, num_classes: int) -> tuple[nn.Module,
     if head in LANGUAGE:
         _refuse_encoder_decoder(transformers, folder, path, head)
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
+    options["dtype"] = dtype
     if head in _NEW:
         options["num_labels"] = num_classes
     with _as_one_line(path, head):
@@ -144,8 +148,13 @@ def _readable_folder(path: str) -> Path:
     folder = model_folder(path)  # else transformers would ask the hub for adapters, whatever it is told
     if folder is None:
         raise InvalidInput(
-            f"there is no model at {path!r} on this machine, neither a folder nor in the cache of huggingface_hub; "
-            "fetch one: hf download NAME --local-dir FOLDER, and give that folder"
+            f"there is no model at {path!r} on this machine, neither the folder {Path(path).expanduser().absolute()} "
+            "nor in the cache of huggingface_hub; fetch one: hf download NAME --local-dir FOLDER, and give that folder"
+        )
+    if (folder / "adapter_config.json").exists():
+        raise InvalidInput(
+            f"{path!r} holds an adapter of peft, and transformers would read the model that adapter_config.json names; "
+            "merge both by merge_and_unload of peft, and give the folder that save_pretrained then writes"
         )
     if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
         raise InvalidInput(

@@ -204,7 +204,10 @@ def test_a_cut_keeps_users_whole_and_labels_with_their_rows(folder: Path) -> Non
         ({"label": "mood", "objective": "masked_lm"}, "objective masked_lm predicts tokens, not the column 'mood'"),
         ({"label": "moods"}, "there is no column 'moods' in .*; spell it"),
         ({"text": "bodies", "label": "mood"}, "there is no column 'bodies' in .*; spell it"),
-        ({"objective": "masked_lm", "mask_token": "<m>"}, "has no token '<m>'; name one that it has by `mask_token`"),
+        (
+            {"objective": "masked_lm", "mask_token": "<m>"},
+            r"no token '<m>'; name one that it has by `mask_token`; its special tokens are '\[PAD\]', .*'\[MASK\]'",
+        ),
         ({"label": "mood", "padding_token": "<p>"}, "has no token '<p>'; name one that it has by `padding_token`"),
         ({"label": "mood", "max_length": 1}, "max_length is 1: Input should be greater than or equal to 2"),
         ({"label": "mood", "tokenizer": "/none.json"}, "there is no /none.json"),

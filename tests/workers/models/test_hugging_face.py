@@ -94,6 +94,8 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     shutil.copytree(root / "masked", root / "other sizes")
     sizes = json.loads((root / "other sizes" / "config.json").read_text())
     (root / "other sizes" / "config.json").write_text(json.dumps({**sizes, "intermediate_size": 10}))
+    shutil.copytree(root / "bert", root / "adapter")
+    (root / "adapter" / "adapter_config.json").write_text("{}")
     (root / "pickled" / "model.safetensors").rename(root / "pickled" / "pytorch_model.bin")
     (root / "damaged" / "model.safetensors").write_bytes(b"no weights" * 10)
     (root / "no object" / "config.json").write_text("null")
@@ -170,6 +172,7 @@ def test_language_models_predict_the_tokens_of_the_tokenizer(folders: Mapping[st
 
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "no such folder": ("nowhere", {}, "there is no model at 'nowhere' on this machine, .* hf download NAME"),
+    "an adapter without its model": ("adapter", {}, r"holds an adapter of peft, .* merge both by merge_and_unload"),
     "not a model for texts": ("vit", {}, "makes no model for head classification .*Unrecognized configuration"),
     "pickled weights": ("pickled", {}, "pickled in pytorch_model.bin, which could run code; give a folder"),
     "a configuration of nothing": ("no object", {}, "makes no model for head classification .*NoneType"),
@@ -286,6 +289,15 @@ def test_an_adapter_without_targets_has_those_of_the_architecture(
     model = model_of(folders["gpt2"], head="linear", adapter={"method": "lora"})
     assert {name.split(".")[-4] for name in trained(model) if "lora_" in name} == {"c_attn"}
     assert list(recwarn) == []
+
+
+def test_the_positions_of_a_trunk_in_half_precision_are_not_rounded(folders: Mapping[str, str]) -> None:
+    frozen: dict[str, Any] = {"head": "linear", "trainable": "head"}
+    half, single = (model_of(folders["llama"], dtype=dtype, **frozen) for dtype in ("bfloat16", "float32"))
+    rotary = dict(single.named_buffers())
+    assert rotary
+    for name, each in half.named_buffers():
+        assert torch.equal(each, rotary[name])
 
 
 def test_a_new_head_and_pooler_follow_the_seed(folders: Mapping[str, str]) -> None:
