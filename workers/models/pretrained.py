@@ -62,7 +62,8 @@ def load_pretrained(model: nn.Module, path: str, heads: Collection[str]) -> None
     misfits = [name for name in own if name not in fitting and not name.startswith(inside)]
     if misfits:
         raise InvalidInput(f"initial_weights {path}: {len(misfits)} tensors do not fit the model, first {misfits[0]!r}")
-    model.load_state_dict({**own, **fitting})
+    own.update(fitting)  # which keeps the versions of its modules
+    model.load_state_dict(own)
 
 
 Trainable = Literal["all", "head", "bias"]

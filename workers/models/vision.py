@@ -46,8 +46,9 @@ def vision(
 ) -> nn.Module:
     """Return a network of timm or torchvision for pictures [b, 1 or 3, height, width].
 
-    architecture: as the package calls it. initial_weights: a file with a state dict, of ``torch.save`` or safetensors;
-    all layers but the last must fit, and nothing is downloaded. The weights are taken as public: they must not depend
+    architecture: as the package calls it; a tag of timm, as in ``vit_base_patch16_224.dino``, names weights, which may
+    have their own scaling. initial_weights: a file with a state dict, of ``torch.save`` or safetensors; all layers but
+    the last must fit, and nothing is downloaded. The weights are taken as public: they must not depend
     on the training data. Batch normalisation then keeps their statistics, scales and shifts, and does not train.
     trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
     size: pictures are resized to size x size; None leaves them as they are. pixel_offset, pixel_scale: by which the
@@ -111,7 +112,8 @@ def _composed(given: Scaling, published: Scaling) -> Scaling:
 
 
 def _of_timm(timm: Any, architecture: str, num_classes: int) -> Network:
-    _require_listed(timm.list_models(), architecture, "timm.list_models()")
+    tagged = timm.list_models(pretrained=True)  # with the name of weights, which were published at their own scale
+    _require_listed([*timm.list_models(), *tagged], architecture, "timm.list_models()")
     module: nn.Module = timm.create_model(architecture, pretrained=False, num_classes=num_classes)
     published = getattr(module, "pretrained_cfg")  # noqa: B009  (a Module's attribute, unknown to mypy)
     heads = published["classifier"]

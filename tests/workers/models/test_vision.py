@@ -30,6 +30,7 @@ VIT = {"package": "timm", "architecture": "test_vit"}
 RESNET = {"package": "timm", "architecture": "test_resnet"}
 EFFICIENT = {"package": "timm", "architecture": "test_efficientnet"}
 MOBILE = {"package": "torchvision", "architecture": "mobilenet_v3_small"}
+VERSIONED = {"package": "torchvision", "architecture": "mnasnet0_5"}
 
 
 def published(params: Mapping[str, Any]) -> nn.Module:
@@ -57,7 +58,8 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     folder = tmp_path_factory.mktemp("weights")
     for params in (VIT, RESNET, EFFICIENT):
         save_file(published(params).state_dict(), folder / f"{params['architecture']}.safetensors")
-    torch.save(published(MOBILE).state_dict(), folder / "mobilenet_v3_small.pth")
+    for params in (MOBILE, VERSIONED):
+        torch.save(published(params).state_dict(), folder / f"{params['architecture']}.pth")
     return {file.stem: str(file) for file in folder.iterdir()}
 
 
@@ -73,7 +75,7 @@ def trained(model: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "params", [{**VIT, "size": 48}, RESNET, EFFICIENT, MOBILE], ids=lambda params: params["architecture"]
+    "params", [{**VIT, "size": 48}, RESNET, EFFICIENT, MOBILE, VERSIONED], ids=lambda params: params["architecture"]
 )
 def test_it_returns_what_the_package_returns_for_pictures_scaled_as_published(
     files: Mapping[str, str], params: dict[str, Any]
@@ -86,6 +88,12 @@ def test_it_returns_what_the_package_returns_for_pictures_scaled_as_published(
     if size := params.get("size"):
         pictures = nn.functional.interpolate(pictures, (size, size), mode="bilinear", antialias=True)
     assert torch.allclose(model_of(files, **params).eval()(GIVEN(stored)), network(pictures), atol=1e-4)
+
+
+def test_weights_named_with_the_architecture_have_a_scaling_of_their_own() -> None:
+    names = ("mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k")
+    plain, tagged = (getattr(model_of({}, package="timm", architecture=name), "rescaled") for name in names)  # noqa: B009
+    assert plain != tagged
 
 
 TRAINED: Mapping[str, tuple[dict[str, Any], tuple[str, ...]]] = {
