@@ -152,11 +152,11 @@ class _Draft:
     def text(self, rows: int, notes: Sequence[str] = ()) -> str:
         """Return the sweep for so many complete rows. notes: of the rows that are left out."""
         subject = self.subject
-        by_tokens = subject.text is not None
+        read = subject.text
         scale = (
             SCALE_OF_TOKENS
-            if by_tokens
-            else scale_of(self.used, rows, subject.task, subject.outputs, subject.deviation)
+            if read is not None and read.pretrained is None
+            else scale_of(() if read else self.used, rows, subject.task, subject.outputs, subject.deviation, bool(read))
         )
         has_private_ranges = scale.preprocessing == "robust_ranges"
         by_columns = _features(subject, self.used, has_private_ranges)
@@ -164,7 +164,7 @@ class _Draft:
             *_header(subject, has_private_ranges, self.table.has_values_as_names),
             *_data_section(subject),
             *_may_name_users(self.table, subject),
-            *(by_columns if subject.text is None else _text_section(subject.text)),
+            *(by_columns if read is None else _text_section(read)),
             "  test_fraction: 0.2    # held out for evaluation",
             "  # public_fraction: 0.1    # of the rest, for tune: rows that you declare public",
             *(f"  # {note}".replace("\n", " ") for note in notes),
@@ -525,11 +525,12 @@ def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
     else:
         path = _text(str(subject.text.pretrained.resolve()))
         lora = "head: linear, adapter: {method: lora}"
+        adam = "optimizer: {name: adam, learning_rate: 0.01}"
         yield "preprocessing:    # reads each text once; no epsilon is spent"
         yield "  name: text_features"
         yield f"  path: {path}    # CONFIRM: trained on other texts than these"
         yield f"model: logistic    # {_MODELS[subject.task]}, the head of a frozen model; or, without preprocessing,"
-        yield f"# model: {{name: hugging_face, path: {path}, {lora}}}    # an hour in place of a minute"
+        yield f"# model: {{name: hugging_face, path: {path}, {lora}}}    # an hour in place of a minute; {adam}"
 
 
 def _preparation(scale: Scale) -> Iterator[str]:

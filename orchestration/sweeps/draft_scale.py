@@ -72,22 +72,28 @@ def batch_size(rows: int) -> int:
 
 
 SCALE_OF_TOKENS: Final = Scale(None, 0.0, 0, 4.0, False, 0.2, 1.0)
-"""For texts that a tokenizer reads in place of features."""
+"""For texts that a small transformer reads in place of features."""
 
 
 def scale_of(
-    used: Sequence[ColumnProfile], rows: int, task: TableTask, outputs: int, deviation: float | None = None
+    used: Sequence[ColumnProfile],
+    rows: int,
+    task: TableTask,
+    outputs: int,
+    deviation: float | None = None,
+    embedded: bool = False,
 ) -> Scale:
     """Return the scale for features of these columns; for a model with so many outputs. By public numbers alone, but
-    for ``deviation``: that of the targets of a regression over their range.
+    for ``deviation``: that of the targets of a regression over their range. embedded: whether a pretrained model makes
+    features of norm 1 beside them.
     """
     numbers = sum(max(column.places, 1) for column in used if column.span is not None)
     name, noise = _private_scaling(0.8 * rows, numbers)
     categories = [column.values for column in used if column.span is None and column.values is not None]
     texts = len(used) - len(categories) - sum(column.span is not None for column in used)
     of_table = 1.0 + numbers * (_SQUARED_IN_RANGE if name is None else 1.0) + len(categories)
-    squared, spread = (of_table + texts * NORM_OF_TEXT**2 * share for share in (1.0, _SPREAD_OF_TEXT))
-    inputs = numbers + sum(map(len, categories)) + texts * PLACES
+    squared, spread = (of_table + texts * NORM_OF_TEXT**2 * share + embedded for share in (1.0, _SPREAD_OF_TEXT))
+    inputs = numbers + sum(map(len, categories)) + (texts + embedded) * PLACES
     weights = (inputs + 1) * HIDDEN + (HIDDEN + 1) * outputs  # of a model with a hidden layer
     over_noise = batch_size(rows) / math.sqrt(weights) / _OVER_NOISE
     if task == "regression" and over_noise >= 1.0:  # without noise a larger rate diverges, as squares have no bound

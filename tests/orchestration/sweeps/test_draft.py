@@ -252,6 +252,7 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     text = TextColumn.read_by("body", tokenizer, model)
     drafted = draft_sweep(path, ["mood"], None, text=text)
     assert "  max_length: 10    # tokens" in drafted
+    assert "norm of a row, about 1.4 here" in drafted  # features of length 1, and a constant
     assert "tokenizer.json of its own" not in drafted
     assert plan_sweep(parse_sweep(drafted)).refusals == ()
 
