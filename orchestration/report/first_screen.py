@@ -223,8 +223,8 @@ def _by_level(found: Findings) -> list[str]:
     of, costs = found.main, levels(found.useful)
     if len(costs) < 2 or len({each.neighbours for each in found.useful}) > 1:
         return []
-    best = {level: found.best(of.name, [each for each in found.useful if each.level == level]) for level in costs}
-    reached = [f"ε = {number(level)}: {of.format.one(one.mean(of.value))}" for level, one in best.items() if one]
+    best = [found.best(of.name, [each for each in found.useful if each.level == level]) for level in costs]
+    reached = [f"ε = {at_most(one.highest_epsilon)}: {of.format.one(one.mean(of.value))}" for one in best if one]
     return [f"The best at {listed(reached)}."]
 
 
