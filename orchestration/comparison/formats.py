@@ -340,6 +340,16 @@ def measured(accuracy: float | None, scores: Mapping[str, float]) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {_fit(value)}" for name, value in scores.items())
 
 
+def reason_of(error: Exception) -> str:
+    """Return the text of an error in one line, at most 300 characters; where it holds a traceback, its last line.
+
+    >>> reason_of(RuntimeError("status 500: Traceback (most recent call last):\\n  File ...\\nOSError: disk full\\n."))
+    'OSError: disk full'
+    """
+    lines = [line for line in str(error).splitlines() if line.strip(" .")]
+    return " ".join(" ".join(lines[-1:] if "Traceback (most recent" in str(error) else lines).split())[:300]
+
+
 def first_few(names: Sequence[str]) -> str:
     """Return names as `listed`, the first three of more than five.
 

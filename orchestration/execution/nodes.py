@@ -23,6 +23,7 @@ from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 from dpsweep.accounting.errors import InvalidInput, UnfitNode
 from dpsweep.accounting.jobs.parallel import fitting
 from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.orchestration.comparison.formats import reason_of
 from dpsweep.orchestration.execution.backend import Warn
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, NodeSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
@@ -313,10 +314,10 @@ class _Asked(Generic[Answer]):
         except RayError as error:
             if any(each["NodeID"] == name for each in alive_nodes()):
                 cause = error.cause if isinstance(error, RayTaskError) else error
-                words = " ".join(str(cause).split())[:300]
+                words = f"{type(cause).__name__}: {reason_of(cause)}"
                 raise InvalidInput(
-                    f"{_named([node])} cannot tell {self._question.about} ({type(cause).__name__}: {words}); mend it, "
-                    "or take it out of the cluster"
+                    f"{_named([node])} cannot tell {self._question.about} ({words}); mend it, or take it out of the "
+                    "cluster"
                 ) from error
 
     def _full(self) -> frozenset[str]:

@@ -39,6 +39,7 @@ from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import checksum
+from dpsweep.orchestration.comparison.formats import reason_of
 from dpsweep.orchestration.execution.backend import Warn
 from dpsweep.orchestration.execution.cluster import own_package, refused_token
 from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, Limits, Turn
@@ -209,8 +210,6 @@ _AGENT_WITHIN = 90.0
 """Seconds to wait for a head to start its job agent."""
 _ADVICE: Final = "see what holds up the head, and ask again"
 _NO_AGENT = "No available agent"
-_TRACEBACK: Final = "Traceback (most recent call last)"
-"""In an answer of the head, whose last line says the reason."""
 _STOP_WITHIN = 120
 """Seconds that a stopped driver has to close its MLflow runs before Ray kills it."""
 DRIVER_BYTES: Final = 2**30
@@ -448,9 +447,7 @@ class SubmittedSweeps:
         except AuthenticationError as error:
             raise refused_token(self._address) from error
         except (OSError, RuntimeError) as error:
-            lines = [line for line in str(error).splitlines() if line.strip(" .")]
-            reason = " ".join(" ".join(lines[-1:] if _TRACEBACK in str(error) else lines).split())
-            raise InvalidInput(f"the Ray cluster at {self._address} refused ({reason[:300]})") from error
+            raise InvalidInput(f"the Ray cluster at {self._address} refused ({reason_of(error)})") from error
         except _UNLIKE_RAY as error:
             raise InvalidInput(
                 f"what answers at {self._address} is no Ray cluster of a version that this dpsweep knows "
