@@ -122,7 +122,8 @@ def connection(address: str, code: UserCode) -> Iterator[UserCode]:
     session = private_session() if address == EMBEDDED else contextlib.nullcontext()
     with told_if_killed(_KILLED), nodes_told_to_the_log(), session:
         try:
-            with _sigterm_handler_kept(), _only_warnings():
+            # `logged_to` takes over after connecting, so that no log file is written if no cluster answers
+            with _sigterm_handler_kept(), at_level("ray", logging.WARNING):
                 reread_environment()
                 if address == EMBEDDED:
                     _start_embedded()
@@ -183,18 +184,26 @@ def _sigterm_handler_kept() -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _only_warnings() -> Iterator[None]:
-    """Suppress Ray's messages below warnings while it connects, such as the address and each shipped package.
-
-    `logged_to` takes over after connecting, so that no log file is written if no cluster answers.
-    """
-    logger = logging.getLogger("ray")
-    level = logger.level
-    logger.setLevel(logging.WARNING)
+def at_level(logger: str, level: int) -> Iterator[None]:
+    """Suppress the messages of a logger below a level for the duration of a ``with`` block."""
+    found = logging.getLogger(logger)
+    before = found.level
+    found.setLevel(level)
     try:
         yield
     finally:
-        logger.setLevel(level)
+        found.setLevel(before)
+
+
+@contextlib.contextmanager
+def replaced(owner: Any, name: str, value: object) -> Iterator[None]:
+    """Replace an attribute of a module or class for the duration of a ``with`` block."""
+    before = getattr(owner, name)
+    setattr(owner, name, value)
+    try:
+        yield
+    finally:
+        setattr(owner, name, before)
 
 
 def _is_not_about_sigterm(record: logging.LogRecord) -> bool:
@@ -352,18 +361,12 @@ def logged_to(path: Path) -> Iterator[None]:
         handler.close()
 
 
-@contextlib.contextmanager
-def nodes_told_to_the_log() -> Iterator[None]:
+def nodes_told_to_the_log() -> contextlib.AbstractContextManager[None]:
     """Send messages of nodes, such as the last lines of a raylet that died, to Ray's log.
 
     Ray 2.60 prints them to stdout, whatever ``log_to_driver`` is, and has no option to turn that off.
     """
-    before = ray_worker.print_to_stdstream
-    ray_worker.print_to_stdstream = _log_node_message
-    try:
-        yield
-    finally:
-        ray_worker.print_to_stdstream = before
+    return replaced(ray_worker, "print_to_stdstream", _log_node_message)
 
 
 def _log_node_message(data: Mapping[str, Any], ignore_prefix: bool) -> None:

@@ -29,6 +29,7 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, lighter
+from dpsweep.orchestration.execution.cluster import at_level, replaced
 from dpsweep.orchestration.execution.nodes import has_autoscaler, off_gpu_nodes, require_gpu
 from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.execution.turns import Turns
@@ -258,28 +259,21 @@ def _lack_of_memory_is_a_loss() -> Iterator[None]:
 
     Tune 2.60 recognises a lost worker by `RayActorError`, but Ray's `OutOfMemoryError` is not a subclass.
     """
-    modules: tuple[Any, ...] = (actor_manager, tune_controller)
-    for module in modules:
-        module.RayActorError = (RayActorError, OutOfMemoryError)
-    try:
+    lost = (RayActorError, OutOfMemoryError)
+    with replaced(actor_manager, "RayActorError", lost), replaced(tune_controller, "RayActorError", lost):
         yield
-    finally:
-        for module in modules:
-            module.RayActorError = RayActorError
 
 
-@contextlib.contextmanager
-def _idle_workers_given_back(search: _InTurn | None) -> Iterator[None]:
+def _idle_workers_given_back(search: _InTurn | None) -> contextlib.AbstractContextManager[None]:
     """Let Tune give back what idle workers reserve while other sweeps come first; by itself, it keeps one of them."""
+    if search is None:
+        return contextlib.nullcontext()
     module: Any = tune_controller
     cache = module._ObjectCache
     flush = cache.flush_cached_objects
-    if search is not None:
-        cache.flush_cached_objects = lambda self, force_all=False: flush(self, force_all or search.is_held)
-    try:
-        yield
-    finally:
-        cache.flush_cached_objects = flush
+    return replaced(
+        cache, "flush_cached_objects", lambda self, force_all=False: flush(self, force_all or search.is_held)
+    )
 
 
 class _Silent(TrialProgressCallback):
@@ -307,8 +301,9 @@ class _Stop(tune.Stopper):
 
 
 def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
+    quiet = at_level(experiment_analysis.__name__, logging.ERROR)  # of no metrics in Tune's own files, which are off
     try:
-        with _without_metrics_of_tune(), _nothing_unpickled():
+        with quiet, _nothing_unpickled():
             tuner.fit()
     except EOFError as error:  # Tune reads back state files that a full disk has cut short
         raise StorageError(
@@ -321,31 +316,12 @@ def _fit(tuner: tune.Tuner, tune_folder: str) -> None:
         raise
 
 
-@contextlib.contextmanager
-def _without_metrics_of_tune() -> Iterator[None]:
-    """Suppress the warning that Tune finds no metrics in its own files, which are turned off."""
-    logger = logging.getLogger(experiment_analysis.__name__)
-    before = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(before)
-
-
-@contextlib.contextmanager
-def _nothing_unpickled() -> Iterator[None]:
+def _nothing_unpickled() -> contextlib.AbstractContextManager[None]:
     """Let Tune not read trials back from its folder, as it does where no trial was created.
 
     It unpickles them, and they may be somebody else's.
     """
-    analysis: Any = experiment_analysis.ExperimentAnalysis
-    before = analysis._load_trials
-    analysis._load_trials = lambda self: []
-    try:
-        yield
-    finally:
-        analysis._load_trials = before
+    return replaced(experiment_analysis.ExperimentAnalysis, "_load_trials", lambda self: [])
 
 
 def _trial_name(trial: Any) -> str:
