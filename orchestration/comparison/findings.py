@@ -249,7 +249,8 @@ class Findings:
     def interval_of_best(
         self, best: Setting, name: str, among: Iterable[Setting] | None = None, beside: Setting | None = None
     ) -> ConfidenceInterval | None:
-        """Return the interval of the setting that `best` has chosen from ``among``, which allows for that choice.
+        """Return the interval of the setting that `best` has chosen, which allows for that choice from ``among``, by
+        default all private settings: that others are not `useful` is a choice by results too.
 
         beside: subtract this setting, which was not chosen. Say that higher is better, and that L_s and U_s are bounds
         of each setting s. The chosen one lies above L_s except with S times the probability for one (Bonferroni). It
@@ -261,7 +262,7 @@ class Findings:
                 return self.evidence.interval(each, name, level=level)
             return self.evidence.difference(each, beside, name, level=level)
 
-        known = self._known(name, among)
+        known = self._known(name, self.private if among is None else among)
         plain, strict = interval(best), interval(best, 1.0 - (1.0 - LEVEL) / max(1, len(known)))
         spans = [found for each in known if (found := interval(each)) is not None]
         if plain is None or strict is None or len(spans) < 2:
@@ -272,20 +273,20 @@ class Findings:
 
     def choice(self, name: str) -> int:
         """Return how many settings `interval_of_best` allows for; 0 where it has nothing to choose from."""
-        known = [each for each in self._known(name, None) if self.interval(each, name) is not None]
+        known = [each for each in self._known(name, self.private) if self.interval(each, name) is not None]
         return len(known) if len(known) > 1 else 0
 
     def interval_of_chosen(
         self, chosen: Setting, name: str, among: Iterable[Setting] | None = None
     ) -> ConfidenceInterval | None:
-        """Return the interval of a setting that was chosen from ``among``, by default `useful`, by any results.
+        """Return the interval of a setting that was chosen from ``among``, by default all private ones, by any results.
 
         The intervals of all settings it was chosen from hold together (Bonferroni). The best one in this very metric
         has that of `interval_of_best`.
         """
         if among is None and chosen is self.best(name):
             return self.interval_of_best(chosen, name)
-        count = len(self.useful if among is None else tuple(among))
+        count = len(self.private if among is None else tuple(among))
         return self.evidence.interval(chosen, name, level=1.0 - (1.0 - LEVEL) / max(1, count))
 
     def change_of_chosen(self, chosen: Setting, name: str) -> ConfidenceInterval | None:
@@ -294,7 +295,7 @@ class Findings:
             return None
         if len(self.baselines) == 1 and chosen is self.best(name):
             return self.interval_of_best(chosen, name, beside=self.baselines[0])
-        pairs = max(1, len(self.useful) * len(self.baselines))
+        pairs = max(1, len(self.private) * len(self.baselines))
         return self.evidence.difference(chosen, self.baselines[0], name, comparisons=pairs)
 
     def _known(self, name: str, among: Iterable[Setting] | None) -> list[Setting]:

@@ -131,11 +131,12 @@ def _why_not_above_constant(setting: Setting, evidence: Evidence, main: Metric) 
     return "" if found.mean > constant + 1e-9 else f"did no better than {always}"
 
 
-def finds_rare_classes(setting: Setting, evidence: Evidence, main: Metric) -> bool:
+def finds_rare_classes(setting: Setting, evidence: Evidence, main: Metric, among: int = 1) -> bool:
     """Return whether the 95% interval of balanced accuracy is above that of a constant prediction, 1 / K for K classes
-    of test examples.
+    of test examples. among: number of settings that it was chosen from.
     """
-    interval = evidence.interval(setting, "balanced_accuracy") if main.name == "accuracy" else None
+    level = 1.0 - (1.0 - LEVEL) / max(1, among)
+    interval = evidence.interval(setting, "balanced_accuracy", level=level) if main.name == "accuracy" else None
     chance = setting.mean(_chance)
     return interval is not None and chance is not None and interval.low > chance
 

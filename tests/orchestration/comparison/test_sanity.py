@@ -203,6 +203,17 @@ def test_few_who_are_tested_do_not_show_that_a_baseline_is_bad() -> None:
     assert "hold out more, or train it longer" in unknown
 
 
+def test_the_luckiest_of_twenty_settings_that_have_learnt_nothing_is_not_taken() -> None:
+    population = Population((100,), ((0.0,),) * 20, 3, of_example=0.3, baseline=2.0)
+    found = drawn(population, np.random.default_rng((5, 4)))
+    every = compared(population, found)
+    assert every.useful, "by itself, one looks useful"
+    said = headline(published(population, found), every)
+    assert said[0].startswith(f"{best(every).name} reaches accuracy ")
+    assert "another run of" in said[1]
+    assert best(every).interval == every.interval_of_best(best(every).setting, "accuracy")
+
+
 def test_two_seeds_that_differ_do_not_show_that_another_run_learns_anything() -> None:
     trials, found = sweep_of({"none": (0.95, 0.92)}, seeds=2)
     for seed, right in enumerate((0.93, 0.75)):
