@@ -81,12 +81,17 @@ def _require_answer(uri: str, bucket: str) -> None:
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of an object store's address, and the path inside it.
 
-    Raises: InvalidInput unless it is an address; as `connected`.
+    Raises: InvalidInput unless it is an address without a password; as `connected`.
     """
     try:
         parts = urlsplit(uri)
     except ValueError as error:  # such as a bracket that is not closed
         raise InvalidInput(f"{uri!r} is not an address: {error}; use a local path, s3:// or gs://") from error
+    if parts.password is not None:
+        raise InvalidInput(
+            f"an address {parts.scheme}:// holds a password, which would stand in files and lines that others read; "
+            "give it by variables of the store, such as AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY"
+        )
     if not parts.scheme:
         raise InvalidInput(f"{uri!r} is not an address, as it begins with no scheme; use a local path, s3:// or gs://")
     filesystem, base = connected(parts.scheme, parts.netloc)

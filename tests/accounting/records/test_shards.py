@@ -253,6 +253,9 @@ def test_unknown_stores_and_forbidden_places_are_one_clear_error(tmp_path: Path)
         open_filesystem("ftp://host/path")
     with pytest.raises(InvalidInput, match="'s3://\\[bucket/key' is not an address"):
         open_filesystem("s3://[bucket/key")
+    with pytest.raises(InvalidInput, match="an address s3:// holds a password") as refusal:
+        open_filesystem("s3://me:hunter2@bucket/key")
+    assert "hunter2" not in str(refusal.value)
     (tmp_path / "file").write_bytes(b"")
     with pytest.raises(UnsafeFile, match=f"{tmp_path}/file is a file"):
         write_bytes_atomically(str(tmp_path / "file" / "below"), b"data")
