@@ -51,7 +51,7 @@ def load_tensors(stored: BinaryIO, or_older: bool = False) -> Any:
         if any(map(_makes_bytes, pickles)):
             raise NoTensors("it makes bytes of any length, as dpsweep stores none")
         stored.seek(start)
-        read: Any = _Limited(stored, 2 * size) if is_archive else stored
+        read: Any = _Limited(stored, 2 * size + _SMALL) if is_archive else stored
         return torch.load(read, map_location="cpu", weights_only=True)
     except NoTensors:
         raise
@@ -60,6 +60,8 @@ def load_tensors(stored: BinaryIO, or_older: bool = False) -> Any:
 
 
 _ARCHIVE: Final = b"PK\x03\x04"
+_SMALL: Final = 2**16
+"""Bytes that are read of a small archive besides its entries."""
 _PICKLES: Final = 5
 """Pickles at the start of a file by torch before 1.6."""
 _OF_BYTES: Final = frozenset({"base64", "bz2", "hex", "quopri", "uu", "zlib"})
