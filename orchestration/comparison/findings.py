@@ -29,9 +29,9 @@ from dpsweep.orchestration.comparison.rate_metrics import (
 )
 from dpsweep.orchestration.comparison.sanity import (
     UnknownCost,
-    best_constant,
     is_constant,
     is_lost,
+    lost_in_words,
     lost_runs,
     too_few_to_test,
     why_cost_is_unknown,
@@ -482,13 +482,8 @@ def _useless(found: Findings) -> list[str]:
 def _diverged(found: Findings) -> list[str]:
     if found.unknown_cost:
         return []
-    lost = [setting.name for setting in found.settings if setting.is_baseline and is_lost(setting)]
-    if not lost:
-        return []
-    return [
-        f"Warning: {first_few(lost)} diverged, or did no better than always predicting "
-        f"{best_constant(found.main)}, and nothing is compared with it."
-    ]
+    lost = [setting for setting in found.settings if setting.is_baseline and is_lost(setting)]
+    return [f"Warning: {lost_in_words(lost, found.main)}, and nothing is compared with it."] if lost else []
 
 
 def _above_baseline(found: Findings) -> list[str]:

@@ -190,8 +190,7 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
     others = cure_of_rare_classes(constant, main) or "other inputs, such as narrower ranges"
     step = f"train it longer, with another rate, or {others}"
     if not known:
-        lost = f"diverged, or did no better than always predicting {best_constant(main)}"
-        return UnknownCost.of_baseline(hardly, f"{first_few([each.name for each in baselines])} {lost}: {step}.")
+        return UnknownCost.of_baseline(hardly, f"{lost_in_words(baselines, main)}: {step}.")
     if best_reference := _reference(best):
         name, score = best_reference
         if _is_below(reached, score, _ends(best, evidence, main), evidence.units(best, main.name)[0]):
@@ -222,6 +221,12 @@ def _is_below(reached: float, score: float, ends: tuple[float, float] | None, un
     right = score * units
     low = float(special.betaincinv(right, units - right + 1.0, (1.0 - LEVEL) / 2.0)) if right > 0.0 else score
     return score - reached > math.hypot(0.0 if ends is None else ends[1] - reached, score - low)
+
+
+def lost_in_words(baselines: Sequence[Setting], main: Metric) -> str:
+    """Return what went wrong with lost baselines (`is_lost`), as a clause."""
+    names = first_few([each.name for each in baselines])
+    return f"{names} diverged, or did no better than always predicting {best_constant(main)}"
 
 
 def cure_of_rare_classes(constant: float | None, main: Metric) -> str:

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.records.encryption import is_encrypting, require_key
 from dpsweep.accounting.records.files import exists, is_closed, read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
@@ -17,7 +17,7 @@ from dpsweep.orchestration.comparison.findings import Findings, findings, of_tri
 from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
 from dpsweep.orchestration.store.attempts import Attempt, read_attempts
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
-from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.layout import SweepFiles, no_sweep
 from dpsweep.orchestration.store.published import (
     PublishedAccount,
     PublishedAudit,
@@ -40,7 +40,7 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     """
     manifest = read_manifest(files)
     if manifest is None:
-        raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+        raise no_sweep(files)
     sweep = parse_sweep(manifest.text, files.manifest)
     points = grid(sweep, past_of(manifest))
     found = _read(files, tuple(each for each in points if each.is_asked or _is_there(files, each.key)), manifest)

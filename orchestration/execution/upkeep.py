@@ -32,7 +32,7 @@ from dpsweep.orchestration.execution.storage_checks import abort_uploads
 from dpsweep.orchestration.store import integrity
 from dpsweep.orchestration.store.attempts import AttemptLog
 from dpsweep.orchestration.store.integrity import damages
-from dpsweep.orchestration.store.layout import SweepFiles, absolute, require_no_links, with_candidates
+from dpsweep.orchestration.store.layout import SweepFiles, absolute, no_sweep, require_no_links, with_candidates
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.results import StoredResult, TrialResult
@@ -123,7 +123,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
         return _delete_whole(files)
     if exists(files.of_selection.manifest):
         return _delete_selection(files)
-    raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+    raise no_sweep(files)
 
 
 def _delete_whole(files: SweepFiles) -> tuple[str, ...]:
@@ -174,7 +174,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     files = SweepFiles(absolute(folder))
     sweeps = [each for each in with_candidates(files) if exists(each.manifest)]
     if not sweeps:
-        raise InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+        raise no_sweep(files)
     require_no_links(files)
     forgotten: dict[str, None] = {}
     with contextlib.ExitStack() as held:

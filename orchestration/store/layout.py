@@ -200,6 +200,11 @@ class SweepFiles:
         return (*own, self.tune, str(self.local_folder / "private"))
 
 
+def no_sweep(files: SweepFiles) -> InvalidInput:
+    """Return the error for a folder without a sweep."""
+    return InvalidInput(f"{files.root} holds no sweep; name the folder that `dpsweep run` wrote")
+
+
 def sweep_of(trial: TrialFiles) -> tuple[SweepFiles, str] | None:
     """Return the sweep that a trial's folder lies in, and the trial's key; None for a folder outside a sweep."""
     sweep, _, key = trial.root.rstrip("/").rpartition(f"/{_TRIALS}/")
