@@ -14,14 +14,12 @@ import contextlib
 import ctypes
 import logging
 import os
-import platform
 import signal
 import socket
 import sys
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from importlib.metadata import PackageNotFoundError, version
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, cast
@@ -50,6 +48,7 @@ from dpsweep.orchestration.execution.nodes import (
 )
 from dpsweep.orchestration.execution.session import private_session, told_if_killed
 from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
+from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
 from dpsweep.orchestration.store.ownership import end_driver, every
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
@@ -478,37 +477,3 @@ def _has_key(check: KeyCheck | None) -> bool:
     except InvalidInput:
         return False
     return True
-
-
-_PACKAGES: Final = ("dpsweep", "torch", "numpy", "scipy", "pyarrow", "dp-accounting")
-"""Packages whose versions decide results, or how what a process writes is read by another one."""
-SAME: Final = "install the same versions on every node, such as those that constraints.txt pins"
-
-
-def versions_here() -> dict[str, str]:
-    """Return versions of Python and of the packages in this process; "" for a package that is not installed.
-
-    The build of a version, as in ``2.15.0+cpu``, is left out: nodes with and without GPUs have different ones.
-    """
-    return {"Python": platform.python_version(), **{name: _version(name) for name in _PACKAGES}}
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package).partition("+")[0]
-    except PackageNotFoundError:
-        return ""
-
-
-def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """Return the packages that differ, in words; "" if none does. One that is not installed is no other version:
-    dpsweep is sent to nodes that have none.
-
-    >>> differences({"Python": "3.11.7", "torch": "2.15.0"}, {"Python": "3.12.1", "torch": ""})
-    'Python 3.12.1 (3.11.7 here)'
-    """
-    return ", ".join(
-        f"{name} {there[name]} ({known} here)"
-        for name, known in here.items()
-        if known and there.get(name) and there[name] != known
-    )

@@ -9,13 +9,14 @@ import shutil
 import socket
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Generic, Self, TypeVar
 
 from dpsweep.accounting.errors import InvalidInput, StorageError, UnfitNode
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.records.files import exists, is_local, open_filesystem, read_bytes, write_bytes_atomically
+from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.workers.own_code.imports import UserCode
@@ -153,10 +154,11 @@ SHARED = "choose an --output that every node shares, such as s3:// or NFS"
 
 @dataclass(frozen=True)
 class Probe:
-    """A file that the driver wrote, and its random content."""
+    """A file that the driver wrote, its random content, and the driver's versions."""
 
     uri: str
     content: bytes
+    versions: Mapping[str, str] = field(default_factory=versions_here, compare=False)
 
     @classmethod
     def written(cls, uri: str) -> Self:
@@ -177,10 +179,12 @@ class Probe:
         return True
 
     def require(self) -> None:
-        """Raise `UnfitNode`, naming this node, unless this process reads the content back.
+        """Raise `UnfitNode`, naming this node, unless this process reads the content back and has the same versions.
 
         A link that is down for a while is waited for, as object stores are.
         """
+        if others := differences(self.versions, versions_here()):
+            raise UnfitNode(f"node {socket.gethostname()}, which joined later, has {others}; {SAME}", _this_node())
         try:
             patiently(self.uri, self._require_content)
         except (OSError, StorageError) as error:
@@ -197,7 +201,7 @@ class Probe:
 
 @dataclass(frozen=True)
 class OnSharedStorage(Generic[Part, Result]):
-    """A job whose parts run only in processes that share the sweep's storage; each process proves it once."""
+    """A job whose parts run only in processes that share the sweep's storage and versions, proven once in each."""
 
     job: PartwiseJob[Part, Result]
     probe: Probe

@@ -17,7 +17,7 @@ import pytest
 import torch
 from pyarrow import fs
 
-from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.errors import InvalidInput, StorageError, UnfitNode
 from dpsweep.accounting.jobs.examples import account_part
 from dpsweep.accounting.records import files as storage
 from dpsweep.accounting.records import local_files
@@ -37,6 +37,7 @@ from dpsweep.orchestration.execution.storage_checks import (
     require_space,
     train_patiently,
 )
+from dpsweep.orchestration.execution.versions import versions_here
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -238,6 +239,14 @@ def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     Path(probe.uri).unlink()
     with pytest.raises(InvalidInput, match=r"was written by the driver but cannot be read on node .*such as s3://"):
         other.require()
+
+
+def test_a_node_that_joins_later_with_other_versions_is_refused(tmp_path: Path) -> None:
+    probe = replace(Probe.written(str(tmp_path / "probe")), versions={**versions_here(), "torch": "2.11.0"})
+    with pytest.raises(
+        UnfitNode, match=r"^node .*, which joined later, has torch .* \(2\.11\.0 here\); install the same"
+    ):
+        probe.require()
 
 
 def test_a_link_that_is_down_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
