@@ -22,7 +22,7 @@ from mlflow.types import Schema, TensorSpec
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import EXAMPLE
-from dpsweep.accounting.records.files import exists, list_files, read_bytes
+from dpsweep.accounting.records.files import exists, list_files, read_bytes, read_range
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.best import Best
 from dpsweep.orchestration.comparison.formats import at_most, masked, number
@@ -157,11 +157,11 @@ class ModelLog:
 
         Does nothing above `LARGEST_MODEL`.
         """
+        if _size(files) > LARGEST_MODEL:
+            return
         own = (f"{files.code}/{place}" for place in list_files(files.code))
         uris = (files.model, files.inputs, files.spec, *own)
         contents = {uri.removeprefix(f"{files.root}/"): read_bytes(uri) for uri in uris}
-        if sum(map(len, contents.values())) > LARGEST_MODEL:
-            return
         trained = read_training_result(files.training)
         signature = ModelSignature(
             Schema([TensorSpec(np.dtype(trained.example_type), (-1, *trained.example_shape))]),
@@ -181,6 +181,11 @@ class ModelLog:
             )
             described.save(str(Path(folder, "MLmodel")))
             self._client.log_model_artifacts(model_id, folder)
+
+
+def _size(files: TrialFiles) -> int:
+    """Return the bytes of the trial's weights; 0 if it has none."""
+    return read_range(files.model, 0, 1)[1] if exists(files.model) else 0
 
 
 def _numbers_of(model: LoggedModel) -> LoggedNumbers:
@@ -241,6 +246,11 @@ def register_best(
         if model is None:
             _keep(client, ids, sweep_id, files, found.trial)
             model = _logged(client, ids, sweep_id, found.trial.key)
+        if model is None and _size(files.trial(found.trial.key)) > LARGEST_MODEL:
+            raise InvalidInput(
+                f"the weights of {found.trial.key} have more than the {LARGEST_MODEL >> 20} MiB that MLflow gets at "
+                f"most; load them from Python: dpsweep.open({files.root!r}).trials[{found.trial.key!r}].model()"
+            )
         if model is None:
             raise InvalidInput(
                 f"MLflow at {masked(uri)} keeps no weights of the model of {found.trial.key}; give the "

@@ -15,6 +15,7 @@ from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.tracking import logged_models
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.logged_models import register_best
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
@@ -102,6 +103,16 @@ def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pyt
     other = best(found, "accuracy")
     with pytest.raises(InvalidInput, match="keeps no weights of the model of flat-0; give the --tracking-uri"):
         register_best(other, SWEEP.sweep_id, files, "people", tracking_uri=uri)
+
+
+def test_a_model_too_large_for_mlflow_is_loaded_from_its_folder(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(logged_models, "LARGEST_MODEL", 100)
+    tracker, found, files = compared(folder)
+    tracker.log_comparison(comparison(found), [])
+    with pytest.raises(InvalidInput, match=r"of dpsgd_f-0 have more than .* MiB .*trials\['dpsgd_f-0'\].model\(\)"):
+        register_best(
+            best(found, "worst_group"), SWEEP.sweep_id, files, "people", tracking_uri=embedded_tracking_uri(folder)
+        )
 
 
 def test_another_metric_of_the_worst_group_orders_runs_and_models(folder: Path) -> None:
