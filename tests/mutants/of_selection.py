@@ -112,6 +112,18 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
         B(
+            "steps_per_round <= MOST_ALLOCATED",
+            "steps_per_round > 0",
+            "blocks longer than are told apart have the lower bound of shorter ones",
+            tests=("tests/accounting/test_lower_bounds.py",),
+        ),
+        B(
+            "members == 1 and not allocated and",
+            "members == 1 and",
+            "a block at its largest contribution bounds given records from below",
+            tests=("tests/accounting/test_lower_bounds.py",),
+        ),
+        B(
             "max(filled + (_CHANCE_UP**2",
             "max(0.0 * filled + (_CHANCE_UP**2",
             "one data set more is never cut",
