@@ -104,6 +104,11 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "orchestration/comparison/ledger.py",
+        ("tests/orchestration/comparison/test_ledger.py::test_seeds_that_results_added_guarantee_nothing_together",),
+        B("len(private) > 1 and any(", "False and any(", "seeds that results added compose to a guarantee", True),
+    ),
+    *bugs_in(
         "orchestration/comparison/settings.py",
         ("tests/orchestration/report/test_first_screen.py::test_each_adjacency_has_a_pareto_front_of_its_own",),
         B(

@@ -8,6 +8,12 @@ from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 from tests.mutants.of_steps import DRAWS, TRAINING
 
+LOOP: Final = (
+    "tests/workers/training/test_private_training.py::test_a_state_does_not_go_on_with_edited_code_or_at_another_rounding",
+    "tests/workers/training/test_private_training.py::test_a_fork_takes_no_step",
+    "tests/workers/training/test_private_training.py::test_no_noise_follows_correlated_noise_that_was_made_in_part",
+)
+
 WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/training/trial_mechanism.py",
@@ -63,6 +69,18 @@ WORKERS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
+        "workers/training/private_training.py",
+        LOOP,
+        B("named, code, rounding_of(device))", "named, rounding_of(device))", "one noise covers edited code too", True),
+        B("if os.getpid() != self._process:", "if False:", "forks of an engine draw one noise", True),
+        B(
+            "self._noise_is_cut = self.steps",
+            "self._noise_is_cut = False and self.steps",
+            "correlated noise goes on after a step that made it in part",
+            True,
+        ),
+    ),
+    *bugs_in(
         "workers/trials/trial.py",
         ("tests/workers/trials/test_death.py::test_the_key_of_the_noise_does_not_outlive_the_training",),
         B(
@@ -70,6 +88,13 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "trainer.gradients.finish()",
             "the key of the noise outlives the training",
             True,
+        ),
+        B(
+            "progress is not None and saves_per_epoch >= 1.0",
+            "False",
+            "an epoch is shown before it is stored",
+            True,
+            ("tests/workers/trials/test_death.py::test_an_epoch_is_stored_before_it_is_shown",),
         ),
         B(
             "reasons=reasons_of_trial(spec, dataset.reasons)",
