@@ -258,10 +258,12 @@ def _status_file(
 
 
 def _close_folder(request: RunRequest, tracking_uri: str) -> None:
-    """Make the sweep's folder, and MLflow's database in it, readable by their owner only."""
+    """Make the sweep's folder, and MLflow's database and artifacts in it, readable by their owner only."""
     make_private_folder(str(request.files.local_folder))
     if request.tracking_uri is None:
         make_private_file(tracking_uri.removeprefix("sqlite:///"))  # SQLite's journals take its mode
+        if "://" not in request.files.root:
+            make_private_folder(request.files.artifacts)  # also in a copy of the sweep's folder
 
 
 def _started_anew(request: RunRequest, plan: Plan, retry: Sequence[str], display: Display) -> tuple[str, ...]:

@@ -52,7 +52,8 @@ def test_with_exact_statistics_everything_is_the_owners(tmp_path: Path) -> None:
     database = Path(files.root, "mlflow.db")
     for sensitive in (files.report, files.results, database, trial_in(files.root, "flat-seed0").result):
         assert mode(sensitive) == 0o600, sensitive
-    assert mode(files.root) == 0o700
+    for folder in (files.root, files.artifacts):
+        assert mode(folder) == 0o700, folder
 
 
 @pytest.mark.long
