@@ -208,6 +208,7 @@ def tried(asked: Asked) -> Tried:
         assert not asked.second_user, "only root can be two users"
         asked = replace(asked, kinds=[kind for kind in asked.kinds if kind not in OF_ROOT])
     counts: dict[tuple[str, str], Counts] = defaultdict(Counts)
+    os.environ["OMP_NUM_THREADS"] = "1"  # of the server of forks: a fork waits for ever for threads that it has not
     with tempfile.TemporaryDirectory(prefix="hostile-") as folder:
         Path(folder).chmod(0o755)
         process = FORKS.Process(target=_try_all, args=(folder, asked))
