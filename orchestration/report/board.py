@@ -121,7 +121,8 @@ class Board:
             score = trial.accuracy if trial.accuracy is not None else next(iter(trial.scores.values()), None)
             is_drawn = score is not None and score >= LEAST_DRAWN
             if trial.epoch is not None and score is not None and is_drawn and not trial.state.has_ended:
-                known.growing.setdefault(trial.key, {})[trial.epoch] = score
+                epoch = trial.epoch - 1  # counted from 0, as those of curves of results are
+                known.growing.setdefault(trial.key, {})[epoch] = score
         growing = [
             _curve(key, sorted(points.items()), is_baseline=NON_PRIVATE in key, is_over=False)
             for key, points in known.growing.items()

@@ -93,7 +93,7 @@ def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
     assert running["curves"][-1] == {
         "key": "b",
         "setting": "b",
-        "x": [3],
+        "x": [2],
         "y": [0.5],
         "baseline": False,
         "over": False,
@@ -176,7 +176,7 @@ def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
     write_snapshot(str(files), snapshot, private=False)
     board.refresh()
     grown = board.state()["sweeps"][1]["curves"][-1]
-    assert (grown["x"], grown["y"]) == ((3, 4), (0.5, 0.625))
+    assert (grown["x"], grown["y"]) == ((2, 3), (0.5, 0.625)), "epochs from 0, as those of `EpochRecord`"
     lost = replace(trials[0], epoch=5, accuracy=None, scores={"r2": -1e45})
     write_snapshot(str(files), replace(snapshot, trials=(lost,)), private=False)
     board.refresh()
