@@ -18,6 +18,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from dpsweep.workers.gradients.capture import Capture, Use
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated
 from dpsweep.workers.gradients.layers import Layer
+from dpsweep.workers.machine.devices import lacks_memory
 
 Capturing = Callable[[int], AbstractContextManager[Capture]]
 """Number of rows -> the context in which a forward pass is captured."""
@@ -271,7 +272,9 @@ class ComparedPasses:
             with _leaves(x, y) as (inputs, leaves), torch.enable_grad(), self.capturing(len(x)) as capture:
                 losses = self.losses(inputs, y)
             capture.uses.extend(_use(name, leaf, capture.examples) for name, leaf in leaves)
-        except RuntimeError:  # x.numpy(), for one; genuine errors occur again
+        except RuntimeError as error:  # x.numpy(), for one; genuine errors occur again
+            if lacks_memory(error):
+                raise
             with torch.enable_grad(), self.capturing(len(x)) as capture:
                 losses = self.losses(x, y)
         return losses, capture

@@ -18,6 +18,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from dpsweep.workers.gradients.divided import own_part
 from dpsweep.workers.gradients.hidden_state import HiddenState
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
+from dpsweep.workers.machine.devices import lacks_memory
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,9 @@ def draws(model: nn.Module, loss: object, device: torch.device, run: Callable[[]
         try:
             with constants:
                 run()
-        except RuntimeError:  # higher-order operators fail in a dispatch mode; genuine errors occur again
+        except RuntimeError as error:  # higher-order operators fail in a dispatch mode; genuine errors occur again
+            if lacks_memory(error):
+                raise
             torch.compiler.reset()  # torch 2.11 would cache the failure
             run()
         drawn = constants.replaced or not before.is_current()

@@ -74,7 +74,7 @@ from dpsweep.workers.gradients.planners import (
 from dpsweep.workers.gradients.proofs import Proof, digest_of_structure, known_proof, note_proof
 from dpsweep.workers.gradients.recorded import Done, Recording, Recordings
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
-from dpsweep.workers.machine.devices import float32_precisions, refuse_autocast
+from dpsweep.workers.machine.devices import float32_precisions, lacks_memory, refuse_autocast
 
 _FEW, _AGAIN, _ALONE = 4, 3, 3
 """Number of examples that are verified together in the first batch, in some later ones, and one by one."""
@@ -389,7 +389,7 @@ class GradientEngine:
         try:
             return self._compare(x, y)
         except Exception as error:  # code of the model may fail on a parameter per row with any error
-            if isinstance(error, torch.OutOfMemoryError) or not without_batch(self._layers):
+            if lacks_memory(error) or not without_batch(self._layers):
                 return self._verify_per_example(x, y, error)
         self._layers = find_layers(self.model, self._whole)
         keep_axes(self._layers)
@@ -401,7 +401,7 @@ class GradientEngine:
     def _verify_per_example(self, x: Tensor, y: Tensor, refused: Exception) -> bool:
         """Verify with what reads its own parameters run per example. Raises: ``refused`` if nothing does."""
         per_row = told_apart(self._layers)
-        if not per_row or isinstance(refused, torch.OutOfMemoryError):
+        if not per_row or lacks_memory(refused):
             raise refused
         at = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
         whole = dict.fromkeys(per_row, f"what reads its parameters could not be told apart by rows{at}") | self._whole
@@ -412,7 +412,7 @@ class GradientEngine:
             except Exception as error:  # a layer that was not reached before may fail likewise
                 name = error.layer if isinstance(error, WithoutBatch) else None
                 wider = (around(self.model, name, whole) if name else told_apart(self._layers)) - whole.keys()
-                if not wider or isinstance(error, torch.OutOfMemoryError):
+                if not wider or lacks_memory(error):
                     raise
                 whole |= dict.fromkeys(wider, "it gives layers other rows than those of the batch")
 

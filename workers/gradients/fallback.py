@@ -14,6 +14,7 @@ from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.layers import Layer
+from dpsweep.workers.machine.devices import lacks_memory
 
 
 class WithoutBatch(InvalidInput):
@@ -68,7 +69,9 @@ def run_per_row(
     try:
         with _without_inference_kernels(), _without_leftovers(layer):
             by_row = vmap(one, randomness="different")(dict(parameters), *tensors)
-    except RuntimeError:  # an operator has no vmap rule: run row by row, where genuine errors occur again
+    except RuntimeError as error:  # an operator has no vmap rule: run row by row, where genuine errors occur again
+        if lacks_memory(error):
+            raise
         by_row = _run_row_by_row(layer, one, parameters, tensors)
     joined = {index: _joined(layer, index, output) for index, output in by_row.items()} | constants
     return pytree.tree_unflatten([joined[index] for index in range(len(joined))], output_structure)
@@ -155,6 +158,8 @@ def _run_row_by_row(
             for row in range(len(tensors[0]))
         ]
     except RuntimeError as error:
+        if lacks_memory(error):
+            raise
         raise InvalidInput(
             f"{layer.described} does not run on one row of the batch at a time: {public_text(error)}"
         ) from error

@@ -23,6 +23,7 @@ from dpsweep.workers.gradients.divided import displaced, is_divided
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
 from dpsweep.workers.gradients.proofs import where_rows_mix
+from dpsweep.workers.machine.devices import lacks_memory
 
 T = TypeVar("T")
 
@@ -121,23 +122,25 @@ class _Comparison:
 
     def where_possible(self) -> Compared:
         """Compare in the model's own mode; if its draws cannot be replaced there, in evaluation mode."""
-        try:
-            done, found = self._without_chance()
-        except RuntimeError:  # higher-order operators fail in a dispatch mode; genuine errors occur again
-            done, found = self._with(None)
+        done, found = self._without_chance_or_as_it_is()
         if done:
             return done, found
         with _evaluating(self.model):
-            try:
-                return self._without_chance()
-            except RuntimeError:
-                return self._with(None)
+            return self._without_chance_or_as_it_is()
 
     def of_a_batch(self) -> None:
         """Compare as the model is, if it draws nothing, and else as `where_possible`."""
         done, _ = self._with(None)
         if not done:
             self.where_possible()
+
+    def _without_chance_or_as_it_is(self) -> Compared:
+        try:
+            return self._without_chance()
+        except RuntimeError as error:  # higher-order operators fail in a dispatch mode; genuine errors occur again
+            if lacks_memory(error):
+                raise
+            return self._with(None)
 
     def _without_chance(self) -> Compared:
         """Compare with all random draws replaced by a low constant and then, if there were any, by a high one."""
@@ -278,7 +281,9 @@ def in_double_where_rounding_matters(
                 return compare(*(each.double() if each.is_floating_point() else each for each in (x, y)))
         except Disagreement:
             raise
-        except Exception:  # code of the model may fail in double precision with any error
+        except Exception as error:  # code of the model may fail in double precision with any error
+            if lacks_memory(error):
+                raise
             raise refused from None
 
 

@@ -40,9 +40,11 @@ _LACK_OF_MEMORY: Final = ("DefaultCPUAllocator", "CUDA error: out of memory", "S
 """Parts of errors about memory for which torch's allocator of CUDA did not ask: of the host, a context, a library."""
 
 
-def lacks_memory(error: RuntimeError) -> bool:
+def lacks_memory(error: Exception) -> bool:
     """Return whether an error of torch says that the device has too little memory."""
-    return isinstance(error, torch.OutOfMemoryError) or any(text in str(error) for text in _LACK_OF_MEMORY)
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _LACK_OF_MEMORY)
 
 
 @contextlib.contextmanager

@@ -174,7 +174,7 @@ def _as_one_line(path: str, head: Head) -> Iterator[None]:
     except InvalidInput:
         raise
     except Exception as error:  # transformers raises almost anything for a configuration that it did not write
-        if isinstance(error, RuntimeError) and lacks_memory(error):
+        if lacks_memory(error):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
         raise InvalidInput(

@@ -86,7 +86,7 @@ class TrainedModel:
         try:
             return make_preprocessing(replace(named, params=uncached)).transform(dataset, self.fitted)
         except (KeyError, RuntimeError) as error:
-            if isinstance(error, RuntimeError) and lacks_memory(error):
+            if lacks_memory(error):
                 raise
             raise DataCorruption(
                 f"what the trial keeps of its preprocessing {named.name!r} does not fit it; restore its folder from a "

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import math
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
+from torch._C._functorch import is_batchedtensor
 from torch.nn import functional
 from torch.nn.utils import parametrizations
 
@@ -16,6 +18,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.clipping.clipping_method import NORM_ERROR
 from dpsweep.workers.gradients.checks import check_model
 from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.layers import find_layers
 from dpsweep.workers.gradients.pass_results import BatchNorms
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d
 from dpsweep.workers.spec import ExecutionSpec
@@ -365,3 +368,34 @@ def test_impossible_batches_and_losses_are_refused() -> None:
         GradientEngine(model, per_example_loss, multiplicity=4).norms(x, y)
     with pytest.raises(InvalidInput, match=r"must return one number for each"):
         GradientEngine(model, functional.cross_entropy).norms(x, y)
+
+
+class Hungry(nn.Module):
+    """Lacks memory where a step does more than plain passes do: where ``more`` says so of its input."""
+
+    def __init__(self, more: Callable[[Tensor], bool], mixing: float) -> None:
+        super().__init__()
+        self.weight, self.more, self.mixing = nn.Parameter(torch.randn(5, 3)), more, mixing
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.more(x):
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return x @ self.weight + self.mixing * x.detach().mean()
+
+
+HUNGRY: dict[str, tuple[Callable[[Tensor], bool], float]] = {
+    "the input's gradient": (lambda x: x.requires_grad, 0.0),
+    "double precision": (lambda x: x.dtype is torch.float64, 1.0),
+    "vmap": (is_batchedtensor, 0.0),
+}
+
+
+@pytest.mark.parametrize("name", HUNGRY)
+def test_lack_of_memory_is_no_reason_to_verify_less_or_to_blame_the_model(name: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(Hungry(*HUNGRY[name]), nn.Linear(3, 3))
+    engine = GradientEngine(model, per_example_loss)
+    if name == "vmap":
+        engine._layers = find_layers(model, {"0": "it is to run per example"})
+    with pytest.raises(torch.OutOfMemoryError):
+        engine.norms(torch.randn(4, 5), torch.arange(4) % 3)
