@@ -8,7 +8,9 @@ The bound is the epsilon of the largest factor up to which all are contradicted.
 Guarantee: if the run is the stated one with its noise divided by a factor f, the result exceeds the epsilon of that run
 with probability at most the error. For f = 1: a correct run is accused with probability at most the error. Proof: what
 contradicts a factor contradicts every smaller one, because noise that is larger reveals less. The result therefore
-exceeds the epsilon of f only if f is contradicted.
+exceeds the epsilon of f only if f is contradicted. Where no lower bound on the epsilon of a run is known, as for
+shuffled epochs, that of the accountant takes its place. The guarantee is then one about accounted epsilons, as the
+claim is.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ class StatedRun:
         return _most_found(self.trace, exponent)
 
     def epsilon(self, exponent: int) -> float:
-        """Return the epsilon of the run with its noise divided by RATIO^exponent: the certified lower one, if known."""
+        """Return the epsilon of the run with its noise divided by RATIO^exponent: the certified lower one, if known,
+        else the accounted one.
+        """
         found = account(_divided(self.least, exponent), self.delta)
         return found.epsilon if found.lower_epsilon is None else found.lower_epsilon
 
