@@ -524,8 +524,7 @@ def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
         yield "model: transformer    # small; or a function of your own"
     else:
         path = _text(str(subject.text.pretrained.resolve()))
-        lora = "head: linear, adapter: {method: lora}"
-        adam = "optimizer: {name: adam, learning_rate: 0.01}"
+        lora, adam = "head: linear, adapter: {method: lora}", "optimizer: {name: adam, learning_rate: 0.01}"
         yield "preprocessing:    # reads each text once; no epsilon is spent"
         yield "  name: text_features"
         yield f"  path: {path}    # CONFIRM: trained on other texts than these"

@@ -14,6 +14,7 @@ import contextlib
 import json
 import os
 import pickletools
+import zipfile
 from typing import Any, BinaryIO, Final
 
 from dpsweep.accounting.errors import DataCorruption
@@ -41,7 +42,7 @@ def load_tensors(stored: BinaryIO, or_older: bool = False) -> Any:
     try:
         if is_archive:
             archive = torch._C.PyTorchFileReader(stored)
-            if sum(map(archive.get_record_size, archive.get_all_records())) > size:
+            if _unfolded(archive, stored, start) > size:
                 raise NoTensors("it is compressed, as torch makes none")
             pickles: list[Any] = [archive.get_record("data.pkl")]
         elif or_older:
@@ -57,6 +58,21 @@ def load_tensors(stored: BinaryIO, or_older: bool = False) -> Any:
         raise
     except Exception as error:  # the unpickler raises almost anything for damaged bytes
         raise NoTensors(str(error).partition("\n")[0]) from error
+
+
+def _unfolded(archive: Any, stored: BinaryIO, start: int) -> int:
+    """Return the bytes of all entries of an archive as torch reads them.
+
+    The reader of torch 2.11 does not tell. zipfile does, if it sees the same entries at the same places.
+    """
+    names = archive.get_all_records()
+    if hasattr(archive, "get_record_size"):
+        return sum(map(archive.get_record_size, names))
+    with zipfile.ZipFile(stored) as other:
+        seen = {(each.filename.partition("/")[2], each.header_offset - start) for each in other.infolist()}
+        if seen != {(name, archive.get_record_header_offset(name)) for name in names}:
+            raise NoTensors("readers of archives disagree on its entries")
+        return sum(each.file_size for each in other.infolist())
 
 
 _ARCHIVE: Final = b"PK\x03\x04"
