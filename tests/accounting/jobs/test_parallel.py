@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -122,14 +122,14 @@ def test_what_an_interrupted_run_has_stored_is_not_computed_again(
     assert seen == [8] * 10 + [2], "of another delta nothing is taken up"
 
 
-def accounting_processes() -> list[int]:
+def accounting_processes(title: str = "ray::account_part") -> list[int]:
     """Processes below this one that account a part now: Ray titles a process by the task that it runs."""
-    return [pid for pid in descendants(os.getpid()) if "ray::account_part" in command_line(pid)]
+    return [pid for pid in descendants(os.getpid()) if title in command_line(pid)]
 
 
-def kill_accounting() -> list[int]:
+def kill_accounting(title: str = "ray::account_part") -> list[int]:
     """Kill them, and return their ids."""
-    found = accounting_processes()
+    found = accounting_processes(title)
     for pid in found:
         with contextlib.suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
@@ -260,6 +260,7 @@ def test_a_part_that_is_always_lost_fails_its_trial_and_no_other(
 ) -> None:
     monkeypatch.setattr("dpsweep.accounting.jobs.parallel.ATTEMPTS", 2)
     with AccountingQueue(1) as queue:
+        kill_accounting("ray::IDLE")  # those that have accounted in other tests
         with (
             repeatedly(kill_accounting, 0.02),  # a new process imports longer than that
             pytest.raises(AccountingFailed, match=r"part \d was lost 2 times.*run the same command again"),
@@ -274,7 +275,7 @@ def test_lack_of_memory_is_named_and_halves_what_runs_at_once(
 ) -> None:
     monkeypatch.setattr("dpsweep.accounting.jobs.parallel.ATTEMPTS", 2)
     files = NormShards(TrialFiles(job.root).norms).files(0)
-    huge = replace(files, rows=2**44)
+    huge = replace(files, steps=cast("tuple[int, ...]", range(2**44)))
     with AccountingQueue(1) as queue:
         with pytest.raises(
             AccountingFailed, match=r"part 0 was lost 2 times, at last by lack of memory; give .* more memory"

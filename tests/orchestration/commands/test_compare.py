@@ -230,7 +230,7 @@ def test_changes_against_a_baseline_that_learnt_nothing_are_shown_nowhere(tmp_pa
     }
     folders, told = (
         [tmp_path / "one", tmp_path / "other"],
-        "the baseline hardly beats a constant prediction; the cost of privacy",
+        "nothing shows that the baseline beats a constant prediction; the cost of privacy",
     )
     for folder, rate in zip(folders, (1e-6, 2e-6), strict=True):
         changed = tmp_path / f"{folder.name}.yaml"
