@@ -51,7 +51,8 @@ def ended_by_signals() -> Iterator[None]:
     before = signal.set_wakeup_fd(writer, warn_on_full_buffer=False)
     threading.Thread(target=_end_late, args=(reader, ended), name="dpsweep-ending", daemon=True).start()
     try:
-        yield
+        with _interrupted_again(handled):
+            yield
     except SystemExit as end:
         if _came(handled):
             _leave(end.code if isinstance(end.code, int) else 1)
@@ -63,6 +64,30 @@ def ended_by_signals() -> Iterator[None]:
                 signal.signal(number, handler)
         signal.set_wakeup_fd(before)
         os.close(writer)
+
+
+@contextlib.contextmanager
+def _interrupted_again(handled: Sequence[signal.Signals]) -> Iterator[None]:
+    """Interrupt once more after a callback that may raise nothing, such as one of Python's imports, was interrupted."""
+    before = sys.unraisablehook
+
+    def seen(found: sys.UnraisableHookArgs) -> None:
+        if not issubclass(found.exc_type, KeyboardInterrupt) or not _came(handled):
+            before(found)
+            return
+        for number in handled:
+            signal.signal(number, _interrupt)
+        threading.Timer(_SOON, os.kill, (os.getpid(), handled[0])).start()
+
+    sys.unraisablehook = seen
+    try:
+        yield
+    finally:
+        sys.unraisablehook = before
+
+
+_SOON: Final = 0.01
+"""Seconds after which the callback is over."""
 
 
 def _came(handled: Sequence[signal.Signals]) -> bool:

@@ -115,6 +115,20 @@ with ended_by_signals():
 """
 
 
+_CALLED_BACK = """
+import time, weakref
+from dpsweep.orchestration.commands.running import ended_by_signals
+with ended_by_signals():
+    try:
+        kept = weakref.ref(given := {1}, lambda _: print("ready", flush=True) or time.sleep(1800))
+        del given
+        time.sleep(1800)
+    except KeyboardInterrupt:
+        print("interrupted")
+        raise SystemExit(130)
+"""
+
+
 def told_to_end(code: str, **variables: str) -> tuple[int, str, str]:
     """Exit code, stdout after its first line, and stderr of Python code that gets SIGTERM once it prints ``ready``."""
     command, variables = [sys.executable, "-c", code], environment(**variables)
@@ -135,3 +149,7 @@ def test_a_command_that_a_library_keeps_busy_is_ended_by_force() -> None:
 
 def test_a_command_that_was_told_to_end_waits_for_no_thread() -> None:
     assert told_to_end(_OCCUPIED) == (130, "interrupted\n", "")
+
+
+def test_a_command_that_is_told_to_end_in_a_callback_ends_in_order() -> None:
+    assert told_to_end(_CALLED_BACK) == (130, "interrupted\n", "")
