@@ -84,8 +84,11 @@ class StatusFile:
         finally:
             recording = self._status.recording
             state = "recording" if recording is not None and recording.missing() else outcome
-            self._notices.ended(self._write(state, None), failure)
-            self._write(state, None)
+            if self._status.goes_on and failure is None:
+                self._write("running", None)
+            else:
+                self._notices.ended(self._write(state, None), failure)
+                self._write(state, None)
 
     def _look(self, over: threading.Event) -> None:
         waiting = [trial.key for trial in self._status.trials if trial.state is TrialState.PENDING]

@@ -31,7 +31,7 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
 from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
 from dpsweep.orchestration.execution.shared_connection import shared
 from dpsweep.orchestration.execution.storage_checks import require_space
-from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, run_stage
+from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, is_over, run_stage
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe
 from dpsweep.orchestration.store.limits import NO_LIMITS
 from dpsweep.orchestration.store.ownership import exclusive
@@ -97,24 +97,28 @@ def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Ou
 
 
 def _look_by_look(request: RunRequest, most: int, display: Display) -> Outcome:
-    text = _begun(request) or _looking(request.text, _seeds(request.sweep.seeds, _FIRST), 1)
+    text, files = _begun(request) or _looking(request.text, _seeds(request.sweep.seeds, _FIRST), 1), request.files
+    told: list[bool] = []
+
+    def goes_on(record: SweepRecord) -> bool:
+        told.append(told_apart(stored_findings(files, record.data())))
+        return not told[-1] and len(record.sweep.seeds) < most
+
     while True:
-        asked = replace(request.of(text), most_seeds=None)
+        asked = replace(request.of(text), most_seeds=None, goes_on=goes_on)
         outcome, spec = run_sweep(asked, display), asked.sweep
-        if outcome.stopped or outcome.record.failed:
-            return outcome
-        found = stored_findings(outcome.files, outcome.record.data())
         seeds = len(spec.seeds)
-        if told_apart(found):
+        if outcome.goes_on:
+            more = more_seeds(seeds, most)
+            display.warn(f"not told apart with {seeds} seeds: the sweep goes on to {more}, which costs privacy")
+            request = replace(request, retry=(), sources=(), spent=outcome.spent)
+            text = _looking(outcome.record.manifest.text, _seeds(spec.seeds, more), spec.compare.looks + 1)
+            continue
+        if told and told[-1]:
             display.warn(f"told apart with {seeds} seeds, at look {spec.compare.looks}")
-            return outcome
-        if seeds >= most:
+        elif not outcome.stopped and not outcome.record.failed:
             display.warn(f"not told apart with {seeds} seeds, as many as --max-seeds allows")
-            return outcome
-        more = more_seeds(seeds, most)
-        display.warn(f"not told apart with {seeds} seeds: the sweep goes on to {more}, which costs privacy")
-        request = replace(request, retry=(), sources=())
-        text = _looking(outcome.record.manifest.text, _seeds(spec.seeds, more), spec.compare.looks + 1)
+        return outcome
 
 
 def more_seeds(seeds: int, most: int) -> int:
@@ -168,7 +172,11 @@ def run_tuning(request: RunRequest, display: Display) -> Outcome:
     with closed_to_strangers(), shared(request.connect) as connect:
         request = replace(request, connect=connect)
         tuning = _run_candidates(request, display)
-        return tuning if tuning.stopped else _run_tuned(request, display, best_candidates(tuning.record))
+        if tuning.stopped:
+            return tuning
+        tuned = _run_tuned(replace(request, spent=tuning.spent), display, best_candidates(tuning.record))
+        lacking = [each for each in (tuned.recording, tuning.recording) if each is not None and each.missing()]
+        return replace(tuned, recording=lacking[0]) if lacking else tuned
 
 
 def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winner]) -> Outcome:
@@ -205,12 +213,13 @@ def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     stage = begun(read_manifest(files.of_tuning), tuning_stage(request.sweep, request.text))
     name = f"{request.name or request.sweep.name} (tuning)"  # in MLflow, beside the sweep itself
     while True:
-        asked = replace(request.of(stage), output=files.tuning, retry=retry, name=name)
+        asked = replace(request.of(stage), output=files.tuning, retry=retry, name=name, goes_on=is_over)
         outcome = run_stage(asked, display)
         further = next_candidates(tune, asked.sweep.adapted or Adapted(), scores_of(outcome.record))
         if outcome.stopped or further is None:
             return outcome
         stage, retry = tuning_stage(request.sweep, request.text, further), ()
+        request = replace(request, spent=outcome.spent)
 
 
 def run_private_selection(request: RunRequest, display: Display) -> Outcome:

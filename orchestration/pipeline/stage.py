@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -52,7 +52,8 @@ class Outcome:
 
     `seconds`: duration of the run. `stopped`: the limit that ended the run early, else None. `recording`: in MLflow,
     which may be incomplete; None without MLflow. `decision`: what to take, in sentences, as its report says.
-    `unknown_cost`: why no baseline tells what privacy costs, as of `Findings`.
+    `unknown_cost`: why no baseline tells what privacy costs, as of `Findings`. `spent`: of the limits, so far.
+    `goes_on`: whether the run adds trials to the sweep and goes on.
     """
 
     record: SweepRecord
@@ -63,6 +64,13 @@ class Outcome:
     recording: Recording | None = None
     decision: tuple[str, ...] = ()
     unknown_cost: str = ""
+    spent: Spent = NOTHING_SPENT
+    goes_on: bool = False
+
+
+def is_over(record: SweepRecord) -> bool:
+    """Return False: no stage follows, whatever the record of this one is."""
+    return False
 
 
 @dataclass(frozen=True)
@@ -78,7 +86,8 @@ class RunRequest:
     default that of the sweep file, or the one that an earlier run of the folder was given. `most_seeds`: add seeds, up
     to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.run`); None for the seeds of the
     file. `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
-    `connect`: connects to Ray; sweeps that run in turn may share the connection.
+    `connect`: connects to Ray; sweeps that run in turn may share the connection. `spent`: of the limits, by earlier
+    stages of the run. `goes_on`: whether the run will add trials to the sweep, by its record.
     """
 
     sweep: SweepSpec
@@ -95,6 +104,8 @@ class RunRequest:
     most_seeds: int | None = None
     submitted_from: Mapping[str, str] | None = None
     connect: Connect = own_connection
+    spent: Spent = NOTHING_SPENT
+    goes_on: Callable[[SweepRecord], bool] = is_over
 
     def of(self, text: str) -> RunRequest:
         """Return the request for ``text`` in place of the sweep's file.
@@ -160,7 +171,7 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
     for warning in filter(None, (*plan.warnings, open_cluster(request.address))):
         display.warn(warning)
     earlier = earlier_driver(files.status)
-    status = _initial_status(request, plan, earlier.spent if earlier else NOTHING_SPENT, display)
+    status = _initial_status(request, plan, earlier.spent if earlier else request.spent, display)
     asked = Opening(request.address, sweep, files, request.code, display.warn, request.connect, request.turn)
     begins = opening(request.address) if request.retry else backend(request.address, plan, files)
     with begins(asked) as execution:
@@ -195,9 +206,10 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
                     display.warn(_versions_warning(stored.versions, manifest.versions))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             record, shown = coordinator.finish()
+            status.goes_on = not status.stopped_by and not record.failed and request.goes_on(record)
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
-    told = (shown.decision, shown.unknown_cost)
+    told = (shown.decision, shown.unknown_cost, status.spent, status.goes_on)
     return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, *told)
 
 
@@ -226,8 +238,8 @@ def _planned(request: RunRequest, stored: Manifest | None) -> tuple[Plan, Manife
 
 
 def _initial_status(request: RunRequest, plan: Plan, spent: Spent, display: Display) -> SweepStatus:
-    """Return the status before any trial starts. spent: what earlier drivers of the same job have spent of the
-    limits.
+    """Return the status before any trial starts. spent: of the limits, by earlier stages, and by earlier drivers
+    of the same job.
     """
     gpus = {planned.key: request.sweep.reserved(planned.spec).gpus for planned in plan.trials}
     return SweepStatus(initial_status(plan), display.ended, request.limits, gpus, spent)

@@ -289,3 +289,11 @@ def test_the_curves_of_a_trial_that_starts_anew_start_anew(tmp_path: Path) -> No
 def test_limits_that_allow_nothing_are_refused(limits: dict[str, Any]) -> None:
     with pytest.raises(InvalidInput, match=r"the (maximum|number) of (hours|GPU-hours|trials|failures)"):
         Limits(**limits)
+
+
+def test_candidates_and_trials_have_their_limits_together(tmp_path: Path) -> None:
+    tune = {"parameters": {"optimizer.learning_rate": [0.1, 1.0]}, "privacy": "unaccounted"}
+    data = {"name": "digits", "public_fraction": 0.2}
+    outcome = run(tmp_path, limits=Limits(trials=3), data=data, tune=tune)
+    assert states(outcome) == [TrialState.FINISHED, TrialState.PENDING, TrialState.PENDING], "after two candidates"
+    assert outcome.spent.trials == 3

@@ -19,10 +19,11 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
-from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
+from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run, run_sweep
 from dpsweep.orchestration.pipeline.run import best_candidates
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
+from dpsweep.orchestration.store.status import Recording
 from tests.known import known
 from tests.orchestration.reference import assert_same_trial
 from tests.orchestration.sample_grids import in_process, small
@@ -214,6 +215,16 @@ def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> Non
     assert {status.result and status.result.ended for status in again.statuses.values()} == {
         status.result and status.result.ended for status in tuning.statuses.values()
     }
+
+
+def test_candidates_that_mlflow_lacks_are_named_when_all_trials_are_recorded(
+    outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lacking, whole = Recording(recorded=1, trials=2, failure="away"), Recording(recorded=2, trials=2, is_complete=True)
+    monkeypatch.setattr(run, "_run_candidates", lambda asked, display: replace(outcome, recording=lacking))
+    monkeypatch.setattr(run, "_run_tuned", lambda asked, display, winners: replace(outcome, recording=whole))
+    monkeypatch.setattr(run, "best_candidates", lambda record: {})
+    assert run_sweep(request(tmp_path)).recording == lacking
 
 
 def test_a_setting_without_a_usable_candidate_is_an_error(outcome: Outcome) -> None:

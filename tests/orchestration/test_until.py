@@ -16,6 +16,7 @@ from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.pipeline import NoDisplay, RunRequest, run, run_sweep
+from dpsweep.orchestration.store.limits import Spent
 from dpsweep.workers.own_code.imports import UserCode
 from tests.known import known
 from tests.orchestration.sample_grids import in_process
@@ -60,16 +61,14 @@ def test_all_looks_have_one_connection(tmp_path: Path, monkeypatch: pytest.Monke
 
     def look(asked: RunRequest, display: object) -> SimpleNamespace:
         with asked.connect(asked.address, asked.code):
-            looks.append(len(asked.sweep.seeds))
-        record = SimpleNamespace(failed=False, data=lambda: None, manifest=SimpleNamespace(text=asked.text))
-        return SimpleNamespace(stopped=None, record=record, files=asked.files)
+            looks.append((len(asked.sweep.seeds), asked.spent.trials))
+        record = SimpleNamespace(failed=False, manifest=SimpleNamespace(text=asked.text))
+        return SimpleNamespace(stopped=None, record=record, spent=Spent(trials=len(looks)), goes_on=len(looks) < 3)
 
     monkeypatch.setattr(run, "run_sweep", look)
-    for name in ("stored_findings", "told_apart"):
-        monkeypatch.setattr(run, name, lambda *arguments: None)
     asked = replace(request(tmp_path / "sweep", 5), connect=connect)
     run.run_until_told_apart(asked, 5, NoDisplay())
-    assert looks == [2, 3, 5]
+    assert looks == [(2, 0), (3, 1), (5, 2)], "with what those before have spent of the limits"
     assert len(connected) == 1
 
 

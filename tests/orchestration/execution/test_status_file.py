@@ -90,6 +90,16 @@ def test_it_is_renewed_and_says_at_last_how_the_sweep_ended(tmp_path: Path, sche
     assert not last.is_stale(time.time() + 1e6), "a sweep that has ended is not stale"
 
 
+def test_a_sweep_to_which_the_run_adds_trials_is_not_over_and_tells_nobody(tmp_path: Path) -> None:
+    uri, status = f"{tmp_path}/status.json", two_trials()
+    notices = Notices([f"touch {tmp_path}/told"], uri, (), print)
+    with status_file(uri, status, [], notices=notices).kept_current():
+        for key in "ab":
+            status.change(key, state=TrialState.FINISHED)
+        status.goes_on = True
+    assert (of(uri).state, (tmp_path / "told").exists()) == ("running", False)
+
+
 def test_an_interrupted_sweep_says_so(tmp_path: Path) -> None:
     uri = f"{tmp_path}/status.json"
     with pytest.raises(KeyboardInterrupt), status_file(uri, two_trials(), []).kept_current():
