@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 
 from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.store.published import (
@@ -24,7 +25,7 @@ from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.evaluation.scores import Evaluation, cost_of_privacy
 from dpsweep.workers.tasks import main_score, task_called
-from dpsweep.workers.training.history import Progress
+from dpsweep.workers.training.history import EpochRecord, Progress
 
 
 def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None) -> PublishedTrial:
@@ -208,16 +209,14 @@ def _with_change(task: str, scores: Mapping[str, float], change: float | None) -
 
 
 def _history(result: TrialResult) -> tuple[PublishedEpoch, ...]:
-    return tuple(
-        PublishedEpoch(
-            epoch=record.epoch,
-            step=record.step,
-            noise_multiplier=record.noise_multiplier,
-            clipping_bounds=record.bounds,
-            metrics=_measured(record.test, record.public, epsilon),
-        )
-        for record, epsilon in zip(result.training.history, result.epsilons, strict=True)
-    )
+    shown = zip(result.training.history, result.epsilons, strict=True)
+    return tuple(replace(recorded_epoch(*each), clipping_bounds=each[0].bounds) for each in shown)
+
+
+def recorded_epoch(record: EpochRecord, epsilon: float) -> PublishedEpoch:
+    """Return an epoch of a trial, without clipping bounds, as `epoch` does. epsilon: of the steps by its end."""
+    measured = _measured(record.test, record.public, epsilon)
+    return PublishedEpoch(record.epoch, record.step, record.noise_multiplier, metrics=measured)
 
 
 def epoch(progress: Progress, epsilon: float) -> PublishedEpoch:

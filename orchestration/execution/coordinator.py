@@ -182,11 +182,15 @@ class Coordinator:
 
     def progressed(self, key: str, progress: Progress) -> None:
         """Add the epoch to the trial's history, with the epsilon so far."""
-        epsilon = epsilon_so_far(self._planned[key], progress.trace)
+        planned, trace = self._planned[key], progress.trace
+        epsilon = epsilon_so_far(planned, trace)
         # record the cost before showing the epoch, and show nothing while an object store does not take the record
-        patiently(self._files.root, lambda: self._log_cost(key, progress.trace))
+        patiently(self._files.root, lambda: self._log_cost(key, trace))
         # a trial whose worker was lost repeats epochs
         seen = [epoch for epoch in self._status[key].history if epoch.step < progress.step]
+        if progress.earlier:  # which another driver may have shown
+            costs = (epsilon_so_far(planned, trace.until(record.step)) for record in progress.earlier)
+            seen = [*map(publishing.recorded_epoch, progress.earlier, costs)]
         self._change(
             key,
             state=TrialState.TRAINING,

@@ -97,8 +97,8 @@ class StoppedTrial:
 
     `trace`: the steps until the stop, plus every release that the finished trial would have made. `worst_case`,
     `others`, `groups`, `risks`: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced
-    it. `epoch`: number of completed epochs. `history`: the epochs completed in the run of the sweep that stopped the
-    trial. `reasons`: as of a `TrialResult`; individuals, digests too, once its examples are accounted.
+    it. `epoch`: number of completed epochs, which `history` holds. `reasons`: as of a `TrialResult`; individuals,
+    digests too, once its examples are accounted.
     """
 
     key: str

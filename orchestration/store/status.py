@@ -85,7 +85,7 @@ class TrialStatus:
     """State and progress of one trial.
 
     `progress`: at the last epoch completed in this run of the sweep. `epsilon_so_far`: upper bound on epsilon at that
-    epoch, by RDP. `history`: the epochs completed in this run. `result`: set for a finished or stopped trial.
+    epoch, by RDP. `history`: the epochs completed so far. `result`: set for a finished or stopped trial.
     `started`, `trained`, `ended`: when the trial started, ended training and ended in this run, in seconds since 1970
     UTC. `shard_bytes`: planned size of the norms of the whole trial, before compression. `planned_reasons`: why every
     epsilon of the trial is an estimate, whatever its course will be. `planned_unit`: whose privacy these epsilons are.

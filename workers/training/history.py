@@ -42,7 +42,8 @@ class EpochRecord:
 @dataclass(frozen=True)
 class Progress:
     """Progress of a running trial. epoch: number of completed epochs. trace: of the steps so far. device: what trains
-    it, and how much of that is used. Ignored when two runs are compared."""
+    it, and how much of that is used. earlier: with the first report of a start, the epochs before it. Two runs are
+    compared without these two."""
 
     epoch: int
     step: int
@@ -52,6 +53,7 @@ class Progress:
     evaluation: Evaluation
     public_evaluation: Evaluation | None = None
     device: DeviceUse | None = field(default=None, compare=False)
+    earlier: tuple[EpochRecord, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)

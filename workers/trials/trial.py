@@ -437,15 +437,17 @@ def _train_to_the_end(
     spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress, meter: DeviceMeter
 ) -> None:
     saves_per_epoch, steps_per_epoch = 1.0 / spec.execution.checkpoint_every_epochs, trainer.mechanism.steps_per_epoch
+    earlier = trainer.history
     while trainer.may_continue():
         trainer.step()
         meter.sample()
-        progress = _end_epoch(trainer, meter.use()) if trainer.at_epoch_end else None
+        progress = replace(_end_epoch(trainer, meter.use()), earlier=earlier) if trainer.at_epoch_end else None
         shown_often = progress is not None and saves_per_epoch >= 1.0  # stored before it is shown (`_require_rounding`)
         if shown_often or is_due(trainer.step_count, saves_per_epoch, steps_per_epoch) or not trainer.may_continue():
             save()
         if progress is not None:
             report(progress)
+            earlier = ()
 
 
 def _end_epoch(trainer: Trainer, device: DeviceUse) -> Progress:

@@ -324,6 +324,34 @@ def test_a_trial_that_was_stopped_costs_what_it_ran(bench: Bench, plan: Plan) ->
     assert dpsweep("prune", bench.files.root, "--norms") == {"pruned": [FIRST]}
 
 
+def test_a_trial_that_a_later_driver_stops_keeps_its_first_epochs(tmp_path: Path) -> None:
+    sweep = parse_sweep(small(clipping="flat", noise={"name": "exponential", "decay": 0.1}, seeds=[0], epochs=3))
+    (planned,) = (plan := plan_sweep(sweep)).trials
+    bench = Bench(tmp_path, plan, sweep)
+    seen: list[Progress] = []
+
+    def train(coordinator: Coordinator) -> None:
+        def report(progress: Progress) -> None:
+            seen.append(progress)
+            coordinator.progressed(planned.key, progress)
+            raise Stop
+
+        run_trial(planned.spec, bench.files.trial(planned.key).root, on_progress=report)
+
+    with pytest.raises(Stop), bench.coordinator() as coordinator:
+        train(coordinator)
+    with bench.coordinator() as coordinator:
+        with pytest.raises(Stop):
+            train(coordinator)
+        coordinator.ended(planned.key)
+        record, _ = coordinator.finish()
+    (shown,) = record.data().trials
+    assert [each.epoch for each in shown.history] == [0, 1]
+    assert [each.noise_multiplier for each in shown.history] == [each.noise_multiplier for each in seen]
+    first, second = (each.metrics["epsilon"] for each in shown.history)
+    assert first < second
+
+
 def test_a_stopped_trial_whose_accounting_was_interrupted_is_accounted_by_the_next_run(
     bench: Bench, plan: Plan
 ) -> None:
