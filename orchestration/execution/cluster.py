@@ -427,7 +427,7 @@ def wake_nodes() -> None:
     waiting.
     """
     for node in alive_nodes():
-        Question("whether they are awake", _awake).sent_to(node)
+        Question("the processes", _awake).sent_to(node)
 
 
 def _awake() -> None:
@@ -436,16 +436,18 @@ def _awake() -> None:
 
 def check_versions(warn: Warn) -> None:
     """Require this process's versions on every node. Raises: InvalidInput with a line for each node with others."""
-    here, question = versions_here(), Question("their versions", versions_here)
+    here, question = versions_here(), Question("the versions", versions_here)
     told = [(named(node), differences(here, there)) for node, there in answers(question, alive_nodes(), warn)]
     if wrong := [f"{name} has {others}; {SAME}" for name, others in told if others]:
         raise InvalidInput("\n".join(wrong))
 
 
 def check_shared_storage(probe: Probe, warn: Warn) -> None:
-    """Read the probe on every node. Raises: InvalidInput naming the nodes that cannot."""
-    if blind := _nodes_without(Question("whether they share the storage", Probe.is_read, (probe,)), warn):
-        raise InvalidInput(f"{probe.uri} was written here but cannot be read on {_counted(blind)}; {SHARED}")
+    """Read the probe on every node. Raises: InvalidInput naming the nodes that cannot, and why the first cannot."""
+    told = answers(Question("the shared storage", Probe.obstacle, (probe,)), alive_nodes(), warn)
+    if blind := [(node, why) for node, why in told if why]:
+        where, why = _counted([node for node, _ in blind]), blind[0][1]
+        raise InvalidInput(f"{probe.uri} was written here but cannot be read on {where}: {why}; {SHARED}")
 
 
 def check_keys(check: KeyCheck | None, warn: Warn) -> None:
@@ -454,7 +456,8 @@ def check_keys(check: KeyCheck | None, warn: Warn) -> None:
     The key itself is not sent, because Ray stores and logs the environment of workers. Raises: InvalidInput naming the
     nodes with another key or, if one is required, none.
     """
-    if others := _nodes_without(Question("whether they have the key", _has_key, (check,)), warn):
+    told = answers(Question("the encryption key", _has_key, (check,)), alive_nodes(), warn)
+    if others := [node for node, holds in told if not holds]:
         here, there = ("set", "the same key") if check else ("not set", "no key")
         raise InvalidInput(
             f"{KEY_VARIABLE} is {here} here, but not so on {_counted(others)}; start Ray there with {there} in its "
@@ -462,13 +465,9 @@ def check_keys(check: KeyCheck | None, warn: Warn) -> None:
         )
 
 
-def _nodes_without(question: Question[bool], warn: Warn) -> list[str]:
-    """Return the address of every node whose answer is no."""
-    return [node["NodeManagerAddress"] for node, holds in answers(question, alive_nodes(), warn) if not holds]
-
-
-def _counted(addresses: Sequence[str]) -> str:
-    return f"{len(addresses)} of {len(alive_nodes())} nodes ({', '.join(sorted(set(addresses)))})"
+def _counted(nodes: Sequence[Mapping[str, Any]]) -> str:
+    addresses = sorted({node["NodeManagerAddress"] for node in nodes})
+    return f"{len(nodes)} of {len(alive_nodes())} nodes ({', '.join(addresses)})"
 
 
 def _has_key(check: KeyCheck | None) -> bool:

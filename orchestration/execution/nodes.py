@@ -221,7 +221,7 @@ Answer = TypeVar("Answer")
 
 @dataclass(frozen=True)
 class Question(Generic[Answer]):
-    """A question that each node answers. `about`: completes "waiting for nodes to tell ..." in messages.
+    """A question that each node answers. `about`: what is checked by it, for messages.
 
     `needs_gpu`: whether the process must see a GPU of its node; it reserves as little of it as Ray can count.
     """
@@ -253,12 +253,12 @@ def answers(
         waited = time.monotonic() - began
         if waited > _LONGEST_SILENCE:
             raise InvalidInput(
-                f"{asked.open_nodes()} took no process within {_LONGEST_SILENCE:g} s to tell {question.about}; look at "
-                "it with `ray status`, or take it out of the cluster"
+                f"{asked.open_nodes()} started no process within {_LONGEST_SILENCE:g} s to check {question.about}; see "
+                "`ray status`, or take such nodes out of the cluster"
             )
         if waited > _QUIET and not told:
             told = True
-            warn(f"waiting for {asked.open_nodes()} to tell {question.about}; a busy node is slow to start a process")
+            warn(f"waiting to check {question.about} on {asked.open_nodes()}; a busy node is slow to start a process")
         asked.look()
     if asked.held:
         warn(
@@ -316,8 +316,8 @@ class _Asked(Generic[Answer]):
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 words = f"{type(cause).__name__}: {reason_of(cause)}"
                 raise InvalidInput(
-                    f"{_named([node])} cannot tell {self._question.about} ({words}); mend it, or take it out of the "
-                    "cluster"
+                    f"checking {self._question.about} failed on {named(node)} ({words}); mend that node, or take it "
+                    "out of the cluster"
                 ) from error
 
     def _full(self) -> frozenset[str]:
@@ -386,7 +386,7 @@ def check_gpus(sweep: SweepSpec, warn: Warn) -> None:
     if not sections or sweep.execution.allow_cpu:
         return
     nodes = [node for node in alive_nodes() if any(fitting(amounts_of(node), each.on_each_node) for each in sections)]
-    question = Question("whether torch sees their GPUs", _missing_gpu, needs_gpu=True)
+    question = Question("whether torch sees the GPUs", _missing_gpu, needs_gpu=True)
     blind = [
         f"trials reserve a GPU on {named(node)}, but {reason}; {_ALLOWED}"
         for node, reason in answers(question, nodes, warn)

@@ -16,6 +16,7 @@ from typing import Generic, Self, TypeVar
 from dpsweep.accounting.errors import InvalidInput, StorageError, UnfitNode
 from dpsweep.accounting.jobs.examples import Part, PartwiseJob, Result
 from dpsweep.accounting.records.files import exists, is_local, open_filesystem, read_bytes, write_bytes_atomically
+from dpsweep.orchestration.comparison.formats import reason_of
 from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
@@ -170,13 +171,15 @@ class Probe:
             raise InvalidInput(str(error)) from error
         return probe
 
-    def is_read(self) -> bool:
-        """Return whether this process reads the content back."""
+    def obstacle(self) -> str:
+        """Return why this process does not read the content back, in one line; "" if it does."""
         try:
             self._require_content()
-        except (OSError, StorageError):
-            return False
-        return True
+        except FileNotFoundError:
+            return "it is not there"
+        except (OSError, StorageError) as error:
+            return reason_of(error)
+        return ""
 
     def require(self) -> None:
         """Raise `UnfitNode`, naming this node, unless this process reads the content back and has the same versions.

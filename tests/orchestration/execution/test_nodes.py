@@ -24,7 +24,7 @@ import sys, time
 from pathlib import Path
 import ray
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.execution import asking
+from dpsweep.orchestration.execution import nodes as asking
 from dpsweep.orchestration.execution.cluster import check_versions, connected
 from dpsweep.orchestration.execution.nodes import check_gpus
 from dpsweep.orchestration.execution.nodes import alive_nodes
@@ -64,7 +64,7 @@ def slow():
 seen = asking.answers(asking.Question("what is slow", slow), alive_nodes(), lambda said: print("warning:", said))
 print(*[answer for _, answer in seen])
 refused(check_gpus, on_gpu)
-asking._LONGEST = 1.0
+asking._LONGEST_SILENCE = 1.0
 refused(lambda warn: asking.answers(asking.Question("what is slow", slow), alive_nodes()[:1], warn))
 """
 
@@ -72,11 +72,11 @@ refused(lambda warn: asking.answers(asking.Question("what is slow", slow), alive
 def test_a_slow_node_is_waited_for_with_a_word_and_refused_at_last(address: str, tmp_path: Path) -> None:
     """The check for GPUs used to pass after a minute without an answer, and every trial failed instead."""
     waiting, answered, *others = told(SLOW, address, tmp_path)
-    assert waiting.startswith("warning: waiting for node ")
-    assert waiting.endswith("to tell what is slow; a busy node is slow to start a process")
+    assert waiting.startswith("warning: waiting to check what is slow on node ")
+    assert waiting.endswith("; a busy node is slow to start a process")
     assert answered == "late late late"
     assert any(line.startswith("refused: trials reserve a GPU on node") for line in others)
-    assert "took no process within 1 s to tell what is slow; look at it with `ray status`" in others[-1]
+    assert "started no process within 1 s to check what is slow; see `ray status`, or take such nodes out" in others[-1]
 
 
 HELD = """
@@ -96,7 +96,7 @@ refused(check_gpus, on_gpu)
 def test_gpus_that_other_work_holds_are_told_from_slow_ones(address: str, tmp_path: Path) -> None:
     held, passed, refused = told(HELD, address, tmp_path)
     assert held.startswith("warning: all GPUs of node ")
-    assert "are held by other work, so that whether torch sees their GPUs is checked only by each trial" in held
+    assert "are held by other work, so that whether torch sees the GPUs is checked only by each trial" in held
     assert passed == "passed"
     assert refused.startswith("refused: trials reserve a GPU on node "), "once they are free, the node answers"
 
@@ -111,7 +111,8 @@ refused(lambda warn: asking.answers(asking.Question("its versions", broken), ali
 def test_a_node_whose_process_fails_is_refused_in_one_line(address: str, tmp_path: Path) -> None:
     """The check of versions used to pass there."""
     (line,) = told(BROKEN, address, tmp_path)
-    assert "cannot tell its versions (OSError: no such library more); mend it, or take it out of the cluster" in line
+    assert line.startswith("refused: checking its versions failed on node ")
+    assert line.endswith("(OSError: no such library more); mend that node, or take it out of the cluster")
 
 
 CHECKS = """

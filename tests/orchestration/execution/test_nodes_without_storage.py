@@ -59,7 +59,8 @@ def test_nodes_that_do_not_share_the_storage_are_named_where_a_part_fails(addres
     said = tmp_path / "stderr"
     with script(BLIND, address, tmp_path / "out", SWEEP, errors=said, **CLOSED) as process:
         answer, _ = process.communicate(timeout=PATIENCE)
-    assert "storage-probe was written here but cannot be read on 3 of 3 nodes" in answer, said.read_text()
+    assert "storage-probe was written here but cannot be read on 3 of 3 nodes (" in answer, said.read_text()
+    assert "): it has other content there; choose an --output" in answer
 
 
 LATER = """

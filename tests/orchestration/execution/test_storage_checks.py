@@ -232,11 +232,12 @@ def test_what_refuses_for_good_fails_the_trial(
 
 def test_what_was_written_is_read_back(tmp_path: Path) -> None:
     probe = Probe.written(str(tmp_path / "probe"))
-    assert probe.is_read()
+    assert not probe.obstacle()
     probe.require()
     other = Probe.written(probe.uri)
-    assert (probe.is_read(), other.is_read()) == (False, True), "a folder of the same name with another probe"
+    assert (probe.obstacle(), other.obstacle()) == ("it has other content there", ""), "a folder of the same name"
     Path(probe.uri).unlink()
+    assert other.obstacle() == "it is not there"
     with pytest.raises(InvalidInput, match=r"was written by the driver but cannot be read on node .*such as s3://"):
         other.require()
 
@@ -265,6 +266,8 @@ def test_a_link_that_is_down_is_waited_for(monkeypatch: pytest.MonkeyPatch) -> N
     probe.require()
     assert refused == [probe.uri] * 2
     monkeypatch.setattr(storage_checks, "PAUSES", ())
+    refused.clear()
+    assert "network is unreachable" in probe.obstacle()
     refused.clear()
     with pytest.raises(InvalidInput, match=r"cannot be read on node .*network is unreachable.*; choose an --output"):
         probe.require()
