@@ -236,9 +236,8 @@ def _folder_of_all(world: World) -> None:
 
 
 def _encrypted_file(world: World) -> None:
-    write = (
-        f"from dpsweep.accounting.records import write_private; write_private({str(world.root / 'mine')!r}, b'mine')"
-    )
+    mine = str(world.root / "mine")
+    write = f"from dpsweep.accounting.records.sealed import write_private; write_private({mine!r}, b'mine')"
     subprocess.run([sys.executable, "-c", write], env=environment(DPSWEEP_KEY=_KEY), check=True)
 
 

@@ -126,14 +126,14 @@ import ray
 from dpsweep.accounting.calibration.planned_runs import Calibration, TrialMechanism, solved
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.mechanism.schedules import make_schedule
-from dpsweep.orchestration.execution import calibrations
+from dpsweep.orchestration.execution import backends
 
 run = TrialMechanism(make_schedule("constant", 1.0), PoissonSampling(0.05), 2_000, (), (), "estimate")
 asked = [Calibration(run, 4 + number, 2.0, 1e-5, "rdp") for number in range(6)]
-found = calibrations.OnCluster(sys.argv[1], Path(sys.argv[2]))(asked)
+found = backends.OnCluster(sys.argv[1], Path(sys.argv[2]))(asked)
 assert found == [solved(each) for each in asked], found
-calibrations.solved = lambda each: ray.get_runtime_context().get_node_id()
-print(len(set(calibrations.OnCluster(sys.argv[1], Path(sys.argv[2]))(asked))))
+backends.solved = lambda each: ray.get_runtime_context().get_node_id()
+print(len(set(backends.OnCluster(sys.argv[1], Path(sys.argv[2]))(asked))))
 """
 
 
