@@ -9,8 +9,9 @@ import codecs
 import csv as fields_of
 import json
 import re
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -21,7 +22,7 @@ import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
@@ -58,6 +59,7 @@ _ENCODINGS: Final = (
 )
 """Encodings that are tried by the names of columns, common ones first."""
 _HEADER_BYTES: Final = 1 << 20
+_BLOCK: Final = 1 << 22
 _SEPARATORS: Final = (",", ";", "\t", "|")
 _MOST_PLACES: Final = 10_000
 _REPEATED: Final = b"repeated names"
@@ -185,11 +187,13 @@ def different_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
     (('x', 'y', 'x.1'), ('x',))
     """
     counts, taken, found = Counter(given), set(given), list[str]()
-    for place, name in enumerate(given):
-        chosen, number = name, 0
-        while name in given[:place] and chosen in taken:
+    last: dict[str, int] = {}
+    for name in given:
+        chosen, number = name, last.get(name, 0)
+        while name in last and chosen in taken:
             number += 1
             chosen = f"{name}.{number}"
+        last[name] = number
         taken.add(chosen)
         found.append(chosen)
     return tuple(found), tuple(name for name, count in counts.items() if count > 1)
@@ -213,10 +217,60 @@ def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> 
         column_types=dict.fromkeys(texts, pa.string()), null_values=list(MISSING_SPELLINGS), strings_can_be_null=False
     )
     rows = csv.read_csv(path, dialect.read, dialect.parse, convert)
+    require_closed_quotes(path, dialect, rows.num_rows)
     if any(map(pa.types.is_binary, rows.schema.types)):  # what Arrow makes of text that is not UTF-8
         raise pa.ArrowInvalid("invalid UTF8 data")
     columns = ((name, without_missing(rows[name], texts.get(name, ()))) for name in rows.column_names)
     return _table(columns, dialect.repeated)
+
+
+def require_closed_quotes(path: Path, written: Dialect, rows: int) -> None:
+    """Check that no quote has joined rows of a CSV file, which has so many ``rows``; one that closes may join lines.
+
+    After a closing quote there must be a separator or the end of a row. A value with both a tab and a line break is
+    refused where tabs separate fields: in such files quotes are mostly plain characters.
+
+    Raises: DataCorruption that names the lines.
+    """
+    if _lines(path) <= written.skipped + (not written.columns) + rows:
+        return
+    with path.open(encoding=written.encoding, errors="replace", newline="") as file:
+        number, record, most = 1, list[str](), fields_of.field_size_limit(sys.maxsize)
+        try:
+            for _ in fields_of.reader(_noted(file, record), delimiter=written.separator):
+                if len(record) > 1 and not _is_closed(record, written.separator):
+                    raise DataCorruption(
+                        f"cannot read {path}: a quote joins lines {number} to {number + len(record) - 1} to one row; "
+                        "close it, or put its whole field into quotes and write each quote in it twice"
+                    )
+                number += len(record)
+                record.clear()
+        finally:
+            fields_of.field_size_limit(most)
+
+
+def _lines(path: Path) -> int:
+    """Return at least the number of lines of a file."""
+    found, last = 0, b""
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            found += block.count(b"\n") + block.count(b"\r") - block.count(b"\r\n")
+            last = block[-1:]
+    return found + (last not in (b"\n", b"\r"))
+
+
+def _noted(lines: Iterable[str], record: list[str]) -> Iterator[str]:
+    for line in lines:
+        record.append(line)
+        yield line
+
+
+def _is_closed(lines: Sequence[str], separator: str) -> bool:
+    try:
+        (found,) = fields_of.reader(lines, delimiter=separator, strict=True)
+    except fields_of.Error:
+        return False
+    return separator != "\t" or not any("\t" in each and ("\n" in each or "\r" in each) for each in found)
 
 
 def without_missing(values: pa.Array | pa.ChunkedArray, declared: Values) -> pa.Array | pa.ChunkedArray:
@@ -295,7 +349,7 @@ def places_of(columns: Sequence[str]) -> dict[str, list[str]]:
     """
     found: dict[str, list[str]] = {}
     for column in columns:
-        if (match := re.fullmatch(r"(.+)\[(\d+)\]", column)) and int(match[2]) == len(found.get(match[1], [])):
+        if (match := re.fullmatch(r"(.+)\[(\d{1,9})\]", column)) and int(match[2]) == len(found.get(match[1], [])):
             found.setdefault(match[1], []).append(column)
     return {name: places for name, places in found.items() if name not in columns}
 

@@ -44,7 +44,7 @@ from dpsweep.workers.data.table import (
     used_columns,
     user_names,
 )
-from dpsweep.workers.data.table_files import dialect_of, refuse_encoding, without_missing
+from dpsweep.workers.data.table_files import dialect_of, refuse_encoding, require_closed_quotes, without_missing
 from dpsweep.workers.data.tabular import attributes, complete_rows, kind_of
 from dpsweep.workers.tasks import IGNORED
 
@@ -248,12 +248,13 @@ class _Encoder:
                 "data source 'text' needs the package tokenizers: pip install 'dpsweep[text]'"
             ) from error
         path = require_path(file)
-        try:
-            tokenizer = Tokenizer.from_file(str(path))
-        except Exception as error:  # tokenizers raises Exception itself
-            raise InvalidInput(
-                f"{path} is no tokenizer file; give a tokenizer.json of the package tokenizers"
-            ) from error
+        with reading(path):
+            try:
+                tokenizer = Tokenizer.from_file(str(path))
+            except Exception as error:  # tokenizers raises Exception itself
+                raise InvalidInput(
+                    f"{path} is no tokenizer file; give a tokenizer.json of the package tokenizers"
+                ) from error
         ids = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
         if max(ids, default=0) >= _MOST_IDS:
             raise InvalidInput(
@@ -424,10 +425,13 @@ def _csv_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterato
     with csv.open_csv(path, read, written.parse) as reader:
         only = _only(columns.used, reader.schema.names)
     options = csv.ConvertOptions(column_types=types, null_values=list(MISSING_SPELLINGS), include_columns=only)
+    rows = 0
     with csv.open_csv(path, read, written.parse, options) as reader:
         for batch in reader:
+            rows += batch.num_rows
             told = zip(batch.schema.names, batch.columns, strict=True)
             yield pa.record_batch([_told(values, name, columns) for name, values in told], batch.schema.names)
+    require_closed_quotes(path, written, rows)
 
 
 def _told(values: pa.Array, name: str, columns: _Columns) -> pa.Array:

@@ -15,6 +15,7 @@ import torch
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import Source, load_source
+from dpsweep.workers.data.conventions import number_of
 from dpsweep.workers.spec import DataSpec
 from tests.known import known
 from tests.workers.data_folders import make_table
@@ -349,6 +350,15 @@ class TestTable:
         with pytest.raises(DataCorruption, match=f"bad.csv: {reason}.*; correct or replace the file"):
             read(tmp_path / "bad.csv", label="b")
 
+    @pytest.mark.parametrize(
+        ("name", "content"),
+        [("a.csv", 'x,y\n1,a\n"2,b\n"3,a\n4,b\n'), ("a.tsv", 'x\ty\n1\ta\n"2\tb\n3"\ta\n4\tb\n')],
+    )
+    def test_a_quote_that_joins_rows_is_named_by_its_lines(self, tmp_path: Path, name: str, content: str) -> None:
+        (tmp_path / name).write_text(content)
+        with pytest.raises(DataCorruption, match=f"{name}: a quote joins lines 3 to 4 to one row; close it"):
+            load_source(DataSpec("csv", {"path": str(tmp_path / name), "label": "y"}))
+
     def test_quoted_line_breaks_may_lie_where_blocks_of_the_file_end(self, tmp_path: Path) -> None:
         rows = "".join(f'"{i % 3}\n,",{i % 2}\n' for i in range(200_000))
         (tmp_path / "long.csv").write_text("x,y\n" + rows)
@@ -368,6 +378,12 @@ ROWS: dict[str, list[Any]] = {
 }
 DECLARED = {"ranges": {"age": [0, 10]}, "classes": ["no", "yes"]}
 GROUPS = {"sex": ["m", "f"], "race": ["a", "b", "c"]}
+
+
+@pytest.mark.parametrize("text", ["1{}~", "({}x", "1e5{}~"])
+def test_a_number_among_blanks_is_looked_for_once(text: str) -> None:
+    """Three patterns of blanks in a row took hours to part 10,000 of them in every way."""
+    assert number_of(text.format(10_000 * " "), "point") is None
 
 
 class TestIntersections:

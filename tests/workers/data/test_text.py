@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -249,6 +250,13 @@ def test_a_text_of_megabytes_is_read_and_a_row_beyond_a_block_is_named(
         load(tmp_path, f"texts.{suffix}", label="mood")
 
 
+def test_a_quote_in_another_column_joins_no_rows_either(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "texts.csv").write_text('note,body,mood\nx,the cat,pos\n"x,red sky,neg\n"x,the dog,pos\n')
+    with pytest.raises(DataCorruption, match="a quote joins lines 3 to 4 to one row"):
+        load(tmp_path, label="mood")
+
+
 def test_columns_of_csv_are_read_as_those_of_tables(tmp_path: Path) -> None:
     """Blanks around a value, NA where it is declared, flags in words; of the text itself, NA is still no text."""
     make_tokenizer(tmp_path / "tokenizer.json")
@@ -284,6 +292,9 @@ def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("{")
     with pytest.raises(DataCorruption, match=r"cannot read .*texts\.jsonl"):
         load(folder, label="mood", path=str(tmp_path / "texts.jsonl"))
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(InvalidInput, match=r"pipe is a pipe, a socket or a device; give the path of a file"):
+        load(folder, label="mood", tokenizer=str(tmp_path / "pipe"))
     (tmp_path / "texts.txt").write_text("the cat")
     with pytest.raises(InvalidInput, match=r"unknown file type '\.txt'"):
         load(folder, label="mood", path=str(tmp_path / "texts.txt"))
