@@ -33,8 +33,9 @@ _CODES: Final = (
 )
 _CURRENCY: Final = rf"(?:[A-Za-z]{{0,3}}[$€£¥₹₽₩₺₪₫₱₴₦฿]|{_CODES.replace(' ', '|')}|kr\.?|Rs\.?|zł|Kč|Ft)"
 _NUMBER: Final = re.compile(
-    rf"^\s*(?P<owed>\()?\s*(?P<sign>[-+−–]?)\s*(?P<money>{_CURRENCY})?\s*(?P<again>[-+−–]?)(?P<digits>\d[\d.,'’_\s]*|[.,]\d+)"
-    rf"(?P<power>[eE][-+]?\d+)?(?P<after>[-–—])?\s*(?P<unit>%|{_CURRENCY}|(?:[^\W\d_]|[µμ°²³/]){{1,6}}\d?)?\s*(?(owed)\))\s*$"
+    rf"^\s*+(?P<owed>\()?\s*+(?P<sign>[-+−–]?)\s*+(?P<money>{_CURRENCY})?\s*+(?P<again>[-+−–]?)"
+    rf"(?P<digits>\d[\d.,'’_\s]*+|[.,]\d+)"
+    rf"(?P<power>[eE][-+]?\d+)?(?P<after>[-–—])?\s*+(?P<unit>%|{_CURRENCY}|(?:[^\W\d_]|[µμ°²³/]){{1,6}}\d?)?\s*+(?(owed)\))\s*+$"
 )
 _GROUPED: Final = {
     "point": re.compile(r"^[1-9]\d{0,2}(?:([,'’_\s])\d{3})(?:\1\d{3})*$|^[1-9]\d?(?:,\d{2})+,\d{3}$"),
@@ -114,7 +115,7 @@ def written_numbers(counts: Mapping[str, int]) -> Written | None:
     known = {text: rows for text, rows in counts.items() if text.strip().casefold() not in _MARKERS}
     for convention, other in _ORDERS:
         read = [text for text in known if number_of(text, convention) is not None]
-        strange = [text for text in known if text not in set(read)]
+        strange = known.keys() - {*read}
         if not read or len({_unit(text) for text in read}) > 1 or any(map(_is_code, read)):
             continue
         if strange and (
@@ -178,8 +179,8 @@ _MONTH: Final = rf"(?:{_MONTHS.replace(' ', '|')})[^\W\d_]*\.?"
 _DAY: Final = r"\d{1,2}(?:st|nd|rd|th)?"
 _DATE: Final = re.compile(
     rf"^\s*(?:\d{{4}}([-/.])\d{{1,2}}\1\d{{1,2}}|\d{{1,2}}([-/.])\d{{1,2}}\2(?:\d{{2}}|\d{{4}})|{_MONTH}\s+{_DAY},?\s+\d{{4}}"
-    rf"|{_DAY}\.?[\s-]*(?:de\s+)?{_MONTH}[\s,-]*(?:de\s+)?(?:\d{{4}}|\d{{2}}))(?:,?[T ]\s*\d{{1,2}}:\d{{2}}.*)?\s*$"
-    r"|^\s*\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?\s*(?:[ap]\.?m\.?)?\s*$",
+    rf"|{_DAY}\.?[\s-]*(?:de\s+)?{_MONTH}[\s,-]*(?:de\s+)?(?:\d{{4}}|\d{{2}}))(?:,?[T ]\s*\d{{1,2}}:\d{{2}}.*+)?\s*+$"
+    r"|^\s*\d{1,2}:\d{2}(?::\d{2}(?:\.\d+)?)?\s*+(?:[ap]\.?m\.?)?\s*+$",
     re.IGNORECASE,
 )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -207,10 +208,11 @@ _FEWEST_BESIDE: Final = 10
 
 def _without_repetition(columns: list[ColumnProfile], rows: pa.Table) -> list[ColumnProfile]:
     """Return the profiles, each with the first column of equal values."""
-    found: list[ColumnProfile] = []
+    found, alike = list[ColumnProfile](), defaultdict[ColumnProfile, list[str]](list)
     for column in columns:
-        alike = [each for each in found if replace(each, name="") == replace(column, name="") and column.distinct > 1]
-        same = next((each.name for each in alike if rows[each.name].equals(rows[column.name])), "")
+        earlier = alike[replace(column, name="")] if column.distinct > 1 else []
+        same = next((name for name in earlier if rows[name].equals(rows[column.name])), "")
+        earlier += [] if same else [column.name]
         found.append(replace(column, same_as=same) if same else column)
     return found
 
