@@ -17,7 +17,7 @@ from dpsweep.accounting.errors import DataCorruption, PrivateDetail
 from dpsweep.workers.data.base import Source, Split, make_split, pixels
 from dpsweep.workers.data.images import colours
 from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, cached_columns, digest_of_parts
-from dpsweep.workers.data.source_files import UNREADABLE, locate, reading
+from dpsweep.workers.data.source_files import PICTURES, UNREADABLE, locate, reading
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -104,7 +104,7 @@ def _read_jpegs(path: Path, cache: str | None) -> _Part:
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:
     """Return the picture as uint8 [3, 32, 32]."""
     try:
-        with Image.open(io.BytesIO(jpeg)) as picture:
+        with Image.open(io.BytesIO(jpeg), formats=PICTURES) as picture:
             pixels = np.asarray(colours(picture, f"{path}, row {row}")).transpose(2, 0, 1)
     except UNREADABLE as error:
         error.add_note(f"row {row}")

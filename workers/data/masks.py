@@ -22,7 +22,7 @@ from dpsweep.workers.data.images import (
     read_images,
     refuse_links,
 )
-from dpsweep.workers.data.source_files import reading, require_path
+from dpsweep.workers.data.source_files import PICTURES, reading, require_path
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.tasks import IGNORED
 
@@ -109,7 +109,7 @@ def _mask_of(picture: Path) -> Path:
 
 def _read_mask(file: Path, size: int, numbers: Sequence[int], ignored: int | None) -> npt.NDArray[np.int16]:
     """[size, size]: the class of each pixel, or `IGNORED` if it is not counted."""
-    with reading(file, file.with_stem("*")), Image.open(file) as mask:
+    with reading(file, file.with_stem("*")), Image.open(file, formats=PICTURES) as mask:
         if mask.mode not in _MASK_MODES:
             raise InvalidInput(
                 f"a mask has pixels of mode {mask.mode}, but must have one number for each pixel "

@@ -23,6 +23,9 @@ from dpsweep.workers.machine.folders import CACHE
 T = TypeVar("T")
 DATA_VARIABLE = "DPSWEEP_DATA"
 
+PICTURES: Final = ("BMP", "GIF", "JPEG", "PNG", "PPM", "TIFF", "WEBP")
+"""Formats of pictures, by their content: Pillow would hand PostScript of any name to Ghostscript, which runs it."""
+
 UNREADABLE = (
     *(pa.ArrowException, OSError, EOFError, zlib.error, UnicodeDecodeError),
     *(SyntaxError, struct.error, Image.DecompressionBombError),  # damaged or extremely large pictures

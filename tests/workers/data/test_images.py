@@ -11,7 +11,7 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pytest
 import torch
-from PIL import Image
+from PIL import EpsImagePlugin, Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import load_source
@@ -19,6 +19,16 @@ from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import make_image_folder, make_utkface
 from tests.workers.private_details import assert_private
+
+
+def test_a_picture_of_another_format_is_given_to_no_program(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """PostScript under the name of a picture, which Pillow itself gives to Ghostscript."""
+    folder, given = make_image_folder(tmp_path, per_class=1), list[object]()
+    Image.new("RGB", (4, 4)).save(folder / "cat" / "00.png", "EPS")
+    monkeypatch.setattr(EpsImagePlugin, "Ghostscript", lambda *values, **_: given.append(values))
+    with pytest.raises(DataCorruption, match=r"cannot read a picture: UnidentifiedImageError"):
+        load_source(DataSpec("image_folder", {"path": str(folder)}))
+    assert not given
 
 
 def test_a_picture_that_would_fill_the_memory_is_named(tmp_path: Path) -> None:
