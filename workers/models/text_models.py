@@ -46,8 +46,15 @@ def load_text_model(
     """
     folder = _readable_folder(path)
     transformers = require_package("transformers", "hugging_face")
-    if head in LANGUAGE:
-        _refuse_encoder_decoder(transformers, folder, path, head)
+    with _as_one_line(path, head):
+        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+        _require_own_weights(folder, path, config)
+    if head in LANGUAGE and config.is_encoder_decoder:  # whose decoder sees the whole text and so each token to predict
+        raise InvalidInput(
+            f"the model at {path!r} is an encoder-decoder ({config.model_type}), which is not taken with head {head}; "
+            "give an encoder, such as BERT, or a decoder, such as GPT-2, or set head: classification, regression or "
+            "linear"
+        )
     options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
     options["dtype"] = dtype
     if head in _NEW:
@@ -71,16 +78,17 @@ def config_of(loaded: nn.Module) -> Any:
     return getattr(loaded, "config")  # noqa: B009  (a Module's attribute, unknown to mypy)
 
 
-def _refuse_encoder_decoder(transformers: Any, folder: Path, path: str, head: Head) -> None:
-    """Raises: InvalidInput for an encoder-decoder, whose decoder sees the whole text and so each token to predict."""
-    with _as_one_line(path, head):
-        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
-    if config.is_encoder_decoder:
-        raise InvalidInput(
-            f"the model at {path!r} is an encoder-decoder ({config.model_type}), which is not taken with head {head}; "
-            "give an encoder, such as BERT, or a decoder, such as GPT-2, or set head: classification, regression or "
-            "linear"
-        )
+def _require_own_weights(folder: Path, path: str, config: Any) -> None:
+    """Raises: InvalidInput where the files of a folder name weights that lie elsewhere, or are pickled."""
+    named = [getattr(config, "transformers_weights", None) or "model.safetensors"]
+    for index in folder.glob("*.safetensors.index.json"):
+        named += parsed_json(index.read_bytes())["weight_map"].values()
+    for name in named:
+        if not isinstance(name, str) or "/" in name or not name.endswith((".safetensors", ".safetensors.index.json")):
+            raise InvalidInput(
+                f"the model at {path!r} takes weights from {name!r}, which is no file *.safetensors in its folder; "
+                "give one that save_pretrained of transformers wrote"
+            )
 
 
 def most_tokens(path: str) -> int | None:
@@ -156,6 +164,8 @@ def _readable_folder(path: str) -> Path:
             f"{path!r} holds an adapter of peft, and transformers would read the model that adapter_config.json names; "
             "merge both by merge_and_unload of peft, and give the folder that save_pretrained then writes"
         )
+    if any(each.exists() and not (each.is_file() or each.is_dir()) for each in folder.iterdir()):
+        raise InvalidInput(f"{path!r} holds a pipe, a socket or a device; give a folder of files")
     if any(folder.glob("pytorch_model*.bin")) and not any(folder.glob("*.safetensors")):
         raise InvalidInput(
             f"the weights at {path!r} are pickled in pytorch_model.bin, which could run code; give a folder with "
@@ -169,7 +179,7 @@ def _as_one_line(path: str, head: Head) -> Iterator[None]:
     """Turn errors of transformers into InvalidInput, and keep it from printing."""
     transformers = require_package("transformers", "hugging_face")
     try:
-        with _quiet(transformers.utils.logging):
+        with _quiet(transformers.utils.logging), _offline():
             yield
     except InvalidInput:
         raise
@@ -219,6 +229,17 @@ def _is_new(name: str, head: Head, base: str) -> bool:
     if "pooler." in name:
         return head == "linear" or head in _NEW
     return head in _NEW and not name.startswith(base)
+
+
+@contextlib.contextmanager
+def _offline() -> Iterator[None]:
+    """Keep huggingface_hub from asking its server: a configuration may name a trunk or code that lies there."""
+    constants = require_package("huggingface_hub.constants", "hugging_face")
+    before, constants.HF_HUB_OFFLINE = constants.HF_HUB_OFFLINE, True
+    try:
+        yield
+    finally:
+        constants.HF_HUB_OFFLINE = before
 
 
 @contextlib.contextmanager

@@ -85,7 +85,7 @@ def _files(given: str) -> Iterator[tuple[str, Path]]:
         return
     folder = model_folder(given)
     if folder is not None:
-        files = {file for pattern in _READ for file in folder.glob(pattern)}
+        files = {file for pattern in _READ for file in folder.glob(pattern) if file.is_file()}
         yield from ((f"{given}/{file.name}", file) for file in sorted(files))
 
 

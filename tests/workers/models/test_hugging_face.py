@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import socket
 from collections.abc import Mapping
@@ -89,7 +90,7 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
         made["vit"] = transformers.ViTModel(transformers.ViTConfig(**SMALL))
     for name, model in made.items():
         model.save_pretrained(root / name)
-    for name in ("pickled", "damaged", "no object"):
+    for name in ("pickled", "damaged", "no object", "of the hub", "parts elsewhere", "pipe"):
         shutil.copytree(root / "bert", root / name)
     shutil.copytree(root / "masked", root / "other sizes")
     sizes = json.loads((root / "other sizes" / "config.json").read_text())
@@ -99,6 +100,13 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     (root / "pickled" / "model.safetensors").rename(root / "pickled" / "pytorch_model.bin")
     (root / "damaged" / "model.safetensors").write_bytes(b"no weights" * 10)
     (root / "no object" / "config.json").write_text("null")
+    other = {"model_type": "detr", "backbone": "someone/else", "use_timm_backbone": False}
+    (root / "of the hub" / "config.json").write_text(json.dumps(other))
+    (root / "parts elsewhere" / "model.safetensors").unlink()
+    weights = {"metadata": {}, "weight_map": {"pooler.dense.bias": "../bert/model.safetensors"}}
+    (root / "parts elsewhere" / "model.safetensors.index.json").write_text(json.dumps(weights))
+    (root / "pipe" / "config.json").unlink()
+    os.mkfifo(root / "pipe" / "config.json")
     return {each.name: str(each) for each in root.iterdir()}
 
 
@@ -176,6 +184,11 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "not a model for texts": ("vit", {}, "makes no model for head classification .*Unrecognized configuration"),
     "pickled weights": ("pickled", {}, "pickled in pytorch_model.bin, which could run code; give a folder"),
     "a configuration of nothing": ("no object", {}, "makes no model for head classification .*NoneType"),
+    "a trunk that lies in the hub": ("of the hub", {}, "makes no model for head classification .*offline"),
+    "weights in another folder": (
+        "parts elsewhere", {}, r"takes weights from '../bert/model.safetensors', which is no file .* in its folder",
+    ),
+    "a pipe": ("pipe", {}, "holds a pipe, a socket or a device; give a folder of files"),
     "damaged weights": ("damaged", {}, "makes no model for head classification .*header"),
     "longer texts": ("short", {}, "was made for texts of 4 tokens, not 8; set max_length"),
     "a head of the embedding's weights": (
