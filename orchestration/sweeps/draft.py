@@ -150,7 +150,7 @@ class _Draft:
     left_out: tuple[tuple[str, str], ...]
 
     def text(self, rows: int, notes: Sequence[str] = ()) -> str:
-        """Return the sweep for so many complete rows. notes: of the rows that are left out."""
+        """Return the sweep for so many complete rows. notes: of rows left out. No name from the table ends a line."""
         subject = self.subject
         read = subject.text
         scale = (
@@ -167,14 +167,14 @@ class _Draft:
             *(by_columns if read is None else _text_section(read)),
             "  test_fraction: 0.2    # held out for evaluation",
             "  # public_fraction: 0.1    # of the rest, for tune: rows that you declare public",
-            *(f"  # {note}".replace("\n", " ") for note in notes),
+            *(f"  # {note}" for note in notes),
             *(f"  # left out: {json.dumps(name)}, {why}" for name, why in self.left_out),
             "",
             *_model(subject, scale.has_hidden_layer),
             *_preparation(scale),
             *_training_section(rows, subject, scale),
         )
-        return "\n".join(lines) + "\n"
+        return "\n".join("".join(sign if sign.isprintable() else " " for sign in line) for line in lines) + "\n"
 
 
 def _profiled(
@@ -314,7 +314,7 @@ def _name(path: Path) -> str:
 
 
 def _header(subject: _Subject, has_private_ranges: bool, has_values_as_names: bool) -> Iterator[str]:
-    yield f"# Drafted by `{subject.command}`".replace("\n", " ")
+    yield f"# Drafted by `{subject.command}`"
     yield "#"
     if has_values_as_names:
         yield "# IS THE LINE OF NAMES MISSING? The first line of the table, which is read as names, looks like a row of"

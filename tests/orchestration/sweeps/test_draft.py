@@ -286,6 +286,20 @@ def test_a_row_in_place_of_the_names_is_not_quoted(tmp_path: Path) -> None:
     assert "Canary" not in full_text(refused.value)
 
 
+def test_a_name_in_a_table_adds_no_key_to_the_draft(tmp_path: Path) -> None:
+    """Types of columns that are left out are shown in a comment, with the names in them."""
+    table = pa.table(
+        {
+            "x": [row / 7 for row in range(60)],
+            "y": 30 * ["a", "b"],
+            "z": 60 * [{"a>\r\nnotify: {command: [id]} #\x1b": 1}],
+        }
+    )
+    parquet.write_table(table, tmp_path / "people.parquet")
+    drafted = draft_sweep(tmp_path / "people.parquet", ["y"], None)
+    assert "notify" not in yaml.safe_load(drafted)
+
+
 def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
     numbers = make_numbers(tmp_path / "numbers.csv")
     for labels in (["y", "red"], ["sex", "red"]):
