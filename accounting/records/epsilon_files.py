@@ -9,9 +9,9 @@ bound that is not known is stored as NaN.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
-from typing import get_args
+from typing import Final, get_args
 
 import numpy as np
 import numpy.typing as npt
@@ -104,8 +104,8 @@ def noted_epsilons(directory: str, part: int, inputs: str) -> tuple[PartRecord, 
         if note.get("inputs") != inputs:
             return None
         record = PartRecord(**note["record"])
-        return record, _from_table(read_part(directory, EPSILON_SCHEMA, record))
-    except (DataCorruption, LookupError, TypeError):
+        return record, _from_table(read_part(directory, EPSILON_SCHEMA, record), directory)
+    except (DataCorruption, LookupError, TypeError, ValueError):
         return None
 
 
@@ -128,7 +128,7 @@ class StoredEpsilons:
 
     def __iter__(self) -> Iterator[Epsilons]:
         """Yield the parts in order, each verified. Raises `DataCorruption` when one is damaged."""
-        return (_from_table(self._store.read(record)) for record in self.records)
+        return (_from_table(self._store.read(record), self._store.directory) for record in self.records)
 
 
 def read_epsilons(directory: str) -> Epsilons:
@@ -161,14 +161,19 @@ def _to_table(epsilons: Epsilons) -> pa.Table:
     return pa.table(dict(zip(EPSILON_SCHEMA.names, columns, strict=True)), schema=EPSILON_SCHEMA.with_metadata(claim))
 
 
-def _from_table(table: pa.Table) -> Epsilons:
-    claim = {key.decode(): value.decode() for key, value in table.schema.metadata.items()}
+def _from_table(table: pa.Table, directory: str) -> Epsilons:
+    """Raises: DataCorruption for a table that makes no claim, or an unknown one."""
     ids, groups, upper, below, losses = (column.to_numpy() for column in table.columns)
     lower = None if np.isnan(below).any() else below
-    kind = _claim(claim[_CLAIM])
-    return Epsilons(ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], kind)
+    try:
+        claim = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
+        return Epsilons(
+            ids, groups, upper, lower, losses, float(claim["delta"]), claim["method"], _CLAIMS[claim[_CLAIM]]
+        )
+    except (LookupError, ValueError):
+        raise DataCorruption(
+            f"{directory}: a part of the epsilons does not say what they are; account the trial again"
+        ) from None
 
 
-def _claim(name: str) -> Claim:
-    found: Claim = next(claim for claim in get_args(Claim) if claim == name)
-    return found
+_CLAIMS: Final[Mapping[str, Claim]] = {claim: claim for claim in get_args(Claim)}

@@ -22,6 +22,8 @@ from dpsweep.accounting.records.sealed import checksum
 _NEXT = "restore it from a backup, or run the trial again"
 
 _COLUMN_TYPES = {int: pa.int64(), float: pa.float64(), str: pa.string()}
+_LEAST = 32
+"""Bytes that a row takes at least: it is stored as it is, and becomes objects of Python of a kilobyte."""
 
 
 @functools.cache
@@ -63,8 +65,8 @@ def read_trace(path: str) -> Trace:
     data, columns = read_bytes(path), _sampling_columns(stored_kinds())
     try:
         table = read_table(data)
-        if not table.schema.equals(_schema()):
-            raise ValueError("other columns")
+        if not table.schema.equals(_schema()) or _LEAST * table.num_rows > len(data):
+            raise ValueError("other columns, or more rows than it has room for")
         rows, run = table.to_pylist(), parsed_json(table.schema.metadata[b"run"])
         intact = table.schema.metadata[b"sha256"].decode() == checksum([rows, run])
     except (pa.ArrowException, ValueError, KeyError, TypeError, OSError):

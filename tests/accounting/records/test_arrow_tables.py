@@ -14,9 +14,10 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records import arrow_tables
-from dpsweep.accounting.records.arrow_parts import PartStore, RepeatedIds, write_once
+from dpsweep.accounting.records.arrow_parts import PartStore, RepeatedIds, commit_parts, write_once, write_part
 from dpsweep.accounting.records.arrow_tables import Oversized, read_table, stored_column
-from dpsweep.accounting.records.traces import read_trace
+from dpsweep.accounting.records.epsilon_files import EPSILON_SCHEMA, verify_epsilons
+from dpsweep.accounting.records.traces import _schema, read_trace
 
 SCHEMA = pa.schema([("example_id", pa.int64()), ("norm", pa.float32())])
 
@@ -112,6 +113,26 @@ def test_a_trace_of_rows_that_take_no_bytes_fills_no_memory(tmp_path: Path) -> N
     (tmp_path / "trace.arrow").write_bytes(of_no_bytes(["steps"], {"run": "{}", "sha256": "0"}))
     with pytest.raises(DataCorruption, match=r"trace\.arrow is damaged"):
         read_trace(str(tmp_path / "trace.arrow"))
+
+
+def test_nor_does_one_of_rows_that_unfold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A row of a trace is stored as it is, and costs Python a kilobyte."""
+    table = pa.table({field.name: pa.nulls(20_000, field.type) for field in _schema()}, schema=_schema())
+    (tmp_path / "trace.arrow").write_bytes(encoded(table.replace_schema_metadata({"run": "{}", "sha256": "x"})))
+    monkeypatch.setattr("dpsweep.accounting.records.traces.checksum", lambda values: pytest.fail("it was unfolded"))
+    with pytest.raises(DataCorruption, match="is damaged"):
+        read_trace(str(tmp_path / "trace.arrow"))
+
+
+@pytest.mark.parametrize(
+    "claim",
+    [None, {"individual_kind": "x", "delta": "1", "method": "rdp"}, {"individual_kind": "estimate", "delta": "x"}],
+)
+def test_epsilons_that_do_not_say_what_they_are_are_damage(tmp_path: Path, claim: dict[str, str] | None) -> None:
+    rows = pa.table({field.name: pa.array([0], field.type) for field in EPSILON_SCHEMA}).replace_schema_metadata(claim)
+    commit_parts(str(tmp_path), [write_part(str(tmp_path), 0, rows)])
+    with pytest.raises(DataCorruption, match="does not say what they are; account the trial again"):
+        verify_epsilons(str(tmp_path))
 
 
 def test_a_part_says_so_in_one_line(tmp_path: Path) -> None:
