@@ -47,7 +47,7 @@ from dpsweep.orchestration.comparison.values import (
     in_training,
     on_training,
 )
-from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial, task_of
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.tasks import MAIN_SCORES, TASKS, Score, Task, Unit
 
@@ -86,7 +86,7 @@ def _on_training(name: str, heading: str, shown: Format, task: str) -> Metric:
         f"training_{name}",
         f"final/training_{name}",
         heading,
-        on_training,
+        lambda trial: on_training(trial) if task_of([trial]) == task else None,
         shown,
         "The final model on its own training examples. The better than on test data, the more it tells who they are: "
         "guessing that an example was trained on if it is predicted right then succeeds more often (Yeom et al. 2018).",

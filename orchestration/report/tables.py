@@ -134,7 +134,8 @@ def by_group_table(found: Findings, style: Style) -> str:
     shown = [
         each
         for each in GROUP_METRICS
-        if any(setting.over_seeds(group_value(name, each.value)) for setting in found.settings for name in names)
+        if each.task in (None, found.task)
+        and any(setting.over_seeds(group_value(name, each.value)) for setting in found.settings for name in names)
     ]
     if not names:
         return ""

@@ -9,6 +9,9 @@ import pytest
 from plotly.graph_objects import Figure
 
 from dpsweep.accounting.audits import ASSUMPTIONS
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
+from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.report.figures import Scene
 from dpsweep.orchestration.report.plot import style_of
@@ -17,6 +20,7 @@ from dpsweep.orchestration.report.tables import (
     accounts_section,
     attacks_section,
     audits_section,
+    by_group_table,
     estimates_table,
     losses_table,
     memberships_section,
@@ -24,7 +28,7 @@ from dpsweep.orchestration.report.tables import (
 )
 from dpsweep.orchestration.store.published import PublishedAudit
 from dpsweep.workers.evaluation.attack_results import MembershipAttack
-from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
+from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, Cells, rows
 
 
 def test_estimates_are_averaged_and_the_largest_error_is_the_largest() -> None:
@@ -52,6 +56,13 @@ def test_scores_on_training_examples_stand_beside_those_on_test_examples() -> No
     assert found["dpsgd_f"]["All"] == "62.0%+2.0 points to test"
     assert found["flat"]["rare"].endswith("+10.0 points to test")
     assert {row["common"].partition("%")[2][-20:] for row in found.values()} == {"+1.0 points to test"}
+
+
+def test_scores_on_training_examples_are_those_of_the_task() -> None:
+    names = {name for name in final_metrics(TRIALS[0]) if name.startswith("final/training_")}
+    heads = Cells(by_group_table(Findings(SETTINGS, NO_EVIDENCE), STYLE)).heads
+    assert names == {"final/training_accuracy"}
+    assert [head for head in heads if head.startswith("Training")] == ["Training accuracy"]
 
 
 def test_what_is_not_known_is_no_section() -> None:
