@@ -304,6 +304,26 @@ def test_an_adapter_without_targets_has_those_of_the_architecture(
     assert list(recwarn) == []
 
 
+@pytest.mark.parametrize("name", ["bert", "no pooler", "gpt2", "bart"])
+def test_the_folder_of_an_adapter_has_the_head_that_was_trained(
+    folders: Mapping[str, str], name: str, tmp_path: Path
+) -> None:
+    """Whoever loads it by peft onto the pretrained model, whose new head is random, predicts the same."""
+    import peft
+    import transformers
+
+    model = model_of(folders[name], adapter={"method": "lora", "r": 2})
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_()
+    getattr(model, "trunk").save_pretrained(tmp_path)  # noqa: B009
+    base = transformers.AutoModelForSequenceClassification.from_pretrained(folders[name], num_labels=3)
+    base.config.pad_token_id = PADDING
+    loaded = peft.PeftModel.from_pretrained(base, str(tmp_path)).eval()
+    texts = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 2]])
+    assert torch.allclose(loaded(input_ids=texts).logits, model(texts), atol=1e-5)
+
+
 def test_the_positions_of_a_trunk_in_half_precision_are_not_rounded(folders: Mapping[str, str]) -> None:
     frozen: dict[str, Any] = {"head": "linear", "trainable": "head"}
     half, single = (model_of(folders["llama"], dtype=dtype, **frozen) for dtype in ("bfloat16", "float32"))

@@ -15,6 +15,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import pixels
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_for_shape, offered
+from dpsweep.workers.models.pretrained import Adapter, trained_parts
 from dpsweep.workers.spec import Component, DataSpec
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.trial_runs import train
@@ -110,6 +111,30 @@ def test_what_trains_is_what_was_asked_for(files: Mapping[str, str], case: str) 
     found = trained(model_of(files, **params, outputs=7))
     assert [name for name in found if not any(part in name for part in expected)] == []
     assert all(any(part in name for name in found) for part in expected)
+
+
+def test_the_folder_of_an_adapter_has_the_head_that_was_trained(files: Mapping[str, str], tmp_path: Path) -> None:
+    import peft
+
+    params: dict[str, Any] = {**VIT, "adapter": LORA}
+    model = model_of(files, **params).eval()
+    network: Any = getattr(model, "network")  # noqa: B009
+    for parameter in model.parameters():
+        if parameter.requires_grad:
+            parameter.data.normal_()
+    network.save_pretrained(tmp_path)
+    loaded = peft.PeftModel.from_pretrained(published(VIT), str(tmp_path)).eval()
+    pictures = torch.randn(2, 3, 160, 160)
+    assert torch.allclose(loaded(pictures), network(pictures), atol=1e-5)
+
+
+def test_a_layer_whose_name_ends_as_that_of_the_head_stays_frozen() -> None:
+    """As the layer ``fc`` of an attention in a network whose head is ``fc``."""
+    network = nn.ModuleDict({"block": nn.ModuleDict({"qkv": nn.Linear(4, 4), "fc": nn.Linear(4, 4)})})
+    network["fc"] = head = nn.Linear(4, 2)
+    adapted = trained_parts(network, list(head.parameters()), "all", Adapter("lora", ("qkv",), r=2))
+    place = "base_model.model.fc.modules_to_save.default"
+    assert {name for name in trained(adapted) if "lora_" not in name} == {f"{place}.weight", f"{place}.bias"}
 
 
 @pytest.mark.parametrize("case", ["the head", "an adapter and the head"])
