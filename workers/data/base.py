@@ -22,7 +22,7 @@ from dpsweep.workers.data.mapped import ColumnFiles
 from dpsweep.workers.data.owners import are_shared, first_owners, ownership
 from dpsweep.workers.own_code.imports import blamed_on
 from dpsweep.workers.spec import DataPart, DataSpec
-from dpsweep.workers.tasks import task_called
+from dpsweep.workers.tasks import labelled, task_called
 
 _TRIED_EXAMPLES: Final = 8
 """Number of examples on which a preparation is tried."""
@@ -422,7 +422,8 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
 
     Examples keep the order of the source. With the same seed, a larger ``keep`` contains a smaller one. Test and public
     sets that are split off here share no user with the rest. If rows may have several owners, a share of the people is
-    held out. Rows with owners on both sides belong to neither part. A note counts them.
+    held out. Rows with owners on both sides belong to neither part. A note counts them,
+    and test examples without a label that is counted.
 
     Raises: InvalidInput for unknown groups, and for parts that would be empty or larger than the data.
     """
@@ -430,6 +431,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
     if test is None:
         train, test, apart = _split_off(train, spec.test_fraction, (spec.split_seed, _TEST), "test_fraction")
         notes += apart
+    notes += _unlabelled(test)
     public = None
     if spec.public_fraction > 0.0:
         train, public, apart = _split_off(train, spec.public_fraction, (spec.split_seed, _PUBLIC), "public_fraction")
@@ -449,6 +451,18 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
         source.task,
         source.reasons,
     )
+
+
+def _unlabelled(test: Split) -> tuple[str, ...]:
+    """Return a note on test examples that have no loss. Raises: InvalidInput where none has one."""
+    lost = len(test) - int(np.count_nonzero(labelled(test.labels)))
+    if lost and lost == len(test):
+        raise InvalidInput(
+            "no test example has a label that is counted, such as a token to predict, so nothing would measure the "
+            "model; give others"
+        )
+    said = f"{lost:,} of {len(test):,} test examples have no label that is counted, and so no loss"
+    return (said,) if lost else ()
 
 
 def _select_part(train: Split, part: DataPart, seed: int) -> tuple[Split, Split]:

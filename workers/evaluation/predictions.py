@@ -29,7 +29,7 @@ from dpsweep.workers.gradients.checks import in_its_precision
 from dpsweep.workers.gradients.modes import modes_kept
 from dpsweep.workers.gradients.rows_at_once import rows_at_once
 from dpsweep.workers.machine.devices import room_for_data
-from dpsweep.workers.tasks import known, task_called
+from dpsweep.workers.tasks import known, labelled, task_called
 from dpsweep.workers.tasks.losses import Loss
 
 BATCH_SIZE = 1024
@@ -174,7 +174,9 @@ def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_
     """Return the evaluation of ``predictions`` for ``split``, without what `counted` adds."""
     groups, task = split.groups.numpy(), task_called(dataset.task)
     size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
-    losses, shown = mean_by_group(predictions.losses, groups, size), shown_groups(sizes, min_group_size)
+    shown, has_loss = shown_groups(sizes, min_group_size), labelled(split.labels)
+    known_losses = predictions.losses[has_loss]
+    losses = mean_by_group(known_losses, groups[has_loss], size)
     accuracy, accuracies, between = None, dict[int, float](), dict[str, float]()
     overall, of_groups = dict[str, npt.NDArray[np.float64]](), dict[str, npt.NDArray[np.float64]]()
     if task.scores:
@@ -187,7 +189,7 @@ def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_
         between = fairness(confusion[shown])
     return Evaluation(
         accuracy=accuracy,
-        loss=float(predictions.losses.mean()),
+        loss=float(known_losses.mean()) if len(known_losses) else math.nan,
         groups=tuple(
             GroupEvaluation(
                 name=dataset.group_names[group],

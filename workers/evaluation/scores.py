@@ -22,9 +22,10 @@ MIN_GROUP_SIZE = 10
 class GroupEvaluation:
     """Number of examples of one group in the split, and their mean loss, with accuracy or scores.
 
-    accuracy: for classification; None for other tasks. scores: for other tasks, the defined `Task.scores` by name.
-    counts: None for an evaluation after an epoch, and for tasks other than classification. user_accuracy: mean over
-    users of the share of their rows that is predicted right; None where counts are, and where the data name no users.
+    loss: of examples with a label that is counted; NaN without any. accuracy: for classification; None for other
+    tasks. scores: for other tasks, the defined `Task.scores` by name. counts: None for an evaluation after an epoch,
+    and for tasks other than classification. user_accuracy: mean over users of the share of their rows that is predicted
+    right; None where counts are, and where the data name no users.
     """
 
     name: str

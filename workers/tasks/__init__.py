@@ -11,7 +11,7 @@ from dpsweep.workers.tasks.language_modelling import LANGUAGE_MODELLING
 from dpsweep.workers.tasks.multi_label import MULTI_LABEL
 from dpsweep.workers.tasks.regression import REGRESSION
 from dpsweep.workers.tasks.segmentation import SEGMENTATION
-from dpsweep.workers.tasks.task import IGNORED, Score, Task, Unit, known
+from dpsweep.workers.tasks.task import IGNORED, Score, Task, Unit, known, labelled
 
 TASKS: Final[Mapping[str, Task]] = {
     "classification": CLASSIFICATION,
@@ -49,6 +49,7 @@ __all__ = [
     "Task",
     "Unit",
     "known",
+    "labelled",
     "losses",
     "main_score",
     "task_called",

@@ -113,6 +113,15 @@ def occurrences(labels: Tensor, count: int) -> Array:
     return found
 
 
+def labelled(labels: Tensor) -> npt.NDArray[np.bool_]:
+    """Return which examples have a label that is counted, [n]; one without has no loss. labels: [n, ...]; read in
+    blocks, as they may be memory-mapped.
+    """
+    if labels.ndim == 1 or labels.is_floating_point():
+        return np.ones(len(labels), dtype=np.bool_)
+    return np.concatenate([(rows != IGNORED).flatten(1).any(1).cpu().numpy() for rows in labels.split(_ROWS)])
+
+
 def by_name(scores: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
     """Return the `known` scores of each name, from ``scores`` [names]."""
     return {name: known({score: found[at] for score, found in scores.items()}) for at, name in enumerate(names)}

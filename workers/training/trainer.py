@@ -33,6 +33,7 @@ from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed, see
 from dpsweep.workers.noise.step_noise import OtherShares, make_step_noise
 from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
+from dpsweep.workers.tasks import labelled
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients, Parts
 from dpsweep.workers.training.counters import Counters, GroupCourse, GroupDepartures
@@ -392,7 +393,7 @@ class Trainer:
         self._note_departures(record.noise_multiplier)
         if not self._spec.norms.are_off:
             self.counters.courses = self.counters.courses or new_courses(self._dataset.train.groups)
-            note_epoch(self.counters.courses, self._everyone.measured, self._rule)
+            note_epoch(self.counters.courses, self._everyone.measured, self._rule, self._dataset.train.labels)
         return record
 
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
@@ -468,13 +469,13 @@ def new_courses(groups: Tensor) -> list[GroupCourse]:
     return [GroupCourse(group, size) for group, size in _sizes(groups)]
 
 
-def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: ClipRule) -> None:
-    """Append the means of the epoch that ended with a step under ``rule``."""
+def note_epoch(courses: Sequence[GroupCourse], measured: Measurement, rule: ClipRule, labels: Tensor) -> None:
+    """Append the means of the epoch that ended with a step under ``rule``. labels: [n, ...], of training examples."""
     examples = measured.examples
     finite = examples.norms.isfinite() & measured.losses.isfinite()
-    losses, norms, biases = (
-        _means(values, examples.groups, finite) for values in (measured.losses, examples.norms, rule.removed(examples))
-    )
+    has_loss = torch.from_numpy(labelled(labels)).to(finite.device)[examples.rows]
+    losses = _means(measured.losses, examples.groups, finite & has_loss)
+    norms, biases = (_means(values, examples.groups, finite) for values in (examples.norms, rule.removed(examples)))
     for course in courses:
         course.losses.append(losses[course.group])
         course.norms.append(norms[course.group])

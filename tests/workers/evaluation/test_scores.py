@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from dpsweep.workers.evaluation.rates import GAPS
 from dpsweep.workers.evaluation.scores import Evaluation, GroupEvaluation, cost_of_privacy, fairness, shown_groups
 from dpsweep.workers.models import build_model
 from dpsweep.workers.spec import Component, DataSpec
+from dpsweep.workers.tasks import IGNORED
 from dpsweep.workers.tasks.losses import build_loss
 
 LOSS = build_loss(Component("cross_entropy"))
@@ -110,6 +113,24 @@ def test_tokens_reach_the_model_as_integers() -> None:
     assert dataset.prepare(dataset.train.features).dtype == torch.int64
     model = build_model(Component("transformer", {"vocabulary": 30, "width": 8, "depth": 1}), dataset, 0)
     assert 0.0 <= evaluate(model, dataset.test, dataset, LOSS).main <= 1.0
+
+
+def test_texts_without_a_token_to_predict_have_no_loss() -> None:
+    """Half of group b has none: its loss is that of its other texts, which have one token each."""
+    tokens, groups = np.random.default_rng(0).integers(0, 5, (40, 2)), np.repeat([0, 1, 2], [20, 10, 10])
+    labels = np.where((np.arange(40) < 25)[:, None], np.stack([np.full(40, IGNORED), tokens[:, 0]], 1), IGNORED)
+    train, test = (make_split(tokens, labels, groups, first_id=first) for first in (0, 40))
+    source = Source("text", train, test, ("a", "b", "c"), tuple("vwxyz"), Tokens(5), task="language_modelling")
+    dataset = cut(source, DataSpec("text"))
+    assert dataset.notes == ("15 of 40 test examples have no label that is counted, and so no loss",)
+    model = build_model(Component("language_model", {"width": 8, "heads": 2}), dataset, 0)
+    found = evaluate(model, dataset.test, dataset, build_loss(Component("causal_lm")))
+    assert found.loss == pytest.approx(found.scores["token_loss"], rel=1e-6)
+    a, b, c = found.groups
+    assert [each.loss for each in (a, b)] == pytest.approx([each.scores["token_loss"] for each in (a, b)], rel=1e-6)
+    assert (np.isnan(c.loss), c.scores) == (True, {})
+    with pytest.raises(InvalidInput, match="no test example has a label that is counted"):
+        cut(replace(source, test=make_split(tokens[25:], labels[25:], first_id=40)), DataSpec("text"))
 
 
 class TestFairness:

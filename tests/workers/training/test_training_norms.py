@@ -20,6 +20,7 @@ from dpsweep.workers.clipping import ClippingState, ClipRule, Examples, PublicFa
 from dpsweep.workers.clipping.by_norm import PerLayerClipping
 from dpsweep.workers.clipping.clipping_method import clip_factor
 from dpsweep.workers.spec import Component, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
+from dpsweep.workers.tasks import IGNORED
 from dpsweep.workers.training.counters import read_counters
 from dpsweep.workers.training.snapshot_intervals import Measurement
 from dpsweep.workers.training.trainer import new_courses, note_epoch
@@ -256,11 +257,13 @@ def test_clipping_by_layer_takes_off_the_norm_over_all_layers() -> None:
     assert rule.removed(examples).tolist() == [pytest.approx(13.0**0.5)]
 
 
-def test_a_group_without_a_finite_gradient_has_no_mean() -> None:
+def test_a_group_without_a_finite_gradient_or_a_loss_has_no_mean_of_it() -> None:
     examples = Examples(torch.tensor([1.0, torch.inf, 3.0]), groups=torch.tensor([0, 1, 2]), rows=torch.arange(3))
     measured = Measurement(examples, torch.tensor([0.5, 0.5, 0.25]))
     courses = new_courses(examples.groups)
-    note_epoch(courses, measured, ClipRule(2.0, lambda each: clip_factor(each.norms, 2.0)))
+    labels = torch.tensor([[1, IGNORED], [1, 1], [IGNORED, IGNORED]])
+    note_epoch(courses, measured, ClipRule(2.0, lambda each: clip_factor(each.norms, 2.0)), labels)
+    assert [course.losses for course in courses] == [[0.5], [None], [None]]
     assert [course.norms for course in courses] == [[1.0], [None], [3.0]]
     assert [course.biases for course in courses] == [[0.0], [None], [pytest.approx(1.0)]]
 
