@@ -216,6 +216,27 @@ class Trial:
         self._require_weights()
         return load_trained(self._files, self.spec, self._code).logits(examples)
 
+    @_for_python
+    def predict_table(self, table: str | Path | pd.DataFrame) -> pd.DataFrame:
+        """Return what the model says of the rows of a new table, given as a file or a data frame, in their order.
+
+        Columns are read by their names and declarations in the sweep; labels, groups and users are not needed. For
+        classes, ``prediction`` names one, and the probability of each follows; targets are in the unit of the table. A
+        row that lacks a value has no prediction. Warnings count such rows, and values that the sweep does not declare.
+        Raises: as `model`, and InvalidInput for a table that lacks a column, and for data whose columns are not
+        declared.
+        """
+        import pandas as pd
+
+        from dpsweep.workers.trials.predicted_table import predicted_table
+        from dpsweep.workers.trials.trained_model import load_trained
+
+        self._require_weights()
+        found, notes = predicted_table(load_trained(self._files, self.spec, self._code), table)
+        for note in notes:
+            warnings.warn(note, stacklevel=3)  # of the caller, outside `_for_python`
+        return pd.DataFrame(found)
+
     def _require_weights(self) -> None:
         from dpsweep.orchestration.store.integrity import require_unaltered_model
         from dpsweep.orchestration.store.results import TrialResult
@@ -398,7 +419,7 @@ Allowed = Sequence[str | Path | Callable[..., Any]]
 def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     """Open the sweep in a folder or at a URI that ``dpsweep run`` wrote; models are loaded only on request.
 
-    `allow_code`: the user's own modules and files that `Trial.model` and `Trial.predict` may import, such as
+    `allow_code`: the user's own modules and files that `Trial.model`, `predict` and `predict_table` may import, such as
     ``["my_models.py"]``, or the classes and functions themselves; by default none. Every epsilon of a trial is compared
     with the cost of its trace; measures of test data and epsilons of single examples are as stored. Raises:
     InvalidInput if there is no sweep or a module is not found, DataCorruption for damaged files, and for claims that

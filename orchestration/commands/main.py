@@ -178,6 +178,7 @@ _COMMANDS: Final[Sequence[tuple[str, Callable[..., None], str]]] = (
     (_RESULTS, upkeep_commands.record, "record runs/quickstart --tracking-uri http://HOST:5000"),
     (_RESULTS, results_commands.best, "best runs/quickstart --at-least worst_group=0.2"),
     (_RESULTS, results_commands.export, "export runs/quickstart --to results.csv"),
+    (_RESULTS, results_commands.predict, f"predict runs/people/trials/{_TRIAL} new.csv --to predictions.csv"),
     (_RESULTS, results_commands.compare, "compare runs/quickstart runs/mnist --html comparison.html"),
     (_RUN, plan_command.plan, "plan sweeps/quickstart.yaml --probe --price-per-hour 0.40"),
     (_RUN, run, "run sweeps/quickstart.yaml --output runs/quickstart"),

@@ -1,23 +1,36 @@
-"""`dpsweep best`, `dpsweep export` and `dpsweep compare`: the results of stored sweeps."""
+"""`dpsweep best`, `export`, `compare` and `predict`: the results of stored sweeps, and their use."""
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 from rich.table import Table
 
+from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.commands.options import AsJson, Folder, TrackingUri, show, stdout, warn, write_file
+from dpsweep.orchestration.commands.options import (
+    AllowCode,
+    AsJson,
+    Folder,
+    TrackingUri,
+    show,
+    stdout,
+    warn,
+    write_file,
+)
 from dpsweep.orchestration.commands.running import print_json
 from dpsweep.orchestration.comparison.formats import for_terminal, plain, print_line
-from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import SweepFiles, absolute, sweep_of
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.comparison.across_sweeps import Comparison
+
+_WHOLE: Final = re.compile(r"0|-?[1-9]\d{0,17}", re.ASCII)
 
 
 def export(
@@ -136,6 +149,51 @@ def best(
         return
     for line in (*best_lines(found, trial.model, show_all), *([f"registered: {registered}"] if registered else [])):
         print_line(stdout(), line)
+
+
+def predict(
+    trial: Annotated[str, typer.Argument(help="Folder or URI of a finished trial.", metavar="TRIAL")],
+    table: Annotated[Path, typer.Argument(help="A table: .csv, .tsv or .parquet.", metavar="TABLE", readable=False)],
+    to: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet.", metavar="FILE")],
+    allow_code: AllowCode = None,
+) -> None:
+    """Apply a trained model to a new table, read by the names and declarations of the sweep: one row for each of its
+    rows.
+
+    Labels, groups and users are not needed. The file holds classes with probabilities, or targets in the unit of the
+    table, and is readable by you only.
+    """
+    from dpsweep.accounting.records.trial_files import TrialFiles
+    from dpsweep.orchestration.comparison.claims import checked_record
+    from dpsweep.orchestration.comparison.trials_table import FORMATS
+    from dpsweep.orchestration.store.integrity import require_unaltered_model
+    from dpsweep.orchestration.store.results import TrialResult
+    from dpsweep.orchestration.sweeps.user_code import allowed_again
+    from dpsweep.workers.trials.predicted_table import predicted_table
+    from dpsweep.workers.trials.trained_model import load_trained
+
+    write = lookup(FORMATS, to.suffix, "format of --to")
+    files = TrialFiles(absolute(trial).removesuffix("/model.pt"))
+    place = sweep_of(files)
+    record = None if place is None else checked_record(place[0])
+    result = None if record is None or place is None else record.status(place[1]).result
+    if record is None or not isinstance(result, TrialResult):
+        raise InvalidInput(f"{files.root} is no finished trial; give the folder of one, below trials/ of its sweep")
+    require_unaltered_model(files, result)
+    code = allowed_again(record.sweep, allow_code or (), ())
+    found, notes = predicted_table(load_trained(files, result.spec, code), table)
+    columns = [_whole(each.tolist()) for each in found.values()]
+    rows = [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
+    write_file("--to", to, write(rows), private=True)
+    for note in notes:
+        warn(note)
+    typer.echo(for_terminal(f"{to}: {len(rows):,} rows"))
+
+
+def _whole(values: list[Any]) -> list[Any]:
+    """Return names of classes as whole numbers if all are, because CSV would mark -1 as the text of a formula."""
+    are_whole = all(value is None or (isinstance(value, str) and _WHOLE.fullmatch(value)) for value in values)
+    return [value and int(value) for value in values] if are_whole else values
 
 
 def _print(found: Comparison) -> None:

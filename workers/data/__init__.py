@@ -31,6 +31,7 @@ from dpsweep.workers.data.given import (
     as_bytes,
     as_tensor,
     columns_of,
+    file_of,
     source_of_arrays,
     source_of_bytes,
     source_of_frame,
@@ -40,6 +41,7 @@ from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.label_columns import TableTask
 from dpsweep.workers.data.mapped import Form, once_on_node
 from dpsweep.workers.data.masks import image_masks
+from dpsweep.workers.data.new_rows import Columns, NewRows, encoded_rows, table_columns
 from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.table_profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
@@ -189,8 +191,10 @@ __all__ = [
     "NORM_OF_TEXT",
     "SOURCES",
     "ColumnProfile",
+    "Columns",
     "Dataset",
     "Form",
+    "NewRows",
     "Preparation",
     "Scaling",
     "Source",
@@ -205,6 +209,8 @@ __all__ = [
     "columns_of",
     "dependent_rows",
     "describe",
+    "encoded_rows",
+    "file_of",
     "load_dataset",
     "load_source",
     "make_split",
@@ -217,4 +223,5 @@ __all__ = [
     "shared_users",
     "source_of_arrays",
     "source_of_frame",
+    "table_columns",
 ]

@@ -5,10 +5,10 @@ from __future__ import annotations
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Final, Protocol
+from typing import Any, Final, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -212,6 +212,7 @@ class Source:
     `notes`: facts about the data that readers of the results must know (pixels that differ from the original, dropped
     rows). Names and notes may be lists; a single note may be a string. `reasons`: what was read off the rows without
     noise, by names of `dpsweep.accounting.mechanism.reasons`, for which every epsilon is an estimate.
+    `columns`: how a table is read, if it is declared, as plain values of `dpsweep.workers.data.new_rows.Columns`.
 
     Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation of an
     example depends on other examples.
@@ -226,6 +227,7 @@ class Source:
     notes: tuple[str, ...] = ()
     task: str = "classification"
     reasons: tuple[Reason, ...] = ()
+    columns: Mapping[str, Any] | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reasons", union([_of_rows(self.reasons)]))
@@ -315,7 +317,7 @@ class Dataset:
     """Data of one trial, in disjoint splits.
 
     `public`: examples that are treated as public; no guarantee covers them. `held_out`: private examples that the trial
-    is not trained on, used to choose among candidates. `reasons`: as in `Source`.
+    is not trained on, used to choose among candidates. `reasons`, `columns`: as in `Source`.
     """
 
     name: str
@@ -329,6 +331,7 @@ class Dataset:
     held_out: Split | None = None
     task: str = "classification"
     reasons: tuple[Reason, ...] = ()
+    columns: Mapping[str, Any] | None = None
 
     def prepare(self, features: Tensor) -> Tensor:
         """Return stored features [b, ...] as the model's input: float32, or int64 for tokens.
@@ -450,6 +453,7 @@ def cut(source: Source, spec: DataSpec) -> Dataset:
         held_out,
         source.task,
         source.reasons,
+        source.columns,
     )
 
 

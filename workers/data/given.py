@@ -5,12 +5,13 @@ The bytes are arrays in an ``npz`` file, read without running code.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import re
 import tempfile
 import zipfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -167,6 +168,13 @@ def source_of_frame(frame: Any, **params: Any) -> Source:
             raise InvalidInput(f"the data frame has no column {name!r}{index}") from PrivateDetail(
                 nearest(name, columns)
             )
+    with file_of(frame) as path:
+        return build({"frame": partial(table, path)}, "frame", params, "data")
+
+
+@contextlib.contextmanager
+def file_of(frame: Any) -> Iterator[str]:
+    """Yield the path of a Parquet file that holds the data frame, as long as the block runs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "given.parquet")
         try:
@@ -176,7 +184,7 @@ def source_of_frame(frame: Any, **params: Any) -> Source:
                 "a column of the data frame holds what cannot be stored as one type, such as numbers beside texts, "
                 "whole numbers of more than 64 bits, or complex numbers; convert it, or drop it"
             ) from PrivateDetail(str(error))
-        return build({"frame": partial(table, str(path))}, "frame", params, "data")
+        yield str(path)
 
 
 _OF_COLUMNS: Final = (
@@ -247,6 +255,7 @@ def as_bytes(source: Source) -> bytes:
         "notes": source.notes,
         "task": source.task,
         "reasons": source.reasons,
+        "columns": source.columns,
     }
     arrays = {"about": np.frombuffer(json.dumps(about).encode(), dtype=np.uint8)}
     for part, split in (("train", source.train), ("test", source.test)):
@@ -289,4 +298,5 @@ def source_of_bytes(content: bytes) -> Source:
         tuple(about["notes"]),
         about["task"],
         tuple(about["reasons"]),
+        about["columns"],
     )

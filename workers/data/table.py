@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Collection, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Final, NoReturn
+from typing import Any, Final, NoReturn
 
 import numpy as np
 import numpy.typing as npt
@@ -223,7 +223,7 @@ def table(
     texts = no_values | given.texts(labels, by, owners.names)
 
     def read(place: str) -> pa.Table:
-        return owned(_as_described(read_table(place, texts, encoding), given, ignore_case, place), owners, place)
+        return owned(as_described(read_table(place, texts, encoding), given, ignore_case, place), owners, place)
 
     rows = read(path)
     places = places_of(rows.column_names)
@@ -247,7 +247,28 @@ def table(
         task=task,
         notes=(*encoded.notes, *left_out([(part, complete_rows(part)) for part in tables], encoded)),
         reasons=encoded.reasons,
+        columns=_columns(encoded, declared, task, ignore_case, encoding),
     )
+
+
+def _columns(
+    encoded: Encoding, declared: Declared, task: str, ignore_case: Sequence[str], encoding: str | None
+) -> dict[str, Any] | None:
+    """Return what a model needs to read other rows (`new_rows.Columns`); None unless all features are declared."""
+    features = encoded.roles.features
+    if not all(map(declared.covers, features)):
+        return None
+    by_name = {key: getattr(declared, key) for key in ("ranges", "categories", "numbers", "hashed")}
+    listed = {"unscaled": declared.unscaled, "ignore_case": ignore_case}
+    return {
+        "features": [*features],
+        **{key: {name: each[name] for name in features if name in each} for key, each in by_name.items()},
+        **{key: [name for name in features if name in each] for key, each in listed.items()},
+        "encoding": encoding,
+        "task": task,
+        "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
+        "targets": {name: declared.ranges[name] for name in encoded.roles.labels if name in declared.ranges},
+    }
 
 
 def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
@@ -261,7 +282,7 @@ def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
     return owners.joined(rows)
 
 
-def _as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
+def as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
     """Return the rows with the columns of ``numbers`` as numbers, and the columns of ``ignore_case`` in lower case.
 
     Raises: InvalidInput for an unknown column.
@@ -519,7 +540,8 @@ def _complete(rows: pa.Table, roles: Roles) -> pa.Table:
     return complete
 
 
-def _column(values: pa.ChunkedArray, name: str, declared: Declared, roles: Roles) -> Column:
+def declared_column(name: str, declared: Declared) -> Column | None:
+    """Return the encoder of a feature; None if its encoding is not declared."""
     if name in declared.categories:
         return Categorical(name, names(declared.categories[name]))
     if name in declared.ranges:
@@ -528,6 +550,12 @@ def _column(values: pa.ChunkedArray, name: str, declared: Declared, roles: Roles
         return Unscaled(name)
     if name in declared.hashed:
         return Hashed(name, declared.hashed[name])
+    return None
+
+
+def _column(values: pa.ChunkedArray, name: str, declared: Declared, roles: Roles) -> Column:
+    if declared_encoder := declared_column(name, declared):
+        return declared_encoder
     called = roles.called(name)
     return _learnt_range(values, name, called) if is_numeric(values) else _learnt_categories(values, name, called)
 

@@ -7,6 +7,7 @@ __all__ = [
     "divisible",
     "exposure",
     "feasibility",
+    "predicted_table",
     "probe",
     "ranks",
     "trained_model",

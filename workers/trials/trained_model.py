@@ -7,6 +7,7 @@ as it was when the trial began.
 from __future__ import annotations
 
 import io
+import json
 from collections.abc import Mapping, Set
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
@@ -18,8 +19,9 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import LARGEST_WHOLE, START_ANEW, DataCorruption, InvalidInput
 from dpsweep.accounting.records.files import read_bytes
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.workers.data import Dataset, Preparation, Scaling, Split, Tokens, load_source
+from dpsweep.workers.data import Columns, Dataset, Preparation, Scaling, Split, Tokens, load_source, table_columns
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
 from dpsweep.workers.machine.devices import lacks_memory, torch_defaults
@@ -32,7 +34,7 @@ from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.preprocessing import State, make_preprocessing
 
 _PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
-_INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted"}
+_INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted", "columns"}
 """Keys of `describe_inputs`."""
 
 
@@ -41,7 +43,7 @@ class TrainedModel:
     """A model in evaluation mode on the CPU, with the preprocessing and preparation of its inputs.
 
     `example_shape`, `example_type`: shape and dtype of one example as the data source stores it. `fitted`: the state of
-    the preprocessing.
+    the preprocessing. `columns`: how a table is read; None for other data, and where that is not declared.
     """
 
     model: nn.Module
@@ -51,6 +53,7 @@ class TrainedModel:
     num_classes: int
     preparation: Preparation
     fitted: State
+    columns: Columns | None = None
 
     @torch_defaults()
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
@@ -111,6 +114,12 @@ class TrainedModel:
             raise InvalidInput(
                 f"the examples hold NaN, infinity or numbers beyond the range of {self.example_type}; give finite ones"
             )
+        scaled = stored[:, self.columns.scaled] if self.columns else stored[:0]
+        if ((scaled < 0.0) | (scaled > 1.0)).any():
+            raise InvalidInput(
+                "the examples hold numbers that the ranges of the table do not scale to [0, 1]; give the table itself "
+                "to `predict_table`, or `dpsweep predict`, which scale it"
+            )
         return stored
 
     def _dataset(self, features: Tensor) -> Dataset:
@@ -137,6 +146,7 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
         "offered": offered(source.preparation),
         "preparation": _kept_preparation(spec, source.preparation),
         "fitted": {name: value.cpu() for name, value in fitted.items()},
+        "columns": None if source.columns is None else json.dumps(source.columns),
     }
 
 
@@ -181,6 +191,7 @@ def load_trained(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -
         num_classes=inputs["num_classes"],
         preparation=_preparation(files, spec, inputs, code),
         fitted=inputs["fitted"],
+        columns=_columns(files, inputs),
     )
 
 
@@ -220,6 +231,20 @@ def _preparation(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], 
     return made
 
 
+def _columns(files: TrialFiles, inputs: Mapping[str, Any]) -> Columns | None:
+    """Return how a table is read, as `describe_inputs` stored it; None where it did not."""
+    if inputs["columns"] is None:
+        return None
+    try:
+        found = table_columns(parsed_json(inputs["columns"]))
+        fits = [found.width] == inputs["example_shape"]
+    except (InvalidInput, ValueError) as error:
+        raise _damaged(files.inputs) from error
+    if not fits:
+        raise _damaged(files.inputs)
+    return found
+
+
 def _read_inputs(files: TrialFiles) -> dict[str, Any]:
     """Return what `describe_inputs` stored. Raises: as `_read`, and for values that it does not store."""
     inputs = _read(files.inputs, _INPUTS)
@@ -230,6 +255,7 @@ def _read_inputs(files: TrialFiles) -> dict[str, Any]:
         and isinstance(inputs["offered"], dict)
         and isinstance(inputs["fitted"], dict)
         and all(isinstance(each, Tensor) for each in inputs["fitted"].values())
+        and isinstance(inputs["columns"], str | None)
     )
     if not is_sound:
         raise _damaged(files.inputs)

@@ -1,0 +1,112 @@
+"""A trained model says of a table, in the table's words, what its trial's evaluation found."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+
+from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.trial_files import TrialFiles
+from dpsweep.workers.data import load_dataset
+from dpsweep.workers.spec import Component, DataSpec, TrialSpec
+from dpsweep.workers.trials.predicted_table import predicted_table
+from dpsweep.workers.trials.trained_model import TrainedModel, load_trained
+from dpsweep.workers.trials.trial import run_trial
+from tests.workers.trial_specs import small_trial
+
+DRAW = np.random.default_rng(0)
+AGES = DRAW.integers(18, 80, 200)
+PEOPLE = pd.DataFrame(
+    {
+        "age": AGES,
+        "job": DRAW.choice(["baker", "smith"], 200),
+        "late": np.where(AGES > 50, -1, 1),
+        "owes": 10.0 * AGES,
+        "a": AGES > 40,
+        "b": AGES > 60,
+    }
+)
+READ: dict[str, Any] = {
+    "features": ["age", "job"],
+    "ranges": {"age": [0, 100]},
+    "categories": {"job": ["baker", "smith"]},
+}
+TASKS: dict[str, tuple[dict[str, Any], str]] = {
+    "classification": ({"label": "late", "classes": [-1, 1]}, "cross_entropy"),
+    "hinge": ({"label": "late", "classes": [-1, 1]}, "hinge"),
+    "regression": (
+        {"label": "owes", "task": "regression", "ranges": {**READ["ranges"], "owes": [0, 1000]}},
+        "mse",
+    ),
+    "multi_label": ({"label": ["a", "b"], "task": "multi_label"}, "binary_cross_entropy"),
+}
+
+
+def trained(folder: Path, task: str) -> tuple[TrialSpec, TrialFiles, TrainedModel]:
+    declared, loss = TASKS[task]
+    PEOPLE.to_parquet(folder / "people.parquet")
+    data = DataSpec("parquet", {"path": str(folder / "people.parquet"), **READ, **declared}, test_fraction=0.4)
+    spec = small_trial(data=data, loss=Component(loss), epochs=3)
+    files = TrialFiles(str(folder / "trial"))
+    run_trial(spec, files.root)
+    return spec, files, load_trained(files, spec)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_predictions_are_those_of_the_evaluation(tmp_path: Path, task: str) -> None:
+    spec, _, model = trained(tmp_path, task)
+    (tmp_path / "people.parquet").rename(tmp_path / "new.parquet")
+    found, notes = predicted_table(model, tmp_path / "new.parquet")
+    assert notes == ()
+    (tmp_path / "new.parquet").rename(tmp_path / "people.parquet")
+    test = load_dataset(spec.data).test
+    logits = model.logits(test.features)
+    rows = test.example_ids.numpy()
+    match task:
+        case "regression":
+            assert list(found) == ["owes"]
+            assert found["owes"][rows] == pytest.approx(1000.0 * logits[:, 0], rel=1e-5)
+        case "multi_label":
+            assert (found["b"][rows] == (logits[:, 1] > 0)).all()
+            assert found["probability of a"][rows] == pytest.approx(1.0 / (1.0 + np.exp(-logits[:, 0])), rel=1e-5)
+        case _:
+            names = np.array(["-1", "1"])
+            assert (found["prediction"][rows] == names[logits.argmax(1)]).all()
+            kind = "output for" if task == "hinge" else "probability of"
+            assert list(found) == ["prediction", f"{kind} -1", f"{kind} 1"]
+            if task == "classification":
+                assert found["probability of -1"] + found["probability of 1"] == pytest.approx(1.0)
+
+
+def test_a_frame_with_missing_values_keeps_its_rows(tmp_path: Path) -> None:
+    _, files, model = trained(tmp_path, "classification")
+    whole, _ = predicted_table(model, PEOPLE[["job", "age"]])
+    holes = PEOPLE[["job", "age"]].head(3).astype({"age": "float"})
+    holes.loc[1, "age"] = None
+    found, notes = predicted_table(model, holes)
+    assert found["prediction"][1] is None
+    assert np.isnan(found["probability of 1"][1])
+    assert found["prediction"][[0, 2]].tolist() == whole["prediction"][[0, 2]].tolist()
+    assert notes == ("1 of 3 rows have no prediction: they lack a value (age 1)",)
+    with pytest.raises(InvalidInput, match=r"do not scale to .0, 1.; give the table itself to `predict_table`"):
+        model.logits(np.array([[55.0, 1.0, 0.0]]))
+    with pytest.raises(InvalidInput, match="the table is of type int; give the path of a file, or a data frame"):
+        predicted_table(model, 3)
+    stored = torch.load(files.inputs)
+    for forged in ("{", json.dumps({"features": ["age"]}), json.dumps({**json.loads(stored["columns"]), "hashed": 3})):
+        torch.save({**stored, "columns": forged}, files.inputs)
+        with pytest.raises(DataCorruption, match=r"inputs\.pt is damaged; restore it"):
+            load_trained(files, model.spec)
+
+
+def test_data_that_are_no_declared_table_are_refused(tmp_path: Path) -> None:
+    spec = small_trial(epochs=1)
+    run_trial(spec, str(tmp_path))
+    with pytest.raises(InvalidInput, match="are no table whose `ranges` and `categories` are all declared"):
+        predicted_table(load_trained(TrialFiles(str(tmp_path)), spec), PEOPLE)

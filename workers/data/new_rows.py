@@ -1,0 +1,170 @@
+"""Features of another table, such as of new people, encoded as those of the table that a model was trained on.
+
+Only what a sweep declares is used, so that neither the training table nor anything read off its rows is needed.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data.conventions import Convention
+from dpsweep.workers.data.spelling import Value, Values
+from dpsweep.workers.data.table import (
+    Declared,
+    Range,
+    Roles,
+    as_described,
+    declared_column,
+    require_columns,
+    used_columns,
+)
+from dpsweep.workers.data.table_files import places_of, read_table, repeated_names
+from dpsweep.workers.data.tabular import (
+    Categorical,
+    Column,
+    Hashed,
+    Numeric,
+    complete_rows,
+    encode_table,
+    lacks,
+    numbers,
+    positions,
+)
+from dpsweep.workers.own_code.imports import with_checked_types
+
+
+@dataclass(frozen=True)
+class Columns:
+    """Declared features of a table in their order, in the words of the sweep file (`table`), without other columns.
+
+    `outputs`: names of what a model predicts; None for classes that are not declared. `targets`: ranges of targets.
+    """
+
+    features: Sequence[str]
+    ranges: Mapping[str, Range]
+    categories: Mapping[str, Values]
+    numbers: Mapping[str, Convention]
+    unscaled: Sequence[str]
+    hashed: Mapping[str, int]
+    ignore_case: Sequence[str]
+    encoding: str | None
+    task: str
+    outputs: Sequence[str] | None
+    targets: Mapping[str, Range]
+
+    @property
+    def declared(self) -> Declared:
+        """Return how the features are encoded."""
+        features = self.ranges, self.categories
+        return Declared("regression", *features, None, {}, self.numbers, self.unscaled, self.hashed)
+
+    @property
+    def encoders(self) -> list[Column]:
+        """Return the encoders of the features."""
+        found = (declared_column(name, self.declared) for name in self.features)
+        return [each for each in found if each is not None]
+
+    @property
+    def width(self) -> int:
+        """Return the number of features."""
+        return sum(map(_width, self.encoders))
+
+    @property
+    def scaled(self) -> list[int]:
+        """Return the places of the features that ranges scale to [0, 1]."""
+        ends = itertools.accumulate(map(_width, self.encoders))
+        return [end - 1 for end, each in zip(ends, self.encoders, strict=True) if isinstance(each, Numeric)]
+
+
+def _width(column: Column) -> int:
+    match column:
+        case Categorical():
+            return len(column.categories)
+        case Hashed():
+            return column.places
+    return 1
+
+
+@dataclass(frozen=True)
+class NewRows:
+    """Encoded rows of a new table. `features`: of the complete rows, whose places among all ``total`` are `complete`.
+
+    `notes`: sentences on values that are missing or undeclared.
+    """
+
+    features: npt.NDArray[np.float32]
+    complete: npt.NDArray[np.int64]
+    total: int
+    notes: tuple[str, ...]
+
+
+def table_columns(plain: Mapping[str, Any]) -> Columns:
+    """Return the columns that plain values describe. Raises: InvalidInput for others."""
+    return _checked(plain)  # type: ignore[arg-type]  # pydantic makes the columns of a mapping
+
+
+@with_checked_types
+def _checked(columns: Columns) -> Columns:
+    return columns
+
+
+def encoded_rows(path: str, columns: Columns) -> NewRows:
+    """Return the rows of a .csv, .tsv or .parquet file, which may have other columns, too, in any order.
+
+    A value that is no declared category becomes all zeros, and a number is cut at its range, as in training; notes
+    count them. Raises: InvalidInput for a column that lacks or is there twice, and for one of another type;
+    DataCorruption for a file that cannot be read.
+    """
+    declared = columns.declared
+    lowered: dict[str, list[Value]] = {name: [] for name in columns.ignore_case}
+    texts = lowered | declared.texts((), (), ())
+    is_text = path.lower().endswith((".csv", ".tsv"))
+    rows = read_table(path, texts, columns.encoding if is_text else None)
+    places = places_of(columns.features)
+    for name, found in places_of(rows.column_names).items():
+        if name in places and len(found) != len(places[name]):
+            raise InvalidInput(
+                f"{name!r} holds lists of {len(found)} numbers in {path}, but of {len(places[name])} in training"
+            )
+    require_columns(columns.features, path, rows.column_names)
+    if twice := next((name for name in columns.features if name in repeated_names(rows)), None):
+        raise InvalidInput(f"the table {path} has more than one column called {twice!r}; leave one of them")
+    described = as_described(rows, declared, columns.ignore_case, path)
+    roles = Roles((), (), None, tuple(columns.features), frozenset(columns.features))
+    used = used_columns(described, roles, texts, path, declared.numbers)
+    complete = complete_rows(used)
+    taken = used.take(complete)
+    notes = (*_incomplete(used, len(complete)), *_undeclared(taken, columns.encoders))
+    return NewRows(encode_table(taken, columns.encoders), complete, used.num_rows, notes)
+
+
+def _incomplete(rows: pa.Table, complete: int) -> Iterator[str]:
+    """Yield how many rows have no features, as they lack a value, and the columns that lack it."""
+    if complete == rows.num_rows:
+        return
+    lacking = {name: int(lacks(rows[name]).sum()) for name in rows.column_names}
+    named = ", ".join(f"{name} {count:,}" for name, count in lacking.items() if count)
+    yield f"{rows.num_rows - complete:,} of {rows.num_rows:,} rows have no prediction: they lack a value ({named})"
+
+
+def _undeclared(rows: pa.Table, encoders: Sequence[Column]) -> Iterator[str]:
+    """Yield how many rows hold a value that the sweep does not declare, by column."""
+    for column in encoders:
+        match column:
+            case Categorical(name, categories):
+                strange = int((positions(rows[name], categories) < 0).sum())
+                if strange:
+                    yield f"{name}: {strange:,} rows hold none of the declared categories, and count as none of them"
+            case Numeric(name, low, high):
+                given = numbers(rows[name], name)
+                beyond = int(((given < low) | (given > high)).sum())
+                if beyond:
+                    yield f"{name}: {beyond:,} rows lie outside the declared range {low:g} to {high:g}, and are cut"

@@ -1,0 +1,82 @@
+"""What a trained model says of the rows of another table, in the names and units of the one that it was trained on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Final
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import Columns, NewRows, encoded_rows, file_of
+from dpsweep.workers.trials.trained_model import TrainedModel
+
+Values = npt.NDArray[Any]
+_OF_LIKELIHOOD: Final = ("cross_entropy", "binary_logistic", "binary_cross_entropy")
+"""Losses whose outputs are logits of probabilities."""
+
+
+def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dict[str, Values], tuple[str, ...]]:
+    """Return columns with an entry for each row of the table, in its order, and notes on missing and undeclared values.
+
+    table: the path of a .csv, .tsv or .parquet file, or a data frame. Labels, groups and users are not needed. For
+    classes, ``prediction`` is the name of one, and ``probability of NAME`` follow; of several labels, each has a column
+    of 0 and 1, and its probability. Targets are in the unit of the table. A row that lacks a value has None, or NaN.
+    After a loss that is no likelihood, ``output for NAME`` stand for probabilities.
+
+    Raises: InvalidInput where the features are of no table, or are not declared; otherwise as `encoded_rows`.
+    """
+    columns = trained.columns
+    if columns is None:
+        raise InvalidInput(
+            f"the data {trained.spec.data.name!r} of the trial are no table whose `ranges` and `categories` are all "
+            "declared, so that no other table can be read alike; declare them and train again, or give encoded "
+            "examples to `predict`"
+        )
+    if isinstance(table, str | Path):
+        rows = encoded_rows(str(table), columns)
+    elif hasattr(table, "to_parquet"):
+        with file_of(table) as path:
+            rows = encoded_rows(path, columns)
+    else:
+        raise InvalidInput(f"the table is of type {type(table).__name__}; give the path of a file, or a data frame")
+    found = _named(trained.logits(rows.features).astype(np.float64), columns, trained.spec.loss.name)
+    return {name: _spread(values, rows) for name, values in found.items()}, rows.notes
+
+
+def _named(outputs: Values, columns: Columns, loss: str) -> dict[str, Values]:
+    """Return what outputs [n, m] say, by name."""
+    names = columns.outputs or [f"class {place}" for place in range(max(outputs.shape[1], 2))]
+    if columns.task == "regression":
+        spans = [columns.targets.get(name, (0.0, 1.0)) for name in names]
+        return {
+            name: low + (high - low) * each for name, (low, high), each in zip(names, spans, outputs.T, strict=True)
+        }
+    is_likelihood = loss in _OF_LIKELIHOOD
+    if columns.task == "multi_label":
+        sure = torch.from_numpy(outputs).sigmoid().numpy() if is_likelihood else outputs
+        decided = {name: (each > 0.0).astype(np.int64) for name, each in zip(names, outputs.T, strict=True)}
+        return decided | _each(names, sure, is_likelihood)
+    logits = np.concatenate((np.zeros_like(outputs), outputs), axis=1) if outputs.shape[1] == 1 else outputs
+    sure = torch.from_numpy(logits).softmax(1).numpy() if is_likelihood else logits
+    return {"prediction": np.array(names, dtype=object)[logits.argmax(1)]} | _each(names, sure, is_likelihood)
+
+
+def _each(names: Sequence[str], outputs: Values, is_likelihood: bool) -> dict[str, Values]:
+    """Return the columns of outputs [n, m] by name; probabilities, or outputs of another loss."""
+    what = "probability of" if is_likelihood else "output for"
+    return {f"{what} {name}": each for name, each in zip(names, outputs.T, strict=True)}
+
+
+def _spread(values: Values, rows: NewRows) -> Values:
+    """Return values of the complete rows with those of the others, which are missing, in between."""
+    if len(rows.complete) == rows.total:
+        return values
+    is_text = values.dtype == object
+    found = np.full(rows.total, None if is_text else math.nan, dtype=object if is_text else np.float64)
+    found[rows.complete] = values
+    return found
