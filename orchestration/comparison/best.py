@@ -73,7 +73,7 @@ def said_of(found: Findings, setting: Setting, name: str) -> str:
     served = _serves_worst(found, setting) if name == found.main.name else ""
     return (
         f"More private, and cannot be told from it in {word}: {setting.name}, {reached} "
-        f"at ε = {at_most(setting.highest_epsilon)}{setting.per_unit}{served}."
+        f"at ε = {at_most(setting.highest_epsilon)}{found.per_unit(setting)}{served}."
     )
 
 

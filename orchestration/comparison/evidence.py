@@ -53,6 +53,8 @@ Name = tuple[str, str]
 """Name of a group, or "" for all test examples, and name of a metric."""
 Run = tuple[object, ...]
 """Training seed and split seed, by which trials are paired."""
+TEST_USER: Final = "test user"
+"""Word for the units of test data that name users."""
 Join = Callable[[RunValues, RunValues, Sequence[Name]], Moments]
 """Joins the numbers of two settings, which have these names."""
 
@@ -375,7 +377,7 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
             _units(each, found[each.trial.key][0]),
             each.shown,
             test_set,
-            "test example" if each.outcomes.users is None else "test user",
+            "test example" if each.outcomes.users is None else TEST_USER,
             _overlap(each.trial),
         )
         for each in members

@@ -15,7 +15,7 @@ from scipy import special
 
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.entries import Metric
-from dpsweep.orchestration.comparison.evidence import Evidence
+from dpsweep.orchestration.comparison.evidence import TEST_USER, Evidence
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.formats import amount, first_few, is_shown, listed
 from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
@@ -36,6 +36,7 @@ from dpsweep.orchestration.comparison.sanity import (
     too_few_to_test,
     why_cost_is_unknown,
     why_useless,
+    without_changes,
 )
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_names
 from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedSweep, PublishedTrial, has_groups
@@ -235,6 +236,17 @@ class Findings:
         sign = 1.0 if metric(name).better == "higher" else -1.0
         return max(self._known(name, among), key=lambda setting: sign * self.value(setting, name), default=None)
 
+    def is_of_rows(self, setting: Setting) -> bool:
+        """Return whether the epsilon of a setting is that of one row, while the data name users who may own several."""
+        costs = [trial.privacy for trial in setting.trials if trial.privacy and trial.privacy.is_private]
+        of_row = any(each.unit == EXAMPLE.name and max(each.group_epsilons, default=1) == 1 for each in costs)
+        names_users = any(trial.params.get("spec.data.params.user") for trial in setting.trials)
+        return of_row and (names_users or self.evidence.units(setting, self.main.name)[1] == TEST_USER)
+
+    def per_unit(self, setting: Setting) -> str:
+        """Return `Setting.per_unit`; " per row" for single rows of users, who may own several."""
+        return " per row" if self.is_of_rows(setting) else setting.per_unit
+
     def value(self, setting: Setting, name: str) -> float:
         """Return the mean of a metric by which settings are ordered; NaN if unknown.
 
@@ -354,9 +366,15 @@ class Findings:
 
 
 def findings(data: PublishedSweep, evidence: Evidence) -> Findings:
-    """Return the finished settings of a sweep, compared by the resampled outcomes of their trials."""
+    """Return the finished settings of a sweep, compared by the resampled outcomes of their trials.
+
+    Where no baseline tells what privacy costs, trials have no change against one.
+    """
     worst_group = WORST_GROUP_METRICS[data.worst_group]
-    return Findings(finished_settings(data.trials), evidence, worst_group, main_metric(data.task), data.looks)
+    found = Findings(finished_settings(data.trials), evidence, worst_group, main_metric(data.task), data.looks)
+    if not found.unknown_cost:
+        return found
+    return replace(found, settings=finished_settings(without_changes(data.trials)))
 
 
 def as_dict(found: Findings) -> dict[str, Any]:
@@ -372,7 +390,7 @@ def as_dict(found: Findings) -> dict[str, Any]:
                 "trials": [trial.key for trial in setting.trials],
                 "intervals": {
                     name: asdict(interval)
-                    for name in (each.name for each in METRICS if each.measure)
+                    for name in (each.name for each in METRICS if each.measure and setting.mean(each.value) is not None)
                     if (interval := found.interval(setting, name))
                 },
                 "groups": _of_groups(found, setting),
@@ -397,10 +415,11 @@ def of_trials(stored: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     In the result, ``runs`` is the number of averaged runs, and ``covers`` names the sources of variation that the
     intervals account for (`intervals.ConfidenceInterval`).
     """
-    return {key: _setting_entry(setting) for setting in stored["settings"] for key in setting["trials"]}
+    unknown = stored["unknown_cost"]
+    return {key: _setting_entry(setting, unknown) for setting in stored["settings"] for key in setting["trials"]}
 
 
-def _setting_entry(setting: Mapping[str, Any]) -> dict[str, Any]:
+def _setting_entry(setting: Mapping[str, Any], unknown_cost: str) -> dict[str, Any]:
     def ends(intervals: Mapping[str, Any]) -> dict[str, Any]:
         return {name: {end: each[end] for end in ("value", "low", "high")} for name, each in intervals.items()}
 
@@ -410,6 +429,7 @@ def _setting_entry(setting: Mapping[str, Any]) -> dict[str, Any]:
         "runs": first.get("runs"),
         "covers": first.get("covers"),
         "on_front_beyond_noise": setting["on_front_beyond_noise"],
+        "unknown_cost": unknown_cost,
         "intervals": ends(setting["intervals"]),
         "groups": {name: ends(each) for name, each in setting.get("groups", {}).items()},
     }
@@ -454,9 +474,19 @@ def tuned_values(found: Findings) -> dict[str, int]:
 def warnings(found: Findings) -> list[str]:
     """Return warnings to read before trusting a difference, one sentence or more each."""
     hidden = hidden_groups_note(found.trials)
-    told = (_unlike, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
+    told = (_of_rows, _unlike, _diverged, _above_baseline, _useless, _constant, _unequally_tuned, _untuned)
     unknown = [found.unknown_cost] if found.unknown_cost else []
     return [*unknown, *(sentence for each in told for sentence in each(found)), *hidden]
+
+
+def _of_rows(found: Findings) -> list[str]:
+    """Return a sentence if epsilons are of single rows, and the data name users, who may own several."""
+    if not any(map(found.is_of_rows, found.private)):
+        return []
+    return [
+        "Warning: every ε is that of one row, and protects nobody who owns several as much: set privacy.unit: user, or "
+        "list the most rows of a user in accounting.group_sizes."
+    ]
 
 
 def _unlike(found: Findings) -> list[str]:

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Any, Final
 
 import numpy as np
 from scipy import special
@@ -17,7 +17,7 @@ from dpsweep.orchestration.comparison.formats import first_few
 from dpsweep.orchestration.comparison.intervals import LEVEL
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.values import constant_score, has_learnt, is_reference
-from dpsweep.orchestration.store.published import PublishedQuality, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedQuality, PublishedSweep, PublishedTrial
 
 _HARDLY: Final = {"classification": 0.2, "regression": 0.05}
 """By task: a baseline that gains at most this share of what a perfect model gains over a constant prediction has learnt
@@ -240,6 +240,20 @@ def without_changes(trials: Iterable[PublishedTrial]) -> tuple[PublishedTrial, .
     return tuple(
         trial if trial.quality is None else replace(trial, quality=_unchanged(trial.quality)) for trial in trials
     )
+
+
+def with_known_changes(data: PublishedSweep, unknown_cost: str) -> PublishedSweep:
+    """Return the sweep, without changes of its trials if there is a reason why the cost of privacy is unknown."""
+    return replace(data, trials=without_changes(data.trials)) if unknown_cost else data
+
+
+def known_changes(
+    trials: Iterable[PublishedTrial], settings: Mapping[str, Mapping[str, Any]]
+) -> tuple[PublishedTrial, ...]:
+    """Return the trials, without changes where their stored setting (`findings.of_trials`) says that no baseline bears
+    them."""
+    unknown = {key for key, setting in settings.items() if setting["unknown_cost"]}
+    return tuple(without_changes([trial])[0] if trial.key in unknown else trial for trial in trials)
 
 
 def _unchanged(quality: PublishedQuality) -> PublishedQuality:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from typing import Final
 
 from dpsweep.orchestration.comparison.formats import Format, difference
@@ -23,13 +23,16 @@ def of_seeds(runs: int) -> str:
     return _COUNTS.get(runs, f"{runs} seeds")
 
 
-def unknown_of_one_seed(settings: Iterable[Setting]) -> list[str]:
-    """Return a sentence if several private settings have finished and each has one run; nothing otherwise."""
-    private = [setting for setting in settings if not setting.is_baseline]
-    if len(private) < 2 or any(len(setting.trials) > 1 for setting in private):
+def unknown_of_one_seed(best: Setting, private: Sequence[Setting]) -> list[str]:
+    """Return a sentence if the best of the private settings has one run; nothing otherwise."""
+    if len(best.trials) > 1:
         return []
+    alone = "intervals are of the choice of test examples alone"
+    if len(private) < 2:
+        return [f"One seed: {alone}, and another seed may turn any difference around."]
     return [
-        "Whether one setting is better than another is unknown (one seed): another seed may turn any difference around."
+        f"Whether one setting is better than another is unknown (one seed): {alone}, and another seed may turn any "
+        "difference around."
     ]
 
 

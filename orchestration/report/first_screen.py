@@ -111,15 +111,15 @@ def decision(found: Findings, delta: float) -> list[str]:
     choice = f" after choosing among {among}" if among else ""
     within = f" [{between(interval, shown)}{choice}]" if interval else ""
     claim = "" if not best.reasons else ", an estimate and no guarantee"
-    doubts = unsure(found, best)
-    taken = f"Take {best.name}:" if len(found.private) > 1 and not doubts else f"{best.name} reaches"
+    doubts, of_one = unsure(found, best), len(best.trials) == 1
+    taken = f"Take {best.name}:" if len(found.private) > 1 and not doubts and not of_one else f"{best.name} reaches"
     sentences = [
         f"{taken} {found.word} {shown.one(best.mean(found.main.value))}"
-        f"{within} at ε = {at_most(best.highest_epsilon)}{best.per_unit} (δ = {delta:g}{claim}), "
+        f"{within} at ε = {at_most(best.highest_epsilon)}{found.per_unit(best)} (δ = {delta:g}{claim}), "
         f"{_compared(found, best)}{_served_worst(found, best)}."
     ]
-    sentences += [*doubts, *_alike(found, best)]
-    return [*sentences, *_by_level(found), *unknown_of_one_seed(found.settings)]
+    sentences += [*doubts, *unknown_of_one_seed(best, found.private), *_alike(found, best)]
+    return [*sentences, *_by_level(found)]
 
 
 def _nothing_to_take(found: Findings) -> str:
@@ -153,7 +153,7 @@ def _compared(found: Findings, best: Setting) -> str:
     if not found.baselines:
         return "what privacy costs is unknown, because no baseline was trained"
     change, interval = _against_baseline(found, best)
-    within = _ends(interval, found.main.format)
+    within = f"{_in_common(found, best, found.main, interval)}{_ends(interval, found.main.format)}"
     if change is None:
         return "what privacy costs is unknown"
     if not is_shown(change, found.main.format):
@@ -179,6 +179,17 @@ def _against_baseline(
         return interval.value, interval
     own, other = (each.mean(metric(of).value) for each in (setting, found.baselines[0]))
     return (None if own is None or other is None else own - other), None
+
+
+def _in_common(found: Findings, setting: Setting, of: Metric, interval: ConfidenceInterval | None) -> str:
+    """Return in which runs a change was measured, where it is not the difference of the means over all of them.
+
+    A setting or the baseline then lacks a seed that the other has.
+    """
+    own, other = (each.mean(of.value) for each in (setting, found.baselines[0]))
+    if interval is None or own is None or other is None or not is_shown(interval.value - (own - other), of.format):
+        return ""
+    return f" in the {of_seeds(interval.runs)} that both have"
 
 
 def _may_be_chance(interval: ConfidenceInterval | None) -> bool:
@@ -233,18 +244,19 @@ def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
     privacy = next((trial.privacy for trial in setting.trials if trial.privacy), None)
     whole, seeds = composed(data.trials), setting.composition
     rows: list[tuple[str, float]] = []
+    whom = "any record" if privacy is None or privacy.unit == EXAMPLE.name else "anybody"
     median = setting.mean(median_epsilon)
     if median is not None:
         rows.append((_MEDIAN, median))
     if cost is not None:
-        rows.append(("anybody, one model", cost))
+        rows.append((f"{whom}, one model", cost))
     sizes = [size for size in (privacy.group_epsilons if privacy else {}) if size > 1]
     if sizes and privacy:
         rows.append((f"any {max(sizes)} records together, one model", privacy.group_epsilons[max(sizes)]))
     if seeds and seeds.epsilon is not None and len(setting.trials) > 1:
-        rows.append((f"anybody, all {len(setting.trials)} seeds of it", seeds.epsilon))
+        rows.append((f"{whom}, all {len(setting.trials)} seeds of it", seeds.epsilon))
     if whole and whole.epsilon is not None and whole.trials > len(setting.trials):
-        rows.append((f"anybody, all {whole.trials} private models of this page", whole.epsilon))
+        rows.append((f"{whom}, all {whole.trials} private models of this page", whole.epsilon))
     words = []
     if privacy:
         claim = "a guarantee" if privacy.kind == "guarantee" else "an estimate, no guarantee"
@@ -341,7 +353,7 @@ def _worst_words(found: Findings, setting: Setting) -> str:
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
         if change is not None:
-            ends = _ends(against, worst.format)
+            ends = f"{_in_common(found, setting, worst, against)}{_ends(against, worst.format)}"
             text += f", {_signed(change, worst.format)} against no privacy{ends}"
     return f"{text}."
 
@@ -431,11 +443,11 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         change, interval = _against_baseline(found, best)
         big = "unknown" if change is None else _signed(change, of.format)
         own, other = (of.format.one(each.mean(of.value)) for each in (best, found.baselines[0]))
-        ends = _ends(interval, of.format)
+        common, ends = _in_common(found, best, of, interval), _ends(interval, of.format)
         chance = change is not None and is_shown(change, of.format) and _may_be_chance(interval)
         words.append(
-            f"{opening(word)} against the best training without privacy{ends}: "
-            f"{own} for {other}."
+            f"{opening(word)} against the best training without privacy{common}{ends}: "
+            f"{own} for {other}{' over all seeds' * bool(common)}."
             f"{' The difference may be chance.' * chance}"
         )
     if best is not None:
@@ -445,9 +457,13 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
 
 
 def _seeds_words(found: Findings, best: Setting) -> list[str]:
-    """Return a sentence on the smallest differences that the sweep could have shown; none where nothing is compared."""
+    """Return a sentence on the smallest differences that the sweep could have shown; none where nothing is compared.
+
+    With one seed it says that none is shown."""
     known = {name: size for name in found.headline if (size := found.detectable(name)) is not None}
-    if len(best.trials) == 1 or not known:
+    if len(best.trials) == 1:
+        return ["One seed: another may turn this around."] if found.baselines else []
+    if not known:
         return []
     sizes, hidden = [], []
     for name, size in known.items():

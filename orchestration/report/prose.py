@@ -166,7 +166,7 @@ def _ordered(found: Findings, best: Setting, of: Metric, where: str) -> list[str
     single = [each.other for each in differences if each.verdict == "unknown (one seed)"]
     apart = [each.other for each in differences if each.verdict == "unknown"]
     said = [f"{best.name} beats {first_few(beaten)}{of.format.points} {where}."] if beaten else []
-    if single and not unknown_of_one_seed(found.settings):
+    if single and not unknown_of_one_seed(best, found.private):
         said += [f"Whether {best.name} is better than {first_few(single)} {where} is unknown (one common seed)."]
     if apart and found.interval(best, found.main.name):
         said += [
@@ -224,10 +224,7 @@ def _looks(found: Findings) -> list[str]:
 
 
 def _caveats(found: Findings, best: Setting) -> list[str]:
-    interval = found.interval(best, found.main.name)
-    if interval is not None and interval.is_of_one_seed:
-        return ["Each setting has one seed: intervals are of the choice of test examples alone, not of the seed."]
-    if interval is not None or len(found.private) < 2:
+    if found.interval(best, found.main.name) is not None or len(found.private) < 2:
         return []
     return [
         "Whether differences exceed chance cannot be told: what the models predict of single test examples is not "

@@ -13,7 +13,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.best import best, best_lines
 from dpsweep.orchestration.comparison.evidence import gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings
-from dpsweep.orchestration.comparison.settings import best_trade_offs, finished_settings
+from dpsweep.orchestration.comparison.settings import best_trade_offs
 from dpsweep.orchestration.report.catalogue import drawn_figures
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
@@ -174,7 +174,7 @@ def test_a_baseline_near_the_constant_prediction_leaves_the_cost_unknown(share: 
     assert found.baselines == ()
     assert as_dict(found)["unknown_cost"] == found.unknown_cost
     changed = [replace(each, quality=replace(present(each.quality), accuracy_change=0.01)) for each in data.trials]
-    in_mlflow = comparison(replace(found, settings=finished_settings(changed)))
+    in_mlflow = comparison(findings(replace(data, trials=tuple(changed)), found.evidence))
     names = {*in_mlflow.short, *in_mlflow.best_means, *(name for each in in_mlflow.numbers.values() for name in each)}
     assert not [name for name in names if "change" in name]
 

@@ -85,6 +85,32 @@ def test_an_epsilon_of_users_says_so_in_the_headline() -> None:
     assert re.search(r"at ε = [\d.]+ per user \(", decision(found, data.delta)[0])
 
 
+def test_an_epsilon_of_one_row_says_so_where_the_data_name_users() -> None:
+    trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
+    owned = [replace(each, params={**each.params, "spec.data.params.user": "customer"}) for each in trials]
+    data, found, _ = in_sweep(owned, kept)
+    assert re.search(r"at ε = [\d.]+ per row \(", decision(found, data.delta)[0])
+    assert "every ε is that of one row, and protects nobody who owns several as much" in " ".join(headline(data, found))
+    assert "anybody" not in " ".join(map(str, present(answered(data, found)["How private?"].picture).plain().values()))
+    alone, of_nobody, _ = in_sweep(trials, kept)
+    assert "one row" not in " ".join(headline(alone, of_nobody))
+
+
+def test_a_setting_that_lacks_a_seed_says_in_which_ones_its_change_was_measured() -> None:
+    trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)}, seeds=3)
+    low = outcomes((0.94, 0.91), 1000)
+    last = next(each for each in trials if not each.is_baseline and each.labels["seed"] == 2)
+    poor = trial(low, "none", 2)
+    changed = [poor if each.key == poor.key else each for each in trials if each.key != last.key]
+    data, found, _ = in_sweep(changed, {**kept, poor.key: low})
+    assert "points below no privacy in the two seeds that both have [" in decision(found, data.delta)[0]
+    cost = answered(data, found)["At what cost?"].words[0]
+    assert "without privacy in the two seeds that both have [" in cost
+    assert cost.endswith(" over all seeds.") or " over all seeds. " in cost
+    data, found, _ = in_sweep(trials, kept)
+    assert "that both have" not in " ".join(headline(data, found))
+
+
 def test_the_picture_of_epsilons_shows_none_too_small() -> None:
     trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
     paid = [

@@ -186,7 +186,7 @@ RULES: Final[Sequence[tuple[str, Rule]]] = (
     (rf"best: (?:cannot be told from it|order unknown \(one common seed\)): {_NAME} \(measured", _true),
     (rf"(?:best: )?Warning: {_NAME} is .* above the best non-private setting", _above),
     (rf"(?:best: )?Not recommended: {_NAME} cannot be told from always predicting", _useless),
-    (r"Whether one setting is better than another is unknown \(one seed\)|Each setting has one seed", _of_one_seed),
+    (r"Whether one setting is better than another is unknown \(one seed\)", _of_one_seed),
     (r"best: the interval is of the choice of test examples alone", _of_one_seed),
     (r"(?:best: )?Warning: no clipping method was tuned", _true),
     (r"What single training examples paid is withheld|best: model: here", _true),
