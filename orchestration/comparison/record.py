@@ -15,6 +15,7 @@ from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.metrics import known, known_of_groups
 from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
+from dpsweep.orchestration.comparison.sanity import known_changes
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuning_note
 from dpsweep.orchestration.comparison.values import is_reference
@@ -274,8 +275,9 @@ def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list
     settings: by the key of a trial, its setting with intervals (`findings.of_trials`). In a row, ``composed`` is the
     composed cost of all attempts at the trial, of all seeds of its setting, and of the whole sweep.
     """
-    trials = record.data().trials
-    sweep, seeds, settings = composed(trials), dict[str, Composition | None](), settings or {}
+    settings = settings or {}
+    trials = known_changes(record.data().trials, settings)
+    sweep, seeds = composed(trials), dict[str, Composition | None]()
     for setting in finished_settings(trials):
         seeds |= dict.fromkeys((trial.key for trial in setting.trials), composed(setting.trials))
     return [

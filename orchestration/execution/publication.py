@@ -15,6 +15,7 @@ from dpsweep.accounting.records.files import delete_folder, exists, read_bytes
 from dpsweep.accounting.records.local_files import make_private_folder
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.sanity import with_known_changes
 from dpsweep.orchestration.comparison.stored import stored_findings
 from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
@@ -91,8 +92,9 @@ def steps(
     """Return the steps that publish a sweep whose trials are recorded; each can be repeated, and the last one closes
     its runs. pages: as of `published`.
     """
+    known = with_known_changes(data, shown.unknown_cost)
     return (
-        lambda tracker: tracker.log_report(pages, data),
+        lambda tracker: tracker.log_report(pages, known),
         lambda tracker: tracker.log_comparison(shown.compared, shown.sentences),
         lambda tracker: tracker.close(_status(record, data)),
     )
@@ -105,7 +107,7 @@ def _published(data: PublishedSweep, page: bytes, found: Findings, pages: Path) 
     if page:
         (pages / "report.html").write_bytes(page)
     (pages / "figures").mkdir()
-    for name, figure in figures_for_mlflow(data, found.useless).items():
+    for name, figure in figures_for_mlflow(with_known_changes(data, found.unknown_cost), found.useless).items():
         (pages / "figures" / f"{name}.html").write_text(figure)
     return Published(headline(data, found), decided_on(data, found), comparison(found), found.unknown_cost)
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import replace
 from html import escape
 from importlib.resources import files
 from string import Template
@@ -22,8 +21,8 @@ from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, opening
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
-from dpsweep.orchestration.comparison.sanity import without_changes
-from dpsweep.orchestration.comparison.settings import Setting, drawable, finished_settings, group_names, group_value
+from dpsweep.orchestration.comparison.sanity import with_known_changes
+from dpsweep.orchestration.comparison.settings import Setting, drawable, group_names, group_value
 from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.report.catalogue import (
     FIGURES,
@@ -72,9 +71,7 @@ def _lowered(found: re.Match[str]) -> str:
 def render(data: PublishedSweep, evidence: Evidence = NO_EVIDENCE) -> str:
     """Return the page as one HTML document without references to other files. evidence: gives intervals."""
     found = findings(data, evidence)
-    if found.unknown_cost:
-        data = replace(data, trials=without_changes(data.trials))
-        found = replace(found, settings=finished_settings(data.trials))
+    data = with_known_changes(data, found.unknown_cost)
     settings = found.settings
     style = style_of(settings)
     drawn = drawn_figures(data, found.useless)

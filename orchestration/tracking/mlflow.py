@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,7 @@ from mlflow.utils.mlflow_tags import MLFLOW_LOGGED_ARTIFACTS, MLFLOW_RUN_NAME
 
 from dpsweep.orchestration.comparison.formats import for_markdown
 from dpsweep.orchestration.comparison.metrics import final_metrics
+from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, setting_name
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedDataset, PublishedSweep, PublishedTrial, TrialState
@@ -39,6 +41,7 @@ from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.tracking.addresses import experiment_name, is_server, probe, reported
 from dpsweep.orchestration.tracking.logged_models import ModelLog
 from dpsweep.orchestration.tracking.plain_comparison import (
+    CHANGE,
     KIND,
     NOTHING_COMPARED,
     SETTING,
@@ -75,6 +78,7 @@ _SEAL = "dpsweep.digest"
 """Tag with a digest of all that is recorded of a trial. MLflow stores tags last, so a run with its digest is whole."""
 _MOST_TEXTS, _MOST_ENTRIES = 100, 1000
 """Most parameters, or tags, and most entries that MLflow's client sends in one request."""
+_DEVIATION: Final = "deviation/"
 _TABLE = "groups.json"
 IN_FLIGHT: Final = 8
 """Most requests to a server or a database at a time; SQLite has one writer."""
@@ -145,10 +149,12 @@ class MlflowTracker:
             return self._runs.get(("trial", trial.key), "")
         with self._reported(f"cannot record trial {trial.key} in"):
             run_id, status = self._trial_run(trial), _STATUSES[trial.state]
-            params, tags, values, points = _params(trial), _tags(trial), final_metrics(trial), _points(trial)
-            seal, held = _digest(params, tags, values, points), self._written.held(run_id)
+            params, tags, points = _params(trial), _tags(trial), _points(trial)
+            seal = _digest(params, tags, final_metrics(_alone(trial)), points)
+            held = self._written.held(run_id)
             if held.status == status and held.tags.get(_SEAL) == seal:
                 return run_id
+            values = final_metrics(self._shown(trial))
             values = {**values, **rounded(values, self._compared.short), **self._compared.numbers.get(trial.key, {})}
             count = len(params) + len(tags) + len(values) + len(points)
             if len(params) > _MOST_TEXTS or len(tags) >= _MOST_TEXTS or count >= _MOST_ENTRIES:
@@ -175,9 +181,14 @@ class MlflowTracker:
                 if self._known("trial", trial.key) is None:
                     self.log_trial(trial)
             runs = {key: run for (kind, key), run in self._runs.items() if kind == "trial"}
-            self._models.record(compared, self._trials, runs)
             self.compare_by(compared)
-            known = [(runs[key], values) for key, values in compared.numbers.items() if key in runs]
+            shown = {key: self._shown(trial) for key, trial in self._trials.items()}
+            self._models.record(compared, shown, runs)
+            known = [
+                (runs[key], {**self._taken_back(runs[key], [self._trials[key]]), **final_metrics(shown[key]), **values})
+                for key, values in compared.numbers.items()
+                if key in runs
+            ]
             each(lambda pair: self._written.write(pair[0], values=pair[1]), known, self.in_flight)
             note = "\n\n".join(map(for_markdown, [*sentences, f"Report: {self._files.report}"]))
             tags, means = {_NOTE: note[:_LONGEST_TAG]}, dict[str, float]()
@@ -185,6 +196,7 @@ class MlflowTracker:
                 tags["best_setting"] = compared.best[:_LONGEST_TAG]
                 costs, _ = composition_entries(self._trials.values())  # the sweep's costs, which `close` writes
                 means = {name: mean for name, mean in compared.best_means.items() if name not in costs}
+            means |= self._taken_back(self._parent, list(self._trials.values()))
             self._written.write(self._parent, tags=tags, values=means)
             self._client.set_experiment_tag(
                 self._experiment,
@@ -213,6 +225,24 @@ class MlflowTracker:
         with self._reported("cannot close the sweep in"):
             self._interrupt(self._parent)
             self._interrupt_children()
+
+    def _shown(self, trial: PublishedTrial) -> PublishedTrial:
+        """Return the trial, with its changes only where the whole sweep shows that its baseline bears them."""
+        return trial if self._compared.knows_cost else _alone(trial)
+
+    def _taken_back(self, run_id: str, trials: Sequence[PublishedTrial]) -> dict[str, float]:
+        """Return NaN for each change of these trials that the run holds, if no baseline bears it any more.
+
+        MLflow deletes no number of a run.
+        """
+        if self._compared.knows_cost:
+            return {}
+        lost = {name for trial in trials for name in final_metrics(trial).keys() - final_metrics(_alone(trial)).keys()}
+        return {
+            name: math.nan
+            for name, value in self._written.held(run_id).metrics.items()
+            if not math.isnan(value) and (name.removeprefix(_DEVIATION) in lost or name.startswith(CHANGE))
+        }
 
     def _require_parent(self) -> None:
         """Make the sweep's run anew, above the others, if somebody has deleted it meanwhile."""
@@ -315,10 +345,10 @@ class MlflowTracker:
         A mean of epsilons is no privacy claim: publishing the means costs the composed epsilon.
         """
         name = f"{setting.name} · mean of {len(setting.trials)} seeds"
-        members = [self._trials[trial.key] for trial in setting.trials]
+        members = [self._shown(self._trials[trial.key]) for trial in setting.trials]
         values: dict[str, float] = {}
         for metric, over in spreads(members).items():
-            values |= {metric: over.mean, f"deviation/{metric}": over.deviation}
+            values |= {metric: over.mean, f"{_DEVIATION}{metric}": over.deviation}
         together, claims = composition_entries(members)
         values = {metric: value for metric, value in values.items() if not metric.endswith(COMPOSED)} | together
         tags = {
@@ -330,6 +360,7 @@ class MlflowTracker:
         run_id = self._known("average", setting.name) or self._create("average", setting.name, name, tags=tags)
         ordering = self._compared.numbers.get(setting.trials[0].key, {})  # the mean stands with its trials
         values |= {metric: value for metric, value in ordering.items() if metric.startswith("setting/")}
+        values |= self._taken_back(run_id, [self._trials[trial.key] for trial in setting.trials])
         values |= rounded(values, self._compared.short)
         self._written.write(run_id, _shared([_params(member) for member in members]), tags, values)
         self._written.end(run_id, "FINISHED")
@@ -343,6 +374,11 @@ class MlflowTracker:
         except BaseException:
             self._models.forget()
             raise
+
+
+def _alone(trial: PublishedTrial) -> PublishedTrial:
+    """Return the trial without its changes against a baseline."""
+    return without_changes([trial])[0]
 
 
 def end_running(tracking_uri: str, sweep_id: str, experiment_of_sweep: str = "") -> None:

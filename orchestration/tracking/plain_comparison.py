@@ -11,21 +11,21 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, Final
 
 from dpsweep.orchestration.comparison.entries import Metric as Measured
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.metrics import final_metrics, metric
 from dpsweep.orchestration.comparison.parameters import varying
-from dpsweep.orchestration.comparison.sanity import without_changes
-from dpsweep.orchestration.comparison.settings import Setting, finished_settings
+from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.store.published import PublishedTrial
 
 SWEEP, TRIAL, SETTING, KIND = "dpsweep.sweep", "dpsweep.trial_key", "dpsweep.setting", "dpsweep.kind"
 COMPARED: Final = "view/"
 """Section of rounded numbers with short names. Without a section, ``epsilon`` is the series of epsilon so far."""
+CHANGE: Final = f"{COMPARED}change_of_"
 _LONGEST_NAME: Final = 250
 _SECTION: Final = "dpsweep"
 _WIDE_SECTION: Final = {
@@ -53,6 +53,7 @@ class Compared:
     `short_names`. `means`: by the first trial of each private setting, the means over its seeds. `best_models`: first
     trials of the settings whose models are logged. `best`: name of the best private setting, "" for none; `best_means`:
     the means of all its numbers. `view`: the state of MLflow's table of runs, without the filter of the sweep.
+    `knows_cost`: whether a baseline tells what privacy costs, so that changes against it may be shown.
     """
 
     numbers: Mapping[str, Mapping[str, float]]
@@ -62,12 +63,11 @@ class Compared:
     best: str
     best_means: Mapping[str, float]
     view: Mapping[str, Any]
+    knows_cost: bool
 
 
 def comparison(found: Findings) -> Compared:
-    """Return the comparison of the settings of a sweep, without changes where the cost of privacy is unknown."""
-    if found.unknown_cost:
-        found = replace(found, settings=finished_settings(without_changes(found.trials)))
+    """Return the comparison of the settings of a sweep."""
     best = found.best(found.main.name)
     return Compared(
         _numbers(found),
@@ -77,10 +77,11 @@ def comparison(found: Findings) -> Compared:
         "" if best is None else best.name,
         {} if best is None else {name: over.mean for name, over in spreads(best.trials).items()},
         _view(found),
+        not found.unknown_cost,
     )
 
 
-NOTHING_COMPARED: Final = Compared({}, {}, {}, frozenset(), "", {}, {})
+NOTHING_COMPARED: Final = Compared({}, {}, {}, frozenset(), "", {}, {}, False)
 
 
 def _numbers(found: Findings) -> dict[str, dict[str, float]]:
@@ -114,15 +115,15 @@ def short_names(found: Findings) -> dict[str, str]:
     MLflow's table shows the first thirteen letters of each, with the prefix.
     """
     main, worst = found.main.name, found.worst_group
-    names = {
-        "privacy/epsilon": "epsilon",
-        str(worst.tracked): worst.name,
-        _corrected(found): f"corrected_{worst.name}",
-        f"final/{main}": main,
-        f"fairness/{main}_gap": f"gap_of_{main}",
-        **({} if found.unknown_cost else {f"fairness/{main}_change": f"change_of_{main}"}),
+    changes = {} if found.unknown_cost else {f"fairness/{main}_change": f"{CHANGE}{main}"}
+    return {
+        "privacy/epsilon": f"{COMPARED}epsilon",
+        str(worst.tracked): f"{COMPARED}{worst.name}",
+        _corrected(found): f"{COMPARED}corrected_{worst.name}",
+        f"final/{main}": f"{COMPARED}{main}",
+        f"fairness/{main}_gap": f"{COMPARED}gap_of_{main}",
+        **changes,
     }
-    return {name: f"{COMPARED}{short}" for name, short in names.items()}
 
 
 def _corrected(found: Findings) -> str:

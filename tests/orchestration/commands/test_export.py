@@ -19,6 +19,7 @@ from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.stored import stored_record, stored_settings
 from dpsweep.orchestration.comparison.trials_table import FORMULA, as_csv, as_parquet
 from dpsweep.orchestration.report.writing import write_reports
+from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.workers.evaluation.outcomes import write_outcomes
 from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import keys_of, small
@@ -55,6 +56,21 @@ def test_a_row_per_trial_has_what_varies_its_state_and_all_metrics(tmp_path: Pat
     assert (private["private"], baseline["epsilon"]) == ("true", "")
     assert (private["groups.2.epsilon"], private["fairness.accuracy_gap"]) == ("7.5", "0.2")
     assert not any(name.startswith("parameters.model") for name in private), "it does not vary"
+
+
+def test_changes_that_no_baseline_bears_are_not_written(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "sweep")
+    files = SweepFiles(str(tmp_path / "sweep"))
+    write_reports(files, stored_record(files))
+    export(tmp_path / "sweep", tmp_path / "known.csv")
+    known = read_csv(tmp_path / "known.csv")[KEYS["flat-seed0"]]
+    assert float(known["accuracy_change"]) == pytest.approx(-0.2)
+    stored = json.loads(Path(files.comparison).read_text())
+    Path(files.comparison).write_text(json.dumps({**stored, "unknown_cost": "The baseline is of no use."}))
+    export(tmp_path / "sweep", tmp_path / "unknown.csv")
+    unknown = read_csv(tmp_path / "unknown.csv")[KEYS["flat-seed0"]]
+    assert unknown["setting.unknown_cost"] == "The baseline is of no use."
+    assert {value for name, value in unknown.items() if "_change" in name and "setting" not in name} == {""}
 
 
 def test_python_has_the_same_columns_and_values(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ from dpsweep.accounting.mechanism.schedules import NOISES
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
+from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import Disclosure
 from dpsweep.orchestration.tracking.embedded import client_of as tracking_client
@@ -62,7 +63,9 @@ def test_one_run_for_the_sweep_its_trials_and_its_averages_below(folder: Path) -
 
 def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -> None:
     trial = tracked(sample_trial("dpsgd_f", "exponential", disclosure="none"))
-    record(opened(folder), [trial], replace(NOTHING, trials=(trial,)))
+    data, tracker = replace(NOTHING, trials=(trial,)), opened(folder)
+    tracker.compare_by(comparison(findings(data, NO_EVIDENCE)))
+    record(tracker, [trial], data)
     client = client_of(folder)
     run, sweep = (one(runs_of(client), kind=kind) for kind in ("trial", "sweep"))
     assert run.info.run_name == "dpsgd_f · exponential · seed 0"
@@ -357,6 +360,33 @@ def test_a_fresh_store_is_made_quietly(tmp_path: Path) -> None:
 def test_categorical_values_differ_in_what_mlflow_shows_of_them(names: dict[str, object]) -> None:
     """The parallel-coordinates plot cuts category names after ten characters."""
     assert len({name[:10] for name in names}) == len(names) > 3
+
+
+def test_no_run_shows_a_change_that_its_baseline_does_not_bear(folder: Path) -> None:
+    """Neither before the whole sweep is known, nor where more seeds show that what was recorded says nothing."""
+    trials = some_trials()
+    found = comparison(findings(replace(NOTHING, trials=tuple(trials)), NO_EVIDENCE))
+
+    def changes() -> list[float]:
+        return [
+            value for run in runs_of(client_of(folder)) for name, value in run.data.metrics.items() if "change" in name
+        ]
+
+    tracker = opened(folder)
+    for trial in trials:
+        tracker.log_trial(trial)
+    assert changes() == []
+    tracker.log_comparison(found, ["said"])
+    tracker.close()
+    assert len(changes()) > 4
+    assert not any(map(math.isnan, changes()))
+    anew = opened(folder)
+    for trial in trials:
+        anew.log_trial(trial)
+    lost = comparison(findings(replace(NOTHING, trials=without_changes(trials)), NO_EVIDENCE))
+    anew.log_comparison(replace(lost, knows_cost=False), ["said"])
+    anew.close()
+    assert all(map(math.isnan, changes()))
 
 
 class CountingClient:
