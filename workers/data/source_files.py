@@ -88,6 +88,8 @@ def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
     try:
         _require_shallow_tables(path)
         yield
+    except MemoryError as error:
+        raise InvalidInput(f"{shown or path} does not fit into the free memory; use a machine with more") from error
     except UNREADABLE as error:
         error.add_note(f"file: {path}")
         raise DataCorruption(f"cannot read {shown or path}: {_reason(error)}; correct or replace the file") from error

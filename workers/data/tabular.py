@@ -221,10 +221,20 @@ def attributes(source: str, group: str | Sequence[str]) -> tuple[str, ...]:
 def intersected(values: Mapping[str, tuple[str, ...]]) -> tuple[str, ...]:
     """Return the names of the intersections of attributes: one value of each, the last attribute changing fastest.
 
+    Raises: InvalidInput where several attributes have more than 100,000.
+
     >>> intersected({"sex": ("Female", "Male"), "race": ("Black", "White")})
     ('Female × Black', 'Female × White', 'Male × Black', 'Male × White')
     """
+    if math.prod(map(len, values.values())) > max(_MOST_GROUPS, *map(len, values.values())):
+        raise InvalidInput(
+            f"{' and '.join(map(repr, values))} make more than {_MOST_GROUPS:,} groups together; name fewer by "
+            "`group`, or sort their values into fewer"
+        )
     return tuple(" × ".join(chosen) for chosen in itertools.product(*values.values()))
+
+
+_MOST_GROUPS: Final = 100_000
 
 
 def intersected_indices(

@@ -6,6 +6,7 @@ import contextlib
 import hashlib
 import itertools
 import json
+import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -123,6 +124,7 @@ _TOKENS_AT_ONCE: Final = 2**17
 """Number of tokens encoded at a time; the package tokenizers needs about a hundred bytes for each."""
 _MOST_IDS: Final = 2**22
 """Most ids of a tokenizer; the largest vocabularies have about 2**18 tokens."""
+_MOST_GROWTH: Final = 64
 _PADDING: Final = ("[PAD]", "<pad>")
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
@@ -255,6 +257,11 @@ class _Encoder:
                 raise InvalidInput(
                     f"{path} is no tokenizer file; give a tokenizer.json of the package tokenizers"
                 ) from error
+        if tokenizer.normalizer is not None and _growth(json.loads(tokenizer.normalizer.__getstate__())) > _MOST_GROWTH:
+            raise InvalidInput(
+                f"{path} makes texts more than {_MOST_GROWTH} times as long before they are cut, which would fill the "
+                "memory; give another tokenizer"
+            )
         ids = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
         if max(ids, default=0) >= _MOST_IDS:
             raise InvalidInput(
@@ -276,6 +283,18 @@ class _Encoder:
         own = ~special & (ids != self.padding)
         is_cut = np.array([bool(each.overflowing) for each in found], dtype=bool)
         return Block(ids, own), np.stack([is_cut, ~own.any(1)], 1)
+
+
+def _growth(normalizer: Mapping[str, Any]) -> int:
+    """Return how many times as long a text can become by the texts that a normalizer puts into it."""
+    match normalizer["type"]:
+        case "Sequence":
+            return math.prod(map(_growth, normalizer["normalizers"]))
+        case "Replace":
+            return max(1, len(normalizer["content"]))
+        case "Prepend":
+            return 1 + len(normalizer["prepend"])
+    return 1
 
 
 @contextlib.contextmanager
@@ -485,6 +504,8 @@ def _require_shallow_lines(path: Path) -> None:
             if above.max() > _DEEPEST:
                 raise pa.ArrowInvalid(f"nested more than {_DEEPEST} levels deep in a line")
             depth = int(above[-1])
+            if len(block) == 2 * _BYTES_AT_ONCE and not block.endswith(b"\n"):
+                raise pa.ArrowInvalid("straddling object")  # as Arrow says, which would read all of the file
 
 
 def _told_type(kind: pa.DataType, is_number: bool) -> pa.DataType:

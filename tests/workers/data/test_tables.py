@@ -387,6 +387,13 @@ def test_a_number_among_blanks_is_looked_for_once(text: str) -> None:
 
 
 class TestIntersections:
+    def test_their_product_is_bounded(self, tmp_path: Path) -> None:
+        words = [f"w{row}" for row in range(400)]
+        rows = pa.table({"x": [*range(400)], "y": 200 * ["a", "b"], "g": words, "h": words})
+        parquet.write_table(rows, tmp_path / "rows.parquet")
+        with pytest.raises(InvalidInput, match="'g' and 'h' make more than 100,000 groups together; name fewer"):
+            read(tmp_path / "rows.parquet", group=["g", "h"], features=["x"])
+
     """Groups by several columns at once."""
 
     def load(self, folder: Path, **given: object) -> Source:

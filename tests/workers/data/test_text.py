@@ -311,6 +311,12 @@ def _lacks_its_unknown(tokenizer: dict[str, Any]) -> None:
     del tokenizer["model"]["vocab"]["bad"]
 
 
+def _unfolds(tokenizer: dict[str, Any]) -> None:
+    """Put a thousand letters in place of each, again and again; the package would end the process."""
+    longer = {"type": "Replace", "pattern": {"String": "a"}, "content": 1000 * "a"}
+    tokenizer["normalizer"] = {"type": "Sequence", "normalizers": [longer, {"type": "Prepend", "prepend": "a"}, longer]}
+
+
 def _panics(tokenizer: dict[str, Any]) -> None:
     """Name a special token that the file does not describe."""
     first, rest = {"SpecialToken": {"id": "[CLS]", "type_id": 0}}, {"Sequence": {"id": "A", "type_id": 0}}
@@ -322,6 +328,7 @@ def _panics(tokenizer: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (_jumps, r"gives a token the id 4,294,967,295, .* at most 4,194,304"),
+        (_unfolds, r"makes texts more than 64 times as long before they are cut"),
         (_lacks_its_unknown, r"tokenizer\.json cannot encode the texts"),
         (_panics, r"tokenizer\.json cannot encode the texts \(PanicException\)"),
     ],
