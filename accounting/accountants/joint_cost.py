@@ -20,7 +20,7 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, of_group, we
 from dpsweep.accounting.mechanism.reasons import union, weakened
 from dpsweep.accounting.mechanism.reductions import by_rows, is_attained, is_attained_by
 from dpsweep.accounting.mechanism.rounds import gaussian_rounds, require_group_size
-from dpsweep.accounting.mechanism.samplings import Adjacency, Draws, Sampling
+from dpsweep.accounting.mechanism.samplings import Adjacency, Sampling
 from dpsweep.accounting.mechanism.trace import Trace, require_one_run
 from dpsweep.accounting.mechanism.units import Unit
 from dpsweep.accounting.numerics.renyi import ORDERS, epsilon_improved
@@ -136,7 +136,7 @@ def _by_pld(counts: Mapping[tuple[Trace, int], int], delta: float) -> PairBounds
 
 def _by_renyi(counts: Mapping[tuple[Trace, int], int], delta: float, lower: float) -> PairBounds:
     """Renyi DP of all runs, each with its size of group; infinite where it covers no groups, or random allocation."""
-    if _has_chains(counts) or _has_allocated(trace for trace, _ in counts):
+    if _has_chains(counts) or any(trace.allocated for trace, _ in counts):
         return PairBounds(math.inf, lower, "rdp")
     if any(size > 1 and part.is_sampled for trace, size in counts for part in gaussian_rounds(trace)):
         return PairBounds(math.inf, lower, "rdp")
@@ -148,10 +148,6 @@ def _has_chains(runs: Iterable[tuple[Trace, int]]) -> bool:
     return not all(have_common_rounds(*run) for run in runs)
 
 
-def _has_allocated(traces: Iterable[Trace]) -> bool:
-    return any(segment.sampling.draws is Draws.ALLOCATED for trace in traces for segment in trace.segments)
-
-
 def _with_selections(counts: Mapping[Trace, int], delta: float, group_size: int) -> PrivacyEstimate:
     """Return the lower of Renyi DP and of the sum of epsilons, each at an equal share of delta; all under one
     adjacency.
@@ -159,7 +155,7 @@ def _with_selections(counts: Mapping[Trace, int], delta: float, group_size: int)
     Of groups of several examples, and with random allocation, only the sum: Renyi DP does not cover them.
     """
     alone = math.inf
-    if group_size == 1 and not _has_allocated(counts):
+    if group_size == 1 and not any(trace.allocated for trace in counts):
         rdp = sum((count * selected_rdp(trace) for trace, count in counts.items()), np.zeros_like(ORDERS))
         alone = float(epsilon_improved(rdp, delta))
     best = PrivacyEstimate(alone, delta, next(iter(counts)).adjacency, "selection-rdp")

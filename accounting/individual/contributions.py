@@ -345,17 +345,12 @@ def _worst_by_epoch(stretches: Sequence[Stretch], values: Array, steps_per_epoch
 
 def _largest_shift(trace: Trace) -> float:
     """Return how far a full contribution to a noisy, randomly allocated batch moves the sum at most."""
-    drawn = (segment for segment in trace.segments if segment.sampling.draws is Draws.ALLOCATED)
-    return max((s.amplitude() for s in drawn if s.noise_multiplier > 0.0), default=0.0) * _PLACE_UP
+    return max((s.amplitude() for s in trace.allocated if s.noise_multiplier > 0.0), default=0.0) * _PLACE_UP
 
 
 def _blocks(trace: Trace) -> int:
     """Return at least the number of blocks."""
-    return sum(
-        -(-segment.steps // segment.sampling.steps_per_round) + 1
-        for segment in trace.segments
-        if segment.sampling.draws is Draws.ALLOCATED
-    )
+    return sum(-(-segment.steps // segment.sampling.steps_per_round) + 1 for segment in trace.allocated)
 
 
 def density_of_blocks(trace: Trace) -> int:

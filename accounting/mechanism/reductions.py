@@ -10,7 +10,6 @@ from dpsweep.accounting.mechanism.correlated import as_independent, turns_attain
 from dpsweep.accounting.mechanism.samplings import (
     SMALLEST_RATE,
     DisplacingSampling,
-    Draws,
     FixedBatchSampling,
     PoissonSampling,
     Sampling,
@@ -180,8 +179,7 @@ def is_attained_by(trace: Trace, members: int) -> bool:
     False for several, whose sums are rounded up. False in random allocation, where a block counts as if every
     contribution to it were the largest.
     """
-    allocated = any(segment.sampling.draws is Draws.ALLOCATED for segment in trace.segments)
-    return members == 1 and not allocated and is_attained(trace)
+    return members == 1 and not trace.allocated and is_attained(trace)
 
 
 def _blocks_attain_pairs(trace: Trace) -> bool:
@@ -194,6 +192,5 @@ def _blocks_attain_pairs(trace: Trace) -> bool:
         and segment.steps % segment.sampling.steps_per_round == 0
         and segment.sampling.steps_per_round <= MOST_ALLOCATED
         and lowest <= segment.amplitude() <= (highest if segment.sampling.steps_per_round > 1 else math.inf)
-        for segment in trace.segments
-        if segment.sampling.draws is Draws.ALLOCATED
+        for segment in trace.allocated
     )

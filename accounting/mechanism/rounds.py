@@ -33,7 +33,7 @@ from typing import NamedTuple
 from dpsweep.accounting.errors import UnsupportedMechanism, require_whole
 from dpsweep.accounting.mechanism.filters import IndividualFilter
 from dpsweep.accounting.mechanism.reductions import as_accounted, cases_of
-from dpsweep.accounting.mechanism.samplings import Draws, Sampling, draws_by_epoch
+from dpsweep.accounting.mechanism.samplings import Sampling, draws_by_epoch
 from dpsweep.accounting.mechanism.trace import (
     GaussianRelease,
     PureRelease,
@@ -80,12 +80,11 @@ def gaussian_rounds(trace: Trace, group_size: int = 1) -> tuple[Round, ...]:
     Raises: UnsupportedMechanism for groups in sampled rounds, and for a private selection.
     """
     group_size, trace = require_group_size(group_size), as_accounted(trace, group_size)
-    for segment in trace.segments:
-        if segment.sampling.draws is Draws.ALLOCATED:
-            raise UnsupportedMechanism(
-                f"{segment.sampling.words} are accounted for by privacy loss distributions alone; use the accountant "
-                "'pld'"
-            )
+    if trace.allocated:
+        words = trace.allocated[0].sampling.words
+        raise UnsupportedMechanism(
+            f"{words} are accounted for by privacy loss distributions alone; use the accountant 'pld'"
+        )
     counts: Counter[tuple[tuple[tuple[float, Sampling], ...], float]] = Counter()
     for sampling, segments in groupby(trace.segments, key=lambda segment: segment.sampling):
         cases = cases_of(sampling, group_size)

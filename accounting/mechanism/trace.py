@@ -336,6 +336,11 @@ class Trace:
         """Return whether every step has noise."""
         return all(segment.noise_multiplier > 0.0 for segment in self.segments)
 
+    @property
+    def allocated(self) -> tuple[Segment, ...]:
+        """Segments in which every example joins one random step of each block (random allocation)."""
+        return tuple(segment for segment in self.segments if segment.sampling.draws is Draws.ALLOCATED)
+
     def until(self, step: int) -> Trace:
         """Return the trace cut after ``step`` steps; releases are kept."""
         step = require_whole("step", step, at_least=0)
