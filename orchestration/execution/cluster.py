@@ -49,7 +49,7 @@ from dpsweep.orchestration.execution.nodes import (
 from dpsweep.orchestration.execution.session import private_session, told_if_killed
 from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
 from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
-from dpsweep.orchestration.store.ownership import end_driver, every
+from dpsweep.orchestration.store.background import end_driver, every
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import packed
 from dpsweep.workers.machine.memory import ALLOCATOR

@@ -16,8 +16,8 @@ from dpsweep.accounting.errors import DataCorruption, DpsweepError, StorageError
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.comparison.values import finite
 from dpsweep.orchestration.execution.notices import Notices
+from dpsweep.orchestration.store.background import every
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.ownership import every
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import Disclosure, release_mode
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus

@@ -25,7 +25,7 @@ from dpsweep.orchestration.comparison.formats import (
     print_line,
     seconds,
 )
-from dpsweep.orchestration.store.ownership import every
+from dpsweep.orchestration.store.background import every
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 

@@ -5,6 +5,7 @@ Other packages import only the modules in `__all__`. `layout` and `published` lo
 
 __all__ = [
     "attempts",
+    "background",
     "integrity",
     "later_results",
     "layout",

@@ -11,12 +11,11 @@ import contextlib
 import json
 import os
 import secrets
-import signal
 import socket
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 
@@ -24,6 +23,7 @@ from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.local_files import delete_with_only, locked, make_folders
+from dpsweep.orchestration.store.background import end_driver, every
 from dpsweep.orchestration.store.layout import LOCK, SweepFiles
 
 PERIOD = 20.0
@@ -133,36 +133,6 @@ def _renew(uri: str, mine: Claim, over: threading.Event) -> None:
             end_driver(f"another dpsweep has taken over {uri.rpartition('/')[0]}; this one ends")
         else:
             _write(uri, replace(mine, renewed=time.time()))
-
-
-@contextlib.contextmanager
-def every(period: float, look: Callable[[threading.Event], None], patience: float | None = None) -> Iterator[None]:
-    """Call ``look`` in a thread, each time after a pause of ``period`` seconds, for the duration of a ``with`` block.
-
-    It gets an event that is set once the block has ended; setting it ends the calls. patience: seconds to wait, at the
-    end, for a call that goes on; None for as long as it takes.
-    """
-    over = threading.Event()
-
-    def repeat() -> None:
-        while not over.wait(period):
-            look(over)
-
-    thread = threading.Thread(target=repeat, name="dpsweep-every", daemon=True)
-    thread.start()
-    try:
-        yield
-    finally:
-        over.set()
-        thread.join(patience)
-
-
-def end_driver(why: str) -> None:
-    """Print an error, and end this process's run as Ctrl-C would; for threads that learn why it cannot go on."""
-    print(f"error: {why}", file=sys.stderr)
-    # a command handles SIGTERM; a process started in the background of a script ignores SIGINT
-    is_command = signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL
-    signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGTERM if is_command else signal.SIGINT)
 
 
 def _is_ours(uri: str, mine: Claim) -> bool:

@@ -11,8 +11,8 @@ from ray.exceptions import RayError
 
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution import cluster
+from dpsweep.orchestration.store.background import every
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.ownership import every
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.execution.three_nodes import CLOSED
 from tests.orchestration.processes import PATIENCE, dpsweep, kill, script, start, wait_until
