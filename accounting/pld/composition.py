@@ -50,7 +50,6 @@ _VACUOUS = 1e4  # a lattice that gives an upper epsilon above this and a lower o
 _HOPELESS = 1e7  # approximate epsilons above which no lattice is tried
 _SPENT_MARGIN = 0.5  # fraction of the gap between directions allowed as discretisation error
 _NEAR = 1.05  # ratio of the bounds on delta that is accepted without losing more
-_ALONE = 0.7  # share of the spacing for both bounds that one from above has
 _MISJUDGED = 0.2  # error of a saddle point's log of delta above which it is far off
 _LOST = (1e-8, 1e-4, 1e-2)  # shares of delta that all rounds together may lose to infinity, tried in this order
 
@@ -78,48 +77,57 @@ def require_pld_delta(delta: float) -> float:
     return delta
 
 
+@np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
 def epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
     """Return the epsilon of given rounds at ``delta``, certified from both sides."""
-    return _epsilon(_Asked(rounds, *_required(delta, tolerance), from_below=True))
+    asked = _Asked(rounds, *_required(delta, tolerance), _BOTH)
+    known, is_enough = _without_lattices(asked)
+    return known if is_enough else _with_ceilings(asked, _on_lattices(asked, known))
 
 
+@np.errstate(all="ignore")
 def upper_epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
     """Return `epsilon_of_rounds` from above only, several times faster; the lower one may be 0."""
-    return _epsilon(_Asked(rounds, *_required(delta, tolerance), from_below=False))
+    delta, tolerance = _required(delta, tolerance)
+    if rounds.is_private and rounds.laws:
+        tail = tail_of(rounds, delta)
+        rounds = replace(rounds, laws=tuple((rounded_up(law, tail), count) for law, count in rounds.laws))
+    asked = _Asked(rounds, delta, tolerance, _FROM_ABOVE)
+    known, is_enough = _without_lattices(asked)
+    if is_enough:
+        return known
+    found = _on_lattices(asked, known)
+    return found if found.upper < known.upper else _with_ceilings(asked, found)
 
 
 def _required(delta: float, tolerance: float) -> tuple[float, float]:
     return require_pld_delta(delta), require_finite("tolerance", tolerance, above=0.0)
 
 
-@np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
-def _epsilon(asked: _Asked) -> PairBounds:
-    rounds, delta, tolerance = asked.rounds, asked.delta, asked.tolerance
+def _without_lattices(asked: _Asked) -> tuple[PairBounds, bool]:
+    """Return the epsilon by closed forms, and whether it needs no better bounds."""
+    rounds, delta = asked.rounds, asked.delta
     if not rounds.is_private:
-        return PairBounds(math.inf, math.inf)
+        return PairBounds(math.inf, math.inf), True
     if rounds.is_one_gaussian:
-        upper, lower = gaussian_epsilon(rounds.gaussian, delta)
-        return PairBounds(upper, lower)
-    if not asked.from_below:
-        tail = tail_of(rounds, delta)
-        rounds = replace(rounds, laws=tuple((rounded_up(law, tail), count) for law, count in rounds.laws))
-        asked = replace(asked, rounds=rounds)
+        return PairBounds(*gaussian_epsilon(rounds.gaussian, delta)), True
     if total_variation(rounds) <= delta:
-        return PairBounds(0.0, 0.0)
+        return PairBounds(0.0, 0.0), True
     highest, lowest = math.inf, 0.0
     if (deltas := exact_deltas(rounds, tail_of(rounds, delta))) is not None:
         highest, lowest = exact_epsilon(deltas, delta)
-        if highest <= lowest * (1 + tolerance):
-            return PairBounds(highest, lowest)
+        if highest <= lowest * (1 + asked.tolerance):
+            return PairBounds(highest, lowest), True
     ceiling = gaussian_ceiling(rounds, delta)
-    upper, lower = _epsilon_on_lattices(asked, min(highest, ceiling))
-    lower = max(lower, lowest)
-    bounds = [PairBounds(upper, lower, "gdp" if upper == ceiling else "pld")]
-    if not asked.from_below and upper < min(highest, ceiling):
-        return bounds[0]
-    if upper > lower * (1 + 2 * _ENOUGH * tolerance):
-        lower = max(lower, _of_the_strongest(rounds, delta))
-        bounds = [bounds[0]._replace(lower=lower), PairBounds(renyi_ceiling(rounds, delta), lower, "rdp")]
+    return PairBounds(min(highest, ceiling), lowest, "gdp" if ceiling <= highest else "pld"), False
+
+
+def _with_ceilings(asked: _Asked, found: PairBounds) -> PairBounds:
+    """Return better bounds than ``found`` if these are apart: from below by one round, from above by Renyi DP."""
+    if not found.upper > found.lower * (1 + 2 * _ENOUGH * asked.tolerance):
+        return found
+    lower = max(found.lower, _of_the_strongest(asked.rounds, asked.delta))
+    bounds = (found._replace(lower=lower), PairBounds(renyi_ceiling(asked.rounds, asked.delta), lower, "rdp"))
     return min(bounds, key=lambda bound: bound.upper)
 
 
@@ -138,14 +146,14 @@ def _mean_sensitivity(law: RoundLaw) -> float:
     return sum(share * float(np.dot(mixture.sensitivities, mixture.probabilities)) for share, mixture in law.cases)
 
 
-def _epsilon_on_lattices(asked: _Asked, ceiling: float) -> tuple[float, float]:
-    """(upper, lower) epsilon of the worse direction; upper is at most ``ceiling``.
+def _on_lattices(asked: _Asked, known: PairBounds) -> PairBounds:
+    """Return the epsilon of the worse direction, where that is closer than ``known``.
 
     Where examples are drawn rarely, losses far above epsilon decide at which tilt the lattice is precise, although they
     hardly add to delta, and the saddle point misjudges delta. So while the bounds are apart there, rounds may lose more
     of these losses to infinity. That ends where it does not help.
     """
-    upper, lower = ceiling, 0.0
+    upper, lower = known.upper, 0.0
     for share in _LOST:
         tail = tail_of(asked.rounds, asked.delta, share)
         pair = [cumulants(asked.rounds, direction, tail) for direction in DIRECTIONS]
@@ -155,7 +163,8 @@ def _epsilon_on_lattices(asked: _Asked, ceiling: float) -> tuple[float, float]:
         enough = upper <= lower * (1 + 2 * _ENOUGH * asked.tolerance)
         if enough or not helped or not _misjudge(pair, upper, asked.delta):
             break
-    return upper, lower
+    method = known.method if upper == known.upper else "pld"
+    return PairBounds(upper, max(lower, known.lower), method)
 
 
 def _misjudge(pair: Sequence[Cumulants], epsilon: float, delta: float) -> bool:
@@ -169,16 +178,47 @@ def _misjudge(pair: Sequence[Cumulants], epsilon: float, delta: float) -> bool:
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """The epsilon at ``delta`` of rounds that may each lose ``tail`` to infinity. tolerance: target for its gap.
+class _Search:
+    """How bounds are sought on lattices: composed by ``compose``, first at ``share`` of the spacing for both bounds.
 
-    from_below: whether a lower bound is asked for, too.
+    finer: the factor on the spacing of the next lattice, given the saddle and the loss where delta was reached, and the
+    gap between the bounds; None where another lattice would not help.
     """
+
+    compose: Callable[[GroupRounds, LatticePlan], Composed]
+    share: float
+    finer: Callable[[_Asked, Saddle, float, float], float | None]
+
+
+def _until_close(asked: _Asked, saddle: Saddle, nearest: float, gap: float) -> float | None:
+    """Return `_Search.finer` for both bounds: refine until they are close, or with public draws until the aim is.
+
+    The least losses of a round's cases lie on no common lattice. So the bound from below errs by a share of the spacing
+    in every round. Its gap says nothing of the bound from above, which errs by squares of the spacing.
+    """
+    if asked.rounds.has_draws and abs(nearest - saddle.epsilon) <= _MISJUDGED * max(nearest, 0.0):
+        return None
+    return float(np.clip(0.8 * np.sqrt(asked.tolerance / gap), 0.1, 0.7))
+
+
+def _until_aimed(asked: _Asked, saddle: Saddle, nearest: float, gap: float) -> float | None:
+    """Return `_Search.finer` for the upper bound alone, whose lattice is as fine as a second one: only aim again."""
+    near = max(nearest, 1 / (1 + saddle.tilt))
+    return None if abs(nearest - saddle.epsilon) <= _MISJUDGED * near else 1.0
+
+
+_BOTH = _Search(compose, 1.0, _until_close)
+_FROM_ABOVE = _Search(compose_from_above, 0.7, _until_aimed)
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """The epsilon at ``delta`` of rounds that may each lose ``tail`` to infinity. tolerance: target for its gap."""
 
     rounds: GroupRounds
     delta: float
     tolerance: float
-    from_below: bool
+    search: _Search
     tail: float = 0.0
 
 
@@ -319,15 +359,9 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
 
     ``ceiling`` is a known upper bound, returned if the lattice gives none below it. An upper bound up to ``enough`` is
     not refined, because the claim is at least that of the other direction.
-
-    With public draws, the lattice is refined only where the saddle point was far off. The least losses of a round's
-    cases lie on no common lattice, so the bound from below errs by a share of the spacing in every round. Its gap says
-    nothing of the bound from above, which errs by squares of the spacing. A bound from above alone is refined in the
-    same way, on a lattice as fine as a second one.
     """
     rounds, delta, tolerance, saddle = asked.rounds, asked.delta, asked.tolerance, side.saddle
-    spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0))
-    spacing *= 1.0 if asked.from_below else _ALONE
+    spacing = spacing_for(rounds.count, saddle, tolerance * (_FINER if rounds.allocated else 1.0)) * asked.search.share
     enough_gap = tolerance * _ENOUGH
     upper, lower = ceiling, 0.0
     if saddle.epsilon > _HOPELESS:
@@ -337,7 +371,7 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
         plan = make_plan(side.generating, side.other, aim, spacing, asked.tail, rounds.count)
         if is_too_coarse(rounds, plan):
             return _Bracket(upper, lower, None)
-        composed = (compose if asked.from_below else compose_from_above)(rounds, plan)
+        composed = asked.search.compose(rounds, plan)
         above, below = composed.upper.epsilon_at(delta), composed.lower.epsilon_at(delta)
         upper, lower = min(upper, above.epsilon), max(lower, below.epsilon)
         if math.isinf(above.epsilon):
@@ -346,12 +380,11 @@ def _bracket_epsilon(asked: _Asked, side: _Side, ceiling: float, enough: float =
         gap = (upper - lower) / scale if upper > lower else 0.0
         finest = plan.spacing > spacing or plan.points >= MAX_POINTS // 2
         hopeless = lower == 0.0 and upper > _VACUOUS
-        near = max(above.nearest, 0.0 if asked.from_below else 1 / (1 + saddle.tilt))
-        judged = abs(above.nearest - saddle.epsilon) <= _MISJUDGED * near and (rounds.has_draws or not asked.from_below)
-        if gap <= enough_gap or upper <= enough or finest or hopeless or judged or attempt == _ATTEMPTS - 1:
+        is_done = gap <= enough_gap or upper <= enough or finest or hopeless or attempt == _ATTEMPTS - 1
+        finer = None if is_done else asked.search.finer(asked, saddle, above.nearest, gap)
+        if finer is None:
             return _Bracket(upper, lower, composed)
         enough_gap = tolerance * _ENOUGH * (2.0 if len(rounds.allocated) > _KEPT_LAWS else 1.0)
-        if asked.from_below:
-            spacing = plan.spacing * float(np.clip(0.8 * np.sqrt(tolerance / gap), 0.1, 0.7))
+        spacing *= finer
         saddle = saddle_at_epsilon(side.generating, max(above.nearest, 0.0))
     raise AssertionError("unreachable: the last attempt returns")
