@@ -205,6 +205,15 @@ def keep_finite(component: object, field: str, name: str, **bounds: float) -> No
     object.__setattr__(component, field, require_finite(name, getattr(component, field), **bounds))
 
 
+def count_of(number: int, one: str, several: str = "") -> str:
+    """Return a number of things in words. several: the words for other numbers than 1; by default ``one`` with an s.
+
+    >>> count_of(1, "trial"), count_of(2000, "trial"), count_of(0, "trial has", "trials have")
+    ('1 trial', '2,000 trials', '0 trials have')
+    """
+    return f"{number:,} {one if number == 1 else several or f'{one}s'}"
+
+
 def require_choice(name: str, value: T, valid: Collection[T]) -> T:
     """Return ``value``, or raise `InvalidInput` unless it is one of ``valid``."""
     if not any(type(value) is type(choice) and value == choice for choice in valid):
@@ -220,12 +229,14 @@ def require_numbers(name: str, values: npt.ArrayLike, dimensions: int) -> npt.ND
     try:
         array = np.asarray(values)
     except (TypeError, ValueError):  # ragged lists
-        raise InvalidInput(f"{name} must be numbers in an array of {dimensions} dimensions, not ragged lists") from None
+        raise InvalidInput(
+            f"{name} must be numbers in an array of {count_of(dimensions, 'dimension')}, not ragged lists"
+        ) from None
     if array.size == 0 and array.dtype.kind == "O":
         array = array.astype(np.float64)
     if array.dtype.kind not in "iuf" or array.ndim != dimensions:
         raise InvalidInput(
             f"{name} has shape {array.shape} and type {array.dtype}, but must be numbers in an array of "
-            f"{dimensions} dimensions"
+            + count_of(dimensions, "dimension")
         )
     return array

@@ -22,6 +22,7 @@ from dpsweep.accounting.errors import (
     InvalidInput,
     Unreachable,
     UnsupportedMechanism,
+    count_of,
     require_finite,
     require_whole,
 )
@@ -222,8 +223,9 @@ def calibrate_decay(
             return found
     lasts = sorted(_largest_count(functools.partial(cost, value), budget.limit, 10_000) for value in (lowest, highest))
     raise Unreachable(
-        f"no {parameter.name} of schedule {name!r} makes {budget.unit} {budget.limit:g} last {epochs} epochs: "
-        f"it lasts between {lasts[0]} and {lasts[1]}; choose epochs in between or another initial noise multiplier"
+        f"no {parameter.name} of schedule {name!r} makes {budget.unit} {budget.limit:g} last "
+        f"{count_of(epochs, 'epoch')}: it lasts between {lasts[0]} and {lasts[1]}; "
+        "choose epochs in between or another initial noise multiplier"
     )
 
 

@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.special import ndtri
 
-from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite, require_numbers, require_whole
+from dpsweep.accounting.errors import InvalidInput, count_of, keep_whole, require_finite, require_numbers, require_whole
 from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, summarise
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason
@@ -158,7 +158,10 @@ def release_counted(
     summary, rng = counted.summary, SecretDraws() if generator is None else generator
     bound = require_finite("epsilon_bound", summary.counting.bound, above=0.0)
     if summary.counting.released_bins != spec.bins:
-        raise InvalidInput(f"{summary.counting.released_bins} bins were counted, not the {spec.bins} to be released")
+        raise InvalidInput(
+            f"{count_of(summary.counting.released_bins, 'bin was', 'bins were')} counted, not the {spec.bins} to be "
+            "released"
+        )
     if not all(0 <= label < num_groups for label in summary.groups):
         raise _wrong_groups(num_groups)
     members = [summary.groups.get(group) for group in range(num_groups)]

@@ -14,7 +14,7 @@ from typing import Final
 
 import numpy as np
 
-from dpsweep.accounting.errors import Unreachable
+from dpsweep.accounting.errors import Unreachable, count_of
 from dpsweep.accounting.mechanism.toeplitz import Array, square_root_column
 
 _FLAT: Final = 1e-6
@@ -85,7 +85,9 @@ def best_buffered(buffers: int, steps: int, apart: int) -> Pairs:
         options={"maxiter": _ITERATIONS, "maxfun": 2 * _ITERATIONS, "ftol": 0.0, "gtol": 1e-9, "maxcor": 50},
     )
     if not np.abs(found.jac).max() <= _FLAT:
-        raise Unreachable(f"no best strategy of {buffers} buffers for {steps} steps was found; take fewer")
+        raise Unreachable(
+            f"no best strategy of {count_of(buffers, 'buffer')} for {count_of(steps, 'step')} was found; take fewer"
+        )
     pairs = _pairs_at(found.x)
     order = np.argsort(-pairs.decays)
     return Pairs(pairs.decays[order], pairs.weights[order])

@@ -15,7 +15,7 @@ import functools
 from dataclasses import replace
 from typing import assert_never
 
-from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.errors import UnsupportedMechanism, count_of
 from dpsweep.accounting.mechanism.noise_strategies import (
     INDEPENDENT,
     CorrelatedNoise,
@@ -159,8 +159,8 @@ def _only_segment(trace: Trace, strategy: CorrelatedNoise) -> Segment:
         )
     if segment.steps > strategy.steps:
         raise UnsupportedMechanism(
-            f"{strategy.words} was made for {strategy.steps} steps, but the run has {segment.steps}; make it for "
-            "as many"
+            f"{strategy.words} was made for {count_of(strategy.steps, 'step')}, but the run has {segment.steps}; "
+            "make it for as many"
         )
     return segment
 

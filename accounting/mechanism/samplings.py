@@ -15,7 +15,7 @@ from typing import Any, ClassVar, Final, Literal, Protocol, Self, assert_never, 
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, keep_finite, keep_whole
+from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism, count_of, keep_finite, keep_whole
 from dpsweep.accounting.registry import lookup, one_of
 
 Array = NDArray[np.float64]
@@ -181,7 +181,7 @@ class FixedBatchSampling:
         keep_whole(self, "batch_size", "batch_size", at_least=1)
         if self.batch_size > self.dataset_size:
             raise InvalidInput(
-                f"batch_size is {self.batch_size}, but the data set has {self.dataset_size} examples; "
+                f"batch_size is {self.batch_size}, but the data set has {count_of(self.dataset_size, 'example')}; "
                 "choose a batch_size no larger than the data set"
             )
 
@@ -206,7 +206,8 @@ class FixedBatchSampling:
         size, batch = self.dataset_size, self.batch_size
         if group_size > size:
             raise InvalidInput(
-                f"group_size is {group_size}, but the data set has {size} examples; ask about at most all of them"
+                f"group_size is {group_size}, but the data set has {count_of(size, 'example')}; ask about at most "
+                "all of them"
             )
         fewest, most = max(0, group_size + batch - size), min(group_size, batch)
         drawn = np.arange(fewest, most)
@@ -225,8 +226,8 @@ class FixedBatchSampling:
 def _require_same_size(sampling: FixedBatchSampling | TruncatedPoissonSampling, dataset_size: int) -> None:
     if sampling.dataset_size != dataset_size:
         raise InvalidInput(
-            f"{sampling.words} are drawn from {sampling.dataset_size} examples, but the data set of the trace has "
-            f"{dataset_size}; give both the same dataset_size"
+            f"{sampling.words} are drawn from {count_of(sampling.dataset_size, 'example')}, but the data set of "
+            f"the trace has {dataset_size}; give both the same dataset_size"
         )
 
 
@@ -270,8 +271,8 @@ class ShuffledSampling:
     def require_fits(self, dataset_size: int) -> None:
         if self.steps_per_epoch > dataset_size:
             raise InvalidInput(
-                f"steps_per_epoch is {self.steps_per_epoch}, but an epoch over {dataset_size} examples has at most "
-                "as many batches; give the data set's own size"
+                f"steps_per_epoch is {self.steps_per_epoch}, but an epoch over {count_of(dataset_size, 'example')} has "
+                "at most as many batches; give the data set's own size"
             )
 
 
@@ -416,9 +417,9 @@ class CyclicPoissonSampling:
         sizes = FixedBatchSampling(dataset_size, batch_size)
         if not isinstance(cycle_length, int) or not 1 <= cycle_length * batch_size <= dataset_size:
             raise InvalidInput(
-                f"a cycle has {cycle_length} groups, but {dataset_size} examples are enough for 1 to "
-                f"{dataset_size // batch_size} groups of at least the batch_size {batch_size}; choose fewer groups or "
-                "smaller batches"
+                f"a cycle has {cycle_length} groups, but {count_of(dataset_size, 'example is', 'examples are')} enough "
+                f"for 1 to {count_of(dataset_size // batch_size, 'group')} of at least the batch_size {batch_size}; "
+                "choose fewer groups or smaller batches"
             )
         return cls(cycle_length, cycle_length * sizes.batch_size / sizes.dataset_size)
 

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from dpsweep.accounting.errors import InvalidInput, require_numbers, require_whole
+from dpsweep.accounting.errors import InvalidInput, count_of, require_numbers, require_whole
 from dpsweep.accounting.mechanism.correlated import require_step_by_step
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.shards import check_contributions
@@ -36,8 +36,8 @@ def checked_snapshots(
         raise InvalidInput(f"snapshot steps are {starts[:5]}..., but must start at 0 and increase")
     if starts[-1] >= max(trace.steps, 1):
         raise InvalidInput(
-            f"a snapshot was taken at step {starts[-1]}, but the trace has {trace.steps} steps; give the trace of the "
-            "run that recorded it"
+            f"a snapshot was taken at step {starts[-1]}, but the trace has {count_of(trace.steps, 'step')}; give "
+            "the trace of the run that recorded it"
         )
     check_contributions(values, "individual accounting")
     return starts, np.asarray(values, np.float64)

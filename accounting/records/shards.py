@@ -17,7 +17,15 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput, PrivateDetail, keep_whole, require_whole
+from dpsweep.accounting.errors import (
+    START_ANEW,
+    DataCorruption,
+    InvalidInput,
+    PrivateDetail,
+    count_of,
+    keep_whole,
+    require_whole,
+)
 from dpsweep.accounting.records.arrow_parts import RepeatedIds
 from dpsweep.accounting.records.files import delete, delete_folder, exists, list_files
 from dpsweep.accounting.records.part_files import NORM_SCHEMA, PartFiles
@@ -263,8 +271,8 @@ class NormShards:
             )
         if self.examples != examples:
             raise DataCorruption(
-                f"{self._directory} holds {self.examples} examples, but the trace says {examples}; restore the "
-                "missing shards or run the trial again"
+                f"{self._directory} holds {count_of(self.examples, 'example')}, but the trace says {examples}; restore "
+                "the missing shards or run the trial again"
             )
 
     def read(self, part: int) -> PartNorms:

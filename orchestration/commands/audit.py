@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from dpsweep.accounting.errors import count_of
 from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, Pace, TrackingUri, warn
 from dpsweep.orchestration.comparison.formats import at_least, at_most, for_terminal, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
@@ -77,7 +78,7 @@ def _lines(record: AuditRecord, uri: str) -> tuple[str, ...]:
     return (
         f"{record.key}: ε at least {at_least(record.lower_bound)} of {at_most(record.claim)} claimed at δ "
         f"{record.delta:g} ({said}), with confidence {100 * record.confidence:g}%",
-        f"  {record.canaries} canaries ({record.kind}, {record.transcript}) that pay at most ε "
+        f"  {count_of(record.canaries, 'canary', 'canaries')} ({record.kind}, {record.transcript}) that pay at most ε "
         f"{at_most(record.of_canary)}, {seconds(record.seconds)}; {tests}",
         f"  {assumed_by_best(record.lower_bounds)}; a low bound does not show that little leaks",
         f"  private, in {uri}",

@@ -27,7 +27,7 @@ from dpsweep.accounting.calibration.parameter_search import (
     length_within_budget,
     noise_multiplier_within_budget,
 )
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.schedules import (
     LARGEST_EPOCHS,
@@ -173,7 +173,7 @@ class Solution:
     def sentence(self) -> str:
         """Return the value, the cost and its claim in one line."""
         cost = f"{self.budget.unit} {at_most(self.reached.cost, 6)} of {self.budget.limit:g}"
-        return f"{self.solved_for}: {self.value}  ({cost}, {self.reached.kind}, {self.trace.steps} steps)"
+        return f"{self.solved_for}: {self.value}  ({cost}, {self.reached.kind}, {count_of(self.trace.steps, 'step')})"
 
 
 Solver = Callable[[RunFlags, Budget], tuple[float, Trace]]

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 
 import typer
 
-from dpsweep.accounting.errors import DpsweepError, InvalidInput, StorageError
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, StorageError, count_of
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, require_key
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.options import (
@@ -105,10 +105,10 @@ def submit(
     with packaged(text, sweep.name, output, code, asked, _tracking(tracking_uri)) as package:
         _describe(package)
         if jobs is None:
-            _say(f"{job_id}: {trials} trials would be submitted to {address}, with output {output}")
+            _say(f"{job_id}: {count_of(trials, 'trial')} would be submitted to {address}, with output {output}")
             return
         job = jobs.submit(job_id, output, package, variables, turn, warn)
-    _say(f"{job.id}: {trials} trials, {job.state.lower()} at {address}, output {job.output}")
+    _say(f"{job.id}: {count_of(trials, 'trial')}, {job.state.lower()} at {address}, output {job.output}")
     _say(f"`dpsweep status {job.id} --address {address}` shows its progress, and where MLflow compares its trials")
     if follow:
         _follow(jobs, job)

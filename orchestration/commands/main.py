@@ -15,7 +15,7 @@ from typing import Annotated, Final, Literal
 
 import typer
 
-from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, UnsupportedMechanism, count_of
 from dpsweep.accounting.jobs.working_directory import require_harmless_working_directory
 from dpsweep.orchestration.commands import (
     audit,
@@ -133,7 +133,7 @@ def report(
     from dpsweep.orchestration.store.release_modes import release_mode
 
     for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
-        print(f"{trials} trials in the report", file=sys.stderr, flush=True)
+        print(f"{count_of(trials, 'trial')} in the report", file=sys.stderr, flush=True)
     outcome = render_again(folder)
     if summary is not None:
         printed = summary_pdf(read_bytes(outcome.files.report).decode())
@@ -153,7 +153,7 @@ def forget(
     forgotten = forget_keys(folder)
     for key in forgotten:
         print(f"forgotten: {name_for_terminal(key)}")
-    print(f"{len(forgotten)} trials kept a key; what they have shown stays counted if they are resumed")
+    print(f"{count_of(len(forgotten), 'trial')} kept a key; what is shown stays counted where a trial is resumed")
 
 
 _RUN, _CLUSTER, _RESULTS, _PRIVACY = "Run", "Cluster", "Results", "Privacy"

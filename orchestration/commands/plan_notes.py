@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, assert_never
 from rich.table import Table
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.jobs.release import SecretDraws
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import User
@@ -41,7 +41,8 @@ def ways_lines(found: Comparison, source: str) -> Iterator[str]:
     ways = " or ".join(_samplings(found))
     yield (
         f"users of {found.data}: {ways} at ε {found.target_epsilon:g} per user, δ = {found.delta:g}, with "
-        f"{found.rows:,} gradients a step and {found.steps:,} steps for all; {found.users:,} users, {source}"
+        f"{count_of(found.rows, 'gradient')} a step and {count_of(found.steps, 'step')} for all; "
+        f"{count_of(found.users, 'user')}, {source}"
     )
     yield f"recommended: {_recommended(found)}"
 
@@ -132,14 +133,18 @@ def prospect_line(trials: Sequence[str], found: AuditProspect) -> str:
     their cost.
     """
     audit, shown, goal = found.audit, found.shown, f"{GOALS[found.audit.transcript]:g} of the claim"
-    canaries = f"{audit.canaries:,} canaries ({audit.kind}, {audit.transcript})"
+    canaries = f"{count_of(audit.canaries, 'canary', 'canaries')} ({audit.kind}, {audit.transcript})"
     simulated = f"{number(shown[0])} to {number(shown[-1])} in {SIMULATED} simulated runs"
     shows = f"about {number(statistics.fmean(shown))} ({simulated})"
     if not audit.own_parameters:
         shows += " if its canaries leak all that may leak"
     if number(found.of_canary) != number(found.claim):
         shows += f", of the {number(found.of_canary)} that they pay"
-    enough = f"no number that fits shows {goal}" if found.enough is None else f"{found.enough:,} canaries show {goal}"
+    enough = (
+        f"no number that fits shows {goal}"
+        if found.enough is None
+        else f"{count_of(found.enough, 'canary shows', 'canaries show')} {goal}"
+    )
     if found.most is not None:
         enough += f", as {found.most[0]:,} show about {number(found.most[1])}"
     named = f"{trials[0]}{f' and {len(trials) - 1} more' if trials[1:] else ''}, " if trials else ""

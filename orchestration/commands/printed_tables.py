@@ -14,6 +14,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, kept_bytes
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.accounting.records.files import exists
@@ -140,7 +141,7 @@ def _data_line(data: DatasetDescription) -> str:
     sizes = {"training": data.train_size, "test": data.test_size, "public": data.public_size}
     counted = listed([f"{size:,} {part}" for part, size in sizes.items() if size])
     groups = len(data.group_names)
-    return f"data {data.name}: {counted} examples in {groups} group{'s' * (groups > 1)}"
+    return f"data {data.name}: {counted} examples in {count_of(groups, 'group')}"
 
 
 def prediction_lines(found: Prediction) -> list[str]:
@@ -148,9 +149,10 @@ def prediction_lines(found: Prediction) -> list[str]:
     memory = file_size(found.memory) + (f", {file_size(found.gpu_memory)} on its GPU" if found.gpu_memory else "")
     price = "" if found.price is None else f"; price: {number(found.price)}"
     return [
-        f"probe: {found.steps} steps of {found.kinds} kinds of trial; memory of a trial: {memory}",
-        f"time: {clock(found.seconds)} for the steps of {found.trials} trials, one after another{price}; norms, "
-        "evaluation, accounting and reports come on top",
+        f"probe: {count_of(found.steps, 'step')} of {count_of(found.kinds, 'kind')} of trial; memory of a trial: "
+        f"{memory}",
+        f"time: {clock(found.seconds)} for the steps of {count_of(found.trials, 'trial')}, one after another{price}; "
+        "norms, evaluation, accounting and reports come on top",
     ]
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 from rich.table import Table
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands.options import (
     AllowCode,
@@ -59,7 +59,7 @@ def export(
     table = whole if all_columns else useful_columns(whole)
     write_file("--to", to, write(table), release_mode(record.disclosure).is_sensitive)
     more = "" if all_columns else f"; --all-columns writes all {len(whole[0])}"
-    typer.echo(f"{to}: {len(table)} trials, {len(table[0])} columns{more}")
+    typer.echo(f"{to}: {count_of(len(table), 'trial')}, {count_of(len(table[0]), 'column')}{more}")
 
 
 def compare(

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.table import Table
 from rich.text import Text
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError, count_of
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.registry import lookup, one_of
@@ -319,10 +319,14 @@ def _cluster(cluster: ClusterSnapshot) -> Text:
         for name, amount in node.resources.items():
             whole[name] = whole.get(name, 0.0) + amount
     have = ", ".join(f"{name} {amount:g} ({cluster.free.get(name, 0.0):g} free)" for name, amount in whole.items())
-    text = f"{len(cluster.nodes)} nodes: {have or 'without resources'}"
+    text = f"{count_of(len(cluster.nodes), 'node')}: {have or 'without resources'}"
     if shortage := cluster.shortage():
         return plain(f"{text}; {shortage}", "yellow")
-    waiting = f"; {cluster.waiting} trials wait for {_listed(cluster.trial)} each" if cluster.waiting else ""
+    waiting = (
+        f"; {count_of(cluster.waiting, 'trial waits', 'trials wait')} for {_listed(cluster.trial)} each"
+        if cluster.waiting
+        else ""
+    )
     return plain(f"{text}{waiting}")
 
 
@@ -336,7 +340,7 @@ def _devices(snapshot: SweepSnapshot) -> Iterator[str]:
         busy = [use.utilization for use in uses if use.utilization is not None]
         shown = f", {percent(sum(busy) / len(busy))} busy" if busy else ""
         peak = max(use.peak_bytes for use in uses) / 2**20
-        yield f"{len(uses)} trials on {kind[0]} ({kind[1]}): at most {number(peak)} MiB each{shown}"
+        yield f"{count_of(len(uses), 'trial')} on {kind[0]} ({kind[1]}): at most {number(peak)} MiB each{shown}"
 
 
 def _listed(resources: Mapping[str, float]) -> str:

@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from dpsweep.accounting.accountants.joint_cost import epsilon_of_examples_together
-from dpsweep.accounting.errors import DataCorruption, InvalidInput, require_finite
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, count_of, require_finite
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import in_words, union, weakened
 from dpsweep.accounting.records.files import exists, list_files
@@ -144,8 +144,9 @@ def prune(
     for key in pruned:
         typer.echo(f"deleted the norms of {name_for_terminal(key)}")
     typer.echo(
-        f"norms of {len(pruned)} trials deleted; their stored epsilons, reports and owner reports stay. These trials "
-        "can no longer be accounted with another delta or method, nor can `dpsweep epsilon --trial` read their norms"
+        f"norms of {count_of(len(pruned), 'trial')} deleted; stored epsilons, reports and owner reports stay. Without "
+        "norms a trial can no longer be accounted with another delta or method, nor can `dpsweep epsilon --trial` "
+        "read them"
         if pruned
         else "no accounted trial has norms that old; nothing was deleted"
     )
@@ -164,7 +165,9 @@ def delete(
 
     files = SweepFiles(absolute(folder))
     record = stored_record(files)
-    what = f"the sweep {record.sweep.name} in {files.root}: {len(record.points)} trials{_tuning_text(files)}"
+    what = (
+        f"the sweep {record.sweep.name} in {files.root}: {count_of(len(record.points), 'trial')}{_tuning_text(files)}"
+    )
     if not yes and not _confirmed(for_terminal(f"Delete {what}, with their models, reports and private files?")):
         typer.echo("nothing was deleted")
         raise typer.Exit(1)
@@ -284,7 +287,7 @@ def _together_text(found: PrivacyEstimate) -> str:
 def _summary(answer: Answer) -> str:
     own = answer.individuals
     return (
-        f"{answer.key}: {answer.examples:,} examples in {seconds(answer.seconds)} "
+        f"{answer.key}: {count_of(answer.examples, 'example')} in {seconds(answer.seconds)} "
         f"({answer.examples / max(answer.seconds, 1e-9):,.0f} a second); at δ {answer.worst_case.delta:g} "
         f"worst case ε {at_most(answer.worst_case.epsilon)} ({answer.worst_case.kind}), individual ε median "
         f"{number(own.median)}, mean {number(own.mean)}"
@@ -298,8 +301,8 @@ def _print_details(answer: Answer, groups: Sequence[GroupEpsilon]) -> None:
         typer.echo(f"  any {estimate.group_size} records: ε {at_most(estimate.epsilon)}")
     if answer.users is not None:
         typer.echo(
-            f"  {answer.users.users:,} users of up to {answer.users.most_records:,} records: median ε "
-            f"{number(answer.users.statistics.median)}, largest ε {at_most(answer.users.largest)}"
+            f"  {count_of(answer.users.users, 'user')} of up to {count_of(answer.users.most_records, 'record')}: "
+            f"median ε {number(answer.users.statistics.median)}, largest ε {at_most(answer.users.largest)}"
         )
     typer.echo(for_terminal(f"  private, in {answer.folder}"))
 

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.findings import findings
@@ -160,7 +160,8 @@ class Comparison:
     is_sensitive: bool
 
     def __repr__(self) -> str:
-        return f"<Comparison of {len(self.sweeps)} sweeps: {len(self.settings)} settings; see table()>"
+        sweeps, settings = count_of(len(self.sweeps), "sweep"), count_of(len(self.settings), "setting")
+        return f"<Comparison of {sweeps}: {settings}; see table()>"
 
     def _repr_html_(self) -> str:
         notes = "".join(f"<p>{html.escape(each)}</p>" for each in self.differences)

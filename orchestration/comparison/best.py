@@ -11,7 +11,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Final
 
-from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.errors import InvalidInput, count_of, require_finite
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
@@ -332,7 +332,7 @@ def _nearest(
     by_distance = sorted(known, key=lambda pair: abs(pair[1].value))
     listed = by_distance[:most]
     if len(known) > len(listed):
-        yield f"{words}: {len(known)} settings; the nearest {len(listed)}{how_to_see_more}:"
+        yield f"{words}: {count_of(len(known), 'setting')}; the nearest {len(listed)}{how_to_see_more}:"
     for each, interval in listed:
         yield f"{words}: {_difference(each, interval, shown)}"
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from dpsweep.accounting.accountants.account import account, account_again
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
 from dpsweep.accounting.calibration.so_far import cost_so_far
-from dpsweep.accounting.errors import START_ANEW, DataCorruption
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, count_of
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union
@@ -183,7 +183,8 @@ def _unfounded(claims: _Claims) -> Iterator[str]:
     result, trace, delta = claims.result, claims.trace, claims.delta
     if trace.unit != result.spec.unit:
         found, asked = trace.unit, result.spec.unit
-        yield f"its trace protects {found.name} of {found.rows} rows, but its spec {asked.name} of {asked.rows}"
+        rows = count_of(found.rows, "row")
+        yield f"its trace protects {found.name} of {rows}, but its spec {asked.name} of {asked.rows}"
     yield from _smaller("epsilon", result.worst_case, trace, delta)
     for other in result.others:
         yield from _smaller(f"epsilon by {other.accountant}", other, trace, delta)
@@ -232,7 +233,7 @@ def _of_account(again: PublishedAccount, trace: Trace) -> Iterator[str]:
         found = _cost(trace, again.delta, accountant, size).epsilon
         if not claimed >= found * (1.0 - _ROUNDING):
             yield (
-                f"account {again.name} claims epsilon {claimed:.6g} of {size} record{'s' * (size > 1)}, but its trace "
+                f"account {again.name} claims epsilon {claimed:.6g} of {count_of(size, 'record')}, but its trace "
                 f"costs {found:.6g}"
             )
 

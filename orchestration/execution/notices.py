@@ -15,7 +15,7 @@ import urllib.request
 from collections.abc import Callable, Sequence
 from typing import Final, Literal
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 
@@ -70,7 +70,11 @@ class Notices:
         elif snapshot.recording is not None and (missing := snapshot.recording.missing()):
             self.tell("failed", missing, snapshot)
         elif error is None:
-            self.tell("finished", snapshot.reason or f"{len(snapshot.trials)} trials are done", snapshot)
+            self.tell(
+                "finished",
+                snapshot.reason or count_of(len(snapshot.trials), "trial is", "trials are") + " done",
+                snapshot,
+            )
         self.wait()
 
     def tell(self, event: Event, message: str, snapshot: SweepSnapshot | None, sweep: str = "") -> None:
@@ -188,5 +192,6 @@ class _Watch:
         if not running and counts[TrialState.PENDING] and silent > IDLE_FOR:
             return f"no trial has begun for {silent / 60.0:.0f} minutes, and {counts[TrialState.PENDING]} wait"
         if running and silent > max(SILENT_FOR, _TIMES_LONGEST * self._longest):
-            return f"{running} trials run, but none has shown progress for {silent / 60.0:.0f} minutes"
+            trials = count_of(running, "trial runs", "trials run")
+            return f"{trials}, but none has shown progress for {silent / 60.0:.0f} minutes"
         return None

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.individual import individual_reasons
 from dpsweep.accounting.jobs.examples import AccountingJob, Part, PartwiseJob, Result, Scatter, account_all
 from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting
@@ -194,7 +194,9 @@ def _of_users(job: AccountingJob, reasons: tuple[Reason, ...], scatter: Scatter)
     trace = read_trace(files.trace)
     bound = account(trace, job.delta, "pld", max(most, 1))  # not kept: the number of records is private
     if not math.isfinite(bound.epsilon):
-        raise InvalidInput(f"{job.root}: no finite epsilon is known for a user of {most} records; raise delta")
+        raise InvalidInput(
+            f"{job.root}: no finite epsilon is known for a user of {count_of(most, 'record')}; raise delta"
+        )
     asked = replace(job, method="pld", counting=Counting(bound.epsilon), folder=f"{folder}/users", group_by="")
     summary = account_users(asked, scatter)
     counted = CountedEpsilons(summary, StoredEpsilons(asked.folder))

@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.store.attempts import AttemptLog
@@ -69,7 +69,7 @@ def refuse(found: Iterable[OtherCode], files: SweepFiles, anew: str = "") -> Non
     where = "the folder code of each" if point.spec.selection is not None else files.trial(point.key).code
     helps = all(each.point.is_asked and each.point.spec.selection is None for each in shown)
     raise InvalidInput(
-        f"{has_changed(changed)} since {len(shown)} trials in {files.root} were trained, and results of both "
+        f"{has_changed(changed)} since {count_of(len(shown), 'trial')} in {files.root} began, and results of both "
         f"do not compare; restore what {where} holds, {anew if helps else ''}or choose another folder with --output"
     )
 
@@ -92,8 +92,9 @@ class OwnFiles:
     def changes(self) -> tuple[str, ...]:
         """Return one sentence for each file that has changed."""
         return tuple(
-            f"{has_changed([file])} since {len(keys)} trials began; {_LOADS if file in self.compared else ''}run, "
-            "--retry and model() refuse it: restore it, or choose another --output"
+            f"{has_changed([file])} since {count_of(len(keys), 'trial')} began; "
+            f"{_LOADS if file in self.compared else ''}run, --retry and model() refuse it: restore it, or choose "
+            "another --output"
             for file, keys in self.changed.items()
         )
 

@@ -34,7 +34,7 @@ from pydantic import TypeAdapter, ValidationError
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
@@ -389,9 +389,10 @@ class SubmittedSweeps:
         young = sum(time.time() - job.submitted < _YOUNG for job in running)
         if memory < (1 + young) * DRIVER_BYTES:
             raise InvalidInput(
-                f"the head at {self._address} has {memory / 2**30:.1f} GiB of memory left, where {len(running)} sweeps "
-                f"run, {young} of them just begun, and a driver takes up to {DRIVER_BYTES / 2**30:g} GiB; submit it "
-                "when one has ended (`dpsweep list`), or give the head more memory"
+                f"the head at {self._address} has {memory / 2**30:.1f} GiB of memory left, where "
+                f"{count_of(len(running), 'sweep runs', 'sweeps run')}, {young} of them just begun, and a driver "
+                f"takes up to {DRIVER_BYTES / 2**30:g} GiB; submit it when one has ended (`dpsweep list`), or give "
+                "the head more memory"
             )
 
     def _memory_of_head(self) -> int | None:

@@ -58,7 +58,7 @@ class Supervisor:
                 return code if code >= 0 else 128 - code
             _say(f"the driver was killed by {signal.Signals(-code).name}")
             if restarts_left:
-                _say(f"starting it again in {pause:g} s; {restarts_left} restarts are left")
+                _say(f"starting it again in {pause:g} s; restarts left: {restarts_left}")
                 self._wait(pause)
                 pause = min(2.0 * pause, _LONGEST_PAUSE)
             if self._is_stopping:

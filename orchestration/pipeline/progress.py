@@ -13,6 +13,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from dpsweep.accounting.errors import count_of
 from dpsweep.orchestration.comparison.formats import (
     Fitting,
     at_most,
@@ -82,7 +83,7 @@ def _line(trial: TrialStatus) -> Text:
 def _picture(status: SweepStatus) -> RenderableType:
     counts, trials, recording = status.counts(), status.trials, status.recording
     if recording is not None and recording.goes_on:
-        return plain(f"{len(trials)} trials done; {recording.line()}", "bold")
+        return plain(f"{count_of(len(trials), 'trial')} done; {recording.line()}", "bold")
     ended = sum(trial.state.has_ended for trial in trials)
     left = status.seconds_left()
     headline = (

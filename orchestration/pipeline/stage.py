@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.errors import DataCorruption, count_of
 from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
 from dpsweep.orchestration.comparison.formats import listed, masked
@@ -304,7 +304,7 @@ def _take_over(request: RunRequest, plan: Plan, manifest: Manifest, display: Dis
     """Copy finished trials from the request's sources, and tell of them."""
     for source in request.sources:
         taken = take_finished(request.files, plan.trials, request.sweep, manifest, source, request.code)
-        display.warn(f"{len(taken)} finished trials are taken from {source}")
+        display.warn(f"{count_of(len(taken), 'finished trial is', 'finished trials are')} taken from {source}")
 
 
 def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
@@ -321,7 +321,10 @@ def _require_selected(sweep: SweepSpec, plan: Plan, files: SweepFiles) -> None:
 
 def _continuation_warning(status: SweepStatus, files: SweepFiles, no_longer_asked: int) -> str:
     kept = sum(trial.result is not None for trial in status.trials)
-    former = f"; {no_longer_asked} trials that its file no longer asks for are kept too" if no_longer_asked else ""
+    unasked = count_of(
+        no_longer_asked, "trial that its file no longer asks for is", "trials that its file no longer asks for are"
+    )
+    former = f"; {unasked} kept too" if no_longer_asked else ""
     return (
         f"{files.root} holds this sweep, which is continued; {kept} of {len(status.trials)} trials have results and "
         f"keep them; to train these anew, choose another folder with --output{former}. Of their files, only "

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
+from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.best import more_private, said_of, unsure
@@ -136,7 +137,7 @@ def _nothing_to_take(found: Findings) -> str:
     shown = _nearest_to_use(found)
     name, why = shown.name, found.useless[shown.name]
     others = len(found.useless) - 1
-    more = f", and nothing shows that {others} other setting{'s' * (others > 1)} learnt more" if others else ""
+    more = f", and nothing shows that {count_of(others, 'other setting')} learnt more" if others else ""
     nothing = "Nothing" if found.main.name == "accuracy" else f"By {found.word}, nothing"
     return f"{nothing} trained here with privacy is of use: {name} {why}{more}."
 
@@ -410,7 +411,7 @@ def _by_group(found: Findings, setting: Setting, style: Style) -> Plot | None:
         rows = [*names[: half + 1], None, *names[len(names) - half + 1 :]]
     figure = _picture(len(rows))
     for row, name in enumerate(rows):
-        _label(figure, row, f"{len(names) - len(rows) + 1} groups between" if name is None else name)
+        _label(figure, row, f"{count_of(len(names) - len(rows) + 1, 'group')} between" if name is None else name)
     drawn = [*found.baselines[:1], setting] if not found.unknown_cost else [setting]
     for each in drawn:
         points = []

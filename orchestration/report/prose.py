@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from dpsweep.accounting.accountants.account import account
+from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
@@ -237,7 +238,7 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
     found = composed(trials)
     if found is None or found.trials + found.attempts + found.candidates < 2:
         return []
-    more = [f"{found.attempts} earlier starts of them"] if found.attempts else []
+    more = [f"{count_of(found.attempts, 'earlier start')} of them"] if found.attempts else []
     more += [f"{found.candidates} candidates of their tuning"] if found.candidates else []
     anew = f", {listed(more)} included," if more else ""
     whole = f"All {found.trials} private trials together{anew}" if found.trials > 1 else f"The private trial{anew}"
@@ -352,10 +353,10 @@ def _failures(data: PublishedSweep, found: Findings) -> list[str]:
     waiting = sum(not trial.state.has_ended for trial in data.trials)
     sentences = []
     if failed:
-        subject = f"{failed} trials failed and are" if failed > 1 else "1 trial failed and is"
+        subject = count_of(failed, "trial failed and is", "trials failed and are")
         sentences.append(f"{subject} in no average; the table of trials says why.")
     if stopped:
-        subject = f"{len(stopped)} trials, which are" if len(stopped) > 1 else "1 trial, which is"
+        subject = count_of(len(stopped), "trial, which is", "trials, which are")
         sentences.append(f"The scheduler stopped {subject} in no average; the table of trials says when.")
         if flattered := [setting.name for setting in found.settings if setting.name in stopped]:
             sentences.append(f"Averages of {first_few(flattered)} are too good: they keep only seeds that began well.")

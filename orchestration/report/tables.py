@@ -13,6 +13,7 @@ from typing import Final
 
 from dpsweep.accounting.attacks import area_limit, exposure_limit
 from dpsweep.accounting.audits import ASSUMPTIONS
+from dpsweep.accounting.errors import count_of
 from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable, by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings
 from dpsweep.orchestration.comparison.formats import (
@@ -513,7 +514,7 @@ def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[str]:
     sizes = [f"any {size} records: ε {at_most(epsilon)}" for size, epsilon in account.group_epsilons.items()]
     means = [f"{name}: mean εᵢ {number(mean)}" for name, mean in account.group_means.items()]
     if (found := account.of_users) is not None:
-        records = f"{found.users:,} users of up to {found.most_records:,} records"
+        records = f"{count_of(found.users, 'user')} of up to {count_of(found.most_records, 'record')}"
         sizes.append(f"{records}: median ε {number(found.median)}, largest ε {at_most(found.largest)}")
     claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
     values = at_most(account.epsilon), number(account.median), number(account.mean)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import Final
 
+from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.orchestration.store.limits import NO_LIMITS, NOTHING_SPENT, Limits, Spent
@@ -72,7 +73,7 @@ class Recording:
             return ""
         what = f"{self.count} trials are recorded in MLflow"
         if self.recorded == self.trials:
-            what = f"all {self.trials} trials are recorded in MLflow, but not their comparison"
+            what += ", but not their comparison"
         why = f" ({self.failure})" if self.failure else ""
         return f"{what}{why}; `{self.command}` records the rest"
 
@@ -267,11 +268,11 @@ class SweepStatus:
             return None
         failed, spent = self.counts()[TrialState.FAILED], self.spent
         if limits.hours is not None and spent.seconds >= 3600.0 * limits.hours:
-            return f"{limits.hours:g} hours are over (--max-hours)"
+            return f"its time is over (--max-hours {limits.hours:g})"
         if limits.gpu_hours is not None and spent.gpu_seconds >= 3600.0 * limits.gpu_hours:
-            return f"{limits.gpu_hours:g} GPU-hours are used (--max-gpu-hours)"
+            return f"its GPU-hours are used (--max-gpu-hours {limits.gpu_hours:g})"
         if limits.failures is not None and failed >= limits.failures:
-            return f"{failed} trials have failed (--stop-after-failures {limits.failures})"
+            return f"{count_of(failed, 'trial has', 'trials have')} failed (--stop-after-failures {limits.failures})"
         return None
 
     @property
@@ -280,8 +281,8 @@ class SweepStatus:
         left = sum(not trial.state.has_ended for trial in self.trials)
         if not left:
             return None
-        reason = self.must_stop or f"it trains at most {self.limits.trials} trials (--max-trials)"
-        return f"{reason}; {left} trials are left, and the same command continues"
+        reason = self.must_stop or f"it trains at most {self.limits.trials} of its trials (--max-trials)"
+        return f"{reason}; {count_of(left, 'trial is', 'trials are')} left, and the same command continues"
 
     @property
     def trials_left(self) -> int | None:

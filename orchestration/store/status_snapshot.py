@@ -20,7 +20,7 @@ from typing import Final
 
 from pydantic import TypeAdapter
 
-from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.errors import DataCorruption, count_of
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.records.local_files import is_locked
@@ -92,8 +92,8 @@ class ClusterSnapshot:
             return ""
         wanted = ", ".join(f"{name} {amount:g}" for name, amount in self.missing.items())
         return (
-            f"{self.waiting} trials wait: no node can give a trial {wanted}; wait if an autoscaler starts one that "
-            "can, else add one, or lower the sweep's resources"
+            f"{count_of(self.waiting, 'trial waits', 'trials wait')}: no node can give a trial {wanted}; wait if an "
+            "autoscaler starts one that can, else add one, or lower the sweep's resources"
         )
 
 

@@ -15,7 +15,7 @@ from typing import Final
 
 import pyarrow as pa
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.orchestration.sweeps.draft_scale import (
     HIDDEN,
     PLACES,
@@ -201,7 +201,7 @@ def _profiled(
     if nested := next((each for each in table.columns if each.name in roles and each.unreadable is not None), None):
         raise InvalidInput(f"the column {nested.name!r} holds values of type {nested.unreadable}; name another one")
     if table.rows < _FEWEST_ROWS:
-        raise InvalidInput(f"the table {path} has {table.rows} rows; a sweep needs at least {_FEWEST_ROWS}")
+        raise InvalidInput(f"the table {path} has {count_of(table.rows, 'row')}; a sweep needs at least {_FEWEST_ROWS}")
     if read := hashed or (text and text.name):
         table.column(read, "text")
     if user is not None:
@@ -442,7 +442,7 @@ def _remarks(columns: Sequence[ColumnProfile]) -> Iterator[str]:
         if column.missing:
             yield f"  # {_text(column.name)}:{_lacking(column)[1:]}"
         if column.places:
-            yield f"  # {_text(column.name)} is a list of {column.places} numbers, a feature each"
+            yield f"  # {_text(column.name)} is a list of {count_of(column.places, 'number')}, a feature each"
         if column.apart is not None:
             far = f"{_number(column.apart)} in many rows, far from all other numbers"
             yield f"  # {_text(column.name)} has {far}; if it stands for a missing value, leave these fields empty"

@@ -341,8 +341,8 @@ def _check_updates(trial: TrialSpec, told: Told) -> None:
         make_learning_rate_schedule(schedule, total_steps=1, steps_per_epoch=1)
         if (warm_up := schedule.params.get("warmup_epochs", 0.0)) > trial.epochs:
             raise InvalidInput(
-                f"learning-rate schedule {schedule.name!r}: warmup_epochs is {warm_up:g}, but the run has "
-                f"{trial.epochs} epoch{'s' * (trial.epochs > 1)}; warm up for at most as many"
+                f"learning-rate schedule {schedule.name!r}: warmup_epochs is {warm_up:g}, but epochs is "
+                f"{trial.epochs}; warm up for at most as many"
             )
     with told():
         if trial.averaging is not None:
@@ -565,8 +565,8 @@ def _candidates_warning(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str
     is_first = sweep.tune is not None and sweep.tune.search == "optuna"
     later = " to begin with, half of them all; Optuna proposes the others" if is_first else " in all"
     return (
-        f"these are the trials of the tuning, {len(trials)}{later}; then the best candidate of each of "
-        f"{settings} settings is trained with each of the sweep's seeds ({len(sweep.seeds)})"
+        f"these are the trials of the tuning, {len(trials)}{later}; then the best candidate of every "
+        f"setting ({settings}) is trained with each of the sweep's seeds ({len(sweep.seeds)})"
     )
 
 

@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.parameter_search import rounded_up
-from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.errors import InvalidInput, StorageError, count_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union
@@ -104,7 +104,8 @@ class Plan:
     former: tuple[GridPoint, ...] = ()
 
     def __repr__(self) -> str:
-        return f"<Plan of {len(self.trials)} trials, {len(self.refusals)} refused, {len(self.warnings)} warnings>"
+        trials, warnings = count_of(len(self.trials), "trial"), count_of(len(self.warnings), "warning")
+        return f"<Plan of {trials}, {len(self.refusals)} refused, {warnings}>"
 
     def _repr_html_(self) -> str:
         heads = ("trial", "epochs", "steps", "noise multiplier", "ε", "claim")

@@ -217,7 +217,7 @@ class Adapted(SweepSection):
         largest = max((*drawn, *(place for places in self.proposed.values() for place in places)), default=-1)
         if largest >= len(self.candidates):
             raise InvalidInput(
-                f"candidate is {largest}, but there are {len(self.candidates)} candidates, counted from 0; dpsweep "
+                f"candidate is {largest}, but there are {len(self.candidates)}, counted from 0; dpsweep "
                 "writes this section, leave it as it is"
             )
         return self

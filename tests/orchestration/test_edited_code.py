@@ -188,10 +188,10 @@ def test_verify_and_best_name_what_has_changed(folder: Path) -> None:
     assert own == {"compared": [net, layers], "changed": {}, "not_found": []}
     edit(folder)
     said, own = verified()
-    assert f"warning: {layers} has changed since 1 trials began" in said
+    assert f"warning: {layers} has changed since 1 trial began" in said
     assert own["changed"] == {layers: [key]}
     best = invoked("best", folder / "out")
-    assert f"warning: {layers} has changed since 1 trials began" in best.stderr
+    assert f"warning: {layers} has changed since 1 trial began" in best.stderr
     (folder / "edited_layers.py").unlink()
     assert verified()[1]["changed"] == {"edited_layers.py": [key]}, "it is gone"
     elsewhere = (folder / "edited_net.py").rename(folder / "out" / "edited_net.py")

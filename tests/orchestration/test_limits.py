@@ -87,7 +87,7 @@ def test_a_run_trains_as_many_trials_as_it_may_and_the_next_one_the_rest(tmp_pat
     assert states(first) == [TrialState.FINISHED, TrialState.FINISHED, TrialState.PENDING]
     state, line = said(first.files)
     assert state == "stopped"
-    assert line.endswith("(--max-trials); 1 trials are left, and the same command continues")
+    assert line.endswith("(--max-trials); 1 trial is left, and the same command continues")
     assert str(first.stopped) in line
     second = run(tmp_path, limits=Limits(trials=2))
     assert (states(second), second.stopped) == ([TrialState.FINISHED] * 3, None)
@@ -110,7 +110,7 @@ def test_a_trial_that_is_stopped_at_an_epoch_goes_on_to_the_same_bits(
     trial = outcome.files.trial(point.key)
     assert exists(trial.checkpoint)
     assert not exists(trial.result)
-    assert outcome.stopped == "enough; 1 trials are left, and the same command continues"
+    assert outcome.stopped == "enough; 1 trial is left, and the same command continues"
     again, whole = run(tmp_path, seeds=0, epochs=3), run(tmp_path / "whole", seeds=0, epochs=3)
     models = [Path(each.files.trial(point.key).model).read_bytes() for each in (again, whole)]
     assert models[0] == models[1]
@@ -128,7 +128,7 @@ def stumbling(tmp_path: Path) -> Path:
 def test_after_enough_failures_a_run_stops_and_what_failed_starts_anew(stumbling: Path) -> None:
     outcome = run(stumbling, limits=Limits(failures=2), model="stumbles:build")
     assert states(outcome) == [TrialState.FAILED, TrialState.FAILED, TrialState.PENDING]
-    assert "2 trials have failed (--stop-after-failures 2); 1 trials are left" in said(outcome.files)[1]
+    assert "2 trials have failed (--stop-after-failures 2); 1 trial is left" in said(outcome.files)[1]
     (stumbling / "flag").unlink()
     failed = [point.key for point in outcome.record.points][:2]
     noted = Path(outcome.files.trial(failed[0]).private, "left.txt")
@@ -173,11 +173,11 @@ def test_time_and_failures_stop_a_run() -> None:
     status.began -= 3601.0  # the clock jumps
     assert status.must_stop is None
     status._began -= 3601.0
-    assert status.must_stop == "1 hours are over (--max-hours)"
+    assert status.must_stop == "its time is over (--max-hours 1)"
     status._began += 3601.0
     status.change("b", state=TrialState.FAILED)
     assert status.stopped_by == (
-        "2 trials have failed (--stop-after-failures 2); 1 trials are left, and the same command continues"
+        "2 trials have failed (--stop-after-failures 2); 1 trial is left, and the same command continues"
     )
     status.change("c", state=TrialState.FINISHED)
     assert status.stopped_by is None
@@ -198,7 +198,7 @@ def test_gpu_hours_are_those_that_trials_of_this_run_hold(monkeypatch: pytest.Mo
     assert status.spent == Spent(10800.0, 0.5 * (3600.0 + 7200.0), 0)
     assert status.must_stop is None
     now += 3600.0
-    assert status.must_stop == "2 GPU-hours are used (--max-gpu-hours)"
+    assert status.must_stop == "its GPU-hours are used (--max-gpu-hours 2)"
 
 
 @pytest.mark.parametrize("jump", [-864000.0, 259200.0])

@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 from torch.utils import data as torch_data
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput, PrivateDetail
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, PrivateDetail, count_of
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.registry import build, nearest
@@ -65,7 +65,10 @@ def as_tensor(values: Any, what: str) -> Tensor:
         return values.detach().cpu()
     array = np.asarray(values)
     if array.dtype.kind not in "biuf" or array.ndim == 0:
-        raise InvalidInput(f"{what} are of type {array.dtype} with {array.ndim} axes; give numbers, one row an example")
+        raise InvalidInput(
+            f"{what} are of type {array.dtype} with {count_of(array.ndim, 'axis', 'axes')}; give numbers, one row an "
+            "example"
+        )
     return torch.from_numpy(np.ascontiguousarray(array))
 
 
@@ -135,8 +138,8 @@ def source_of_arrays(
         stored = rows.float() if rows.dtype in (torch.float64, torch.float16, torch.bfloat16) else rows
         if len({len(each) for each in (stored, column, group, None if first else owners) if each is not None}) > 1:
             raise InvalidInput(
-                f"there are {len(stored)} examples and {len(column)} labels; give features, labels, groups and users "
-                "one row for each example"
+                f"there are {count_of(len(stored), 'example')} and {count_of(len(column), 'label')}; give features, "
+                "labels, groups and users one row for each example"
             )
         splits.append(make_split(stored, column, group, first_id=first, user_ids=None if first else owners))
         first += len(stored)

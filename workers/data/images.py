@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Indices, Source, Split, make_split, numbered, pixels, repeated
 from dpsweep.workers.data.mapped import Blocks, Form, digest_of_parts, once_on_node
@@ -191,7 +191,7 @@ def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str])
     missing = [file for file, values in grouped.items() if None in values]
     if missing:
         raise InvalidInput(f"{found} gives no group for some pictures; add their lines") from PrivateDetail(
-            f"{len(missing)} pictures, first {missing[0]}"
+            f"{count_of(len(missing), 'picture')}, first {missing[0]}"
         )
     return pa.table({name: [values[place] for values in grouped.values()] for place, name in enumerate(columns)})
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from PIL import Image
 from pydantic import Field
 
-from dpsweep.accounting.errors import InvalidInput, PrivateDetail
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Source, make_split
 from dpsweep.workers.data.images import (
@@ -60,7 +60,9 @@ def image_masks(
     columns = group_columns("image_masks", groups, group, group_names)
     numbers = tuple(range(len(classes)) if values is None else values)
     if len(numbers) != len(classes) or len(set(numbers)) < len(numbers):
-        raise InvalidInput(f"`values` has {len(numbers)} numbers, but must have a different one for each of `classes`")
+        raise InvalidInput(
+            f"`values` has {count_of(len(numbers), 'number')}, but must have a different one for each of `classes`"
+        )
     folder = require_path(path)
     parts = [folder / name for name in _PARTS] if all((folder / name).is_dir() for name in _PARTS) else [folder]
     listed = [_pictures(part) for part in parts]

@@ -15,7 +15,7 @@ from typing import Final, TypeVar
 import pyarrow as pa
 from PIL import Image
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, count_of
 from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 from dpsweep.accounting.registry import lookup
 from dpsweep.workers.machine.folders import CACHE
@@ -138,7 +138,7 @@ def _reason(error: Exception) -> str:
 def require_rows(path: Path, rows: int, published: int) -> None:
     """Raise DataCorruption when a file does not have its published number of rows."""
     if rows != published:
-        raise DataCorruption(f"{path} has {rows} rows, but as published it has {published}; fetch it again")
+        raise DataCorruption(f"{path} has {count_of(rows, 'row')}, but as published it has {published}; fetch it again")
 
 
 def _first(folder: Path, names: tuple[str, ...]) -> Path | None:

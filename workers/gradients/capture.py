@@ -16,7 +16,7 @@ from torch.nn import functional
 from torch.nn.utils.rnn import PackedSequence
 from torch.utils import _pytree as pytree
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.gradients.divided import is_away
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, Summed
 from dpsweep.workers.gradients.fallback import run_per_row
@@ -241,7 +241,7 @@ class _Recorder:
         if not _holds_batch(self.layer, self.capture, activation):
             raise InvalidInput(
                 f"{self.layer.described} was given a tensor of shape {list(activation.shape)} in a batch of "
-                f"{self.capture.rows} rows; every layer must see the batch on its first axis"
+                f"{count_of(self.capture.rows, 'row')}; every layer must see the batch on its first axis"
             )
         edges = [get_gradient_edge(output) for output in outputs]
         self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))

@@ -16,7 +16,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import InvalidInput, public_text
+from dpsweep.accounting.errors import InvalidInput, count_of, public_text
 from dpsweep.workers.gradients.capture import Capture, capturing
 from dpsweep.workers.gradients.checks import check_model, has_half_precision, require_trained, unchanged
 from dpsweep.workers.gradients.compared_passes import (
@@ -554,7 +554,7 @@ class GradientEngine:
     def _one_per_row(self, losses: Tensor, rows: int) -> Tensor:
         if losses.shape != (rows,):
             raise InvalidInput(
-                f"the loss returned shape {list(losses.shape)} for a batch of {rows} rows, "
+                f"the loss returned shape {list(losses.shape)} for a batch of {count_of(rows, 'row')}, "
                 f"but must return one number for each, [{rows}], as with reduction='none'"
             )
         return losses

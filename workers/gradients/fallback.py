@@ -12,7 +12,7 @@ from torch._C._functorch import is_batchedtensor
 from torch.func import functional_call, vmap
 from torch.utils import _pytree as pytree
 
-from dpsweep.accounting.errors import InvalidInput, public_text
+from dpsweep.accounting.errors import InvalidInput, count_of, public_text
 from dpsweep.workers.gradients.layers import Layer
 from dpsweep.workers.machine.devices import lacks_memory
 
@@ -134,7 +134,7 @@ def _batched(layer: Layer, leaves: list[Any], structure: pytree.TreeSpec, rows: 
                 found.append(index)
     if not found:
         raise WithoutBatch(
-            f"{layer.described} was given no tensor with the batch of {rows} rows "
+            f"{layer.described} was given no tensor with the batch of {count_of(rows, 'row')} "
             "on its first axis; every layer must see the batch there",
             layer.name,
         )

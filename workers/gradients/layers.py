@@ -10,7 +10,7 @@ from typing import Final, Literal
 from torch import Tensor, nn
 from torch.nn.utils.parametrize import is_parametrized
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.gradients import convolution, embedding, linear, normalization, rewritten
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, widen
 from dpsweep.workers.gradients.rules import Differentiate, Rewrite, Rule
@@ -175,7 +175,8 @@ class Layer:
         if is_new or (held and not found):
             raise Unverified(
                 f"{self.described} is called in another way than in the batch that was verified: with {length} entries "
-                f"for {rows} rows, not {axes.stacked.get(position, 1)} for each; keep to that, or make a new engine"
+                f"for {count_of(rows, 'row')}, not {axes.stacked.get(position, 1)} for each; keep to that, or make a "
+                "new engine"
             )
         return found
 

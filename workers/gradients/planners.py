@@ -18,7 +18,7 @@ from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar, asser
 import torch
 from torch import Tensor
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 
 
 @dataclass(frozen=True)
@@ -78,7 +78,10 @@ def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
             raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
     rows, targets = x.shape[0], y.shape[0]
     if rows % multiplicity or rows != targets:
-        raise InvalidInput(f"x has {rows} rows and y {targets}, but both need the same multiple of {multiplicity} rows")
+        raise InvalidInput(
+            f"x has {count_of(rows, 'row')} and y {targets}, but both need the same multiple of "
+            f"{count_of(multiplicity, 'row')}"
+        )
 
 
 def with_padding(values: Tensor, rows: int) -> Tensor:

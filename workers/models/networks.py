@@ -10,7 +10,7 @@ import torch
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.registry import lookup
 from dpsweep.workers.models.extra_layers import WeightStandardizedConv2d, truncated_variance_scaling_
 from dpsweep.workers.models.pretrained import load_pretrained
@@ -261,7 +261,7 @@ def wrn16_4(feature_shape: tuple[int, ...], num_classes: int, groups: PositiveIn
 def _groups(groups: int, channels: int) -> int:
     if channels % groups:
         raise InvalidInput(
-            f"groups is {groups}, but must divide the {channels} channels; choose a power of two up to 16"
+            f"groups is {groups}, but must divide the {count_of(channels, 'channel')}; choose a power of two up to 16"
         )
     return groups
 
@@ -280,11 +280,13 @@ def unet(
     channels, height, side = require_image("unet", feature_shape)
     if height % 2**depth or side % 2**depth:
         raise InvalidInput(
-            f"unet of depth {depth} halves pictures {depth} times, but they have {height} x {side} pixels; choose a "
-            f"`size` that {2**depth} divides, or a smaller depth"
+            f"unet of depth {depth} halves pictures {count_of(depth, 'time')}, but they have {height} x {side} "
+            f"pixels; choose a `size` that {2**depth} divides, or a smaller depth"
         )
     if width % groups:
-        raise InvalidInput(f"width of unet is {width}, which {groups} groups do not divide; choose another")
+        raise InvalidInput(
+            f"width of unet is {width}, which {count_of(groups, 'group does', 'groups do')} not divide; choose another"
+        )
     return UNet(channels, num_classes, width, depth, groups)
 
 

@@ -13,7 +13,7 @@ from typing import Any, Final, Literal
 from pydantic import PositiveFloat, PositiveInt
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.machine.stored_tensors import load_tensors
 
 
@@ -61,7 +61,10 @@ def load_pretrained(model: nn.Module, path: str, heads: Collection[str]) -> None
     inside = tuple(f"{head}." for head in heads)
     misfits = [name for name in own if name not in fitting and not name.startswith(inside)]
     if misfits:
-        raise InvalidInput(f"initial_weights {path}: {len(misfits)} tensors do not fit the model, first {misfits[0]!r}")
+        raise InvalidInput(
+            f"initial_weights {path}: {count_of(len(misfits), 'tensor does', 'tensors do')} not fit the model, first "
+            f"{misfits[0]!r}"
+        )
     own.update(fitting)  # which keeps the versions of its modules
     model.load_state_dict(own)
 

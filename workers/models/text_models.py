@@ -10,7 +10,7 @@ from typing import Any, Final, Literal
 import torch
 from torch import nn
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.machine.devices import lacks_memory
 from dpsweep.workers.models.pretrained import require_package
@@ -218,8 +218,8 @@ def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, pat
         )
     if lacking:
         raise InvalidInput(
-            f"the model at {path!r} lacks {len(lacking)} tensors that head {head} needs, as {lacking[0]}; they would "
-            "be random. Give a model that was trained for this, or another head"
+            f"the model at {path!r} lacks {count_of(len(lacking), 'tensor')} that head {head} needs, as {lacking[0]}, "
+            "which would be random. Give a model that was trained for this, or another head"
         )
     return new
 

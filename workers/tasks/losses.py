@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpsweep.accounting.errors import InvalidInput, require_finite
+from dpsweep.accounting.errors import InvalidInput, count_of, require_finite
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, build_named
 from dpsweep.workers.spec import Component
 from dpsweep.workers.tasks import IGNORED
@@ -193,7 +193,9 @@ def _of_columns(known: Loss, columns: int) -> Loss:
 
     def loss(outputs: Tensor, labels: Tensor) -> Tensor:
         if outputs.ndim == 2 and outputs.shape[1] > columns:
-            raise InvalidInput(f"the model returns {outputs.shape[1]} outputs for {columns}; {FURTHER_COLUMNS}")
+            raise InvalidInput(
+                f"the model returns {count_of(outputs.shape[1], 'output')} for {columns}; {FURTHER_COLUMNS}"
+            )
         return known(outputs, labels)
 
     return loss

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.tasks.task import Array, Score, by_name, mean_of_known, share, wrong_form
 
 if TYPE_CHECKING:
@@ -26,7 +26,7 @@ class MultiLabel:
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim != 2 or labels.shape[1] != len(names) or labels.is_floating_point():
-            takes = f"multi_label takes int64 [n, {len(names)}]: 0 or 1 for each of {len(names)} labels"
+            takes = f"multi_label takes int64 [n, {len(names)}]: 0 or 1 for each of {count_of(len(names), 'label')}"
             raise wrong_form(what, labels, takes)
         if not bool(((labels == 0) | (labels == 1)).all()):
             raise InvalidInput(f"{what} hold a number besides 0 and 1, which say whether an example has a label")
@@ -35,7 +35,7 @@ class MultiLabel:
         return (len(names),)
 
     def outputs(self, names: tuple[str, ...]) -> str:
-        return f"one logit for each of {len(names)} labels"
+        return f"one logit for each of {count_of(len(names), 'label')}"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return [b, 2 + 3 L]: 1, whether all labels are correct, then true positives, false positives and false

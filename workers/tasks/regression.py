@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.tasks.task import Array, Score, by_name, mean_of_known, share, wrong_form
 
 if TYPE_CHECKING:
@@ -38,7 +38,7 @@ class Regression:
         return (len(names),)
 
     def outputs(self, names: tuple[str, ...]) -> str:
-        return f"one number for each of {len(names)} targets"
+        return f"one number for each of {count_of(len(names), 'target')}"
 
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return [b, 1 + 4 T]: 1, then squared errors, absolute errors, targets and squared targets, each for T

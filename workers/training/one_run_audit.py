@@ -28,7 +28,7 @@ from dpsweep.accounting.audits import (
     provable,
     ranks_epsilon,
 )
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.data import Dataset
 from dpsweep.workers.evaluation.attack_results import AuditResult, AuditTest, GroupAudit
 from dpsweep.workers.evaluation.predictions import predict
@@ -72,7 +72,7 @@ def check_audit(spec: AuditSpec, sampling: SamplingSpec, dataset_size: int) -> N
         )
     if spec.canaries > dataset_size:
         raise InvalidInput(
-            f"audit.canaries is {spec.canaries}, but the training set has {dataset_size} examples; "
+            f"audit.canaries is {spec.canaries}, but the training set has {count_of(dataset_size, 'example')}; "
             f"choose at most {dataset_size}"
         )
 

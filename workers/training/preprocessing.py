@@ -16,7 +16,7 @@ from typing import Final, Protocol
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import InvalidInput, keep_whole, require_finite
+from dpsweep.accounting.errors import InvalidInput, count_of, keep_whole, require_finite
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Release
 from dpsweep.accounting.registry import build, lookup
 from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Split
@@ -139,7 +139,9 @@ class DPPCA:
     def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
         size = math.prod(feature_shape)
         if self.dimensions > size:
-            raise InvalidInput(f"dimensions of dp_pca is {self.dimensions}, but an example has {size} features")
+            raise InvalidInput(
+                f"dimensions of dp_pca is {self.dimensions}, but an example has {count_of(size, 'feature')}"
+            )
         return (self.dimensions,)
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
@@ -280,7 +282,7 @@ def _numbers(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> 
     if len(feature_shape) != 1:
         raise InvalidInput(f"{name} takes rows of a table, but features have shape {feature_shape}")
     if columns is not None and columns > feature_shape[0]:
-        raise InvalidInput(f"columns of {name} is {columns}, but a row has {feature_shape[0]} features")
+        raise InvalidInput(f"columns of {name} is {columns}, but a row has {count_of(feature_shape[0], 'feature')}")
     return columns or feature_shape[0]
 
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.calibration.planned_runs import Calibration
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT
@@ -541,7 +541,9 @@ def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[s
     features, labels = _columns(data)
     count, reasons = len(features), list[Reason]()
     if len(labels) != count:
-        raise InvalidInput(f"there are {count} examples and {len(labels)} labels; give each example one")
+        raise InvalidInput(
+            f"there are {count_of(count, 'example')} and {count_of(len(labels), 'label')}; give each example one"
+        )
     names: tuple[str, ...] = NO_GROUPS
     places = torch.zeros(count, dtype=torch.int64)
     if groups is not None:

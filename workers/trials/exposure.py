@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.attacks import mean_exposure
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.data import Dataset, Split, Tokens
 from dpsweep.workers.evaluation.attack_results import ExposureAttack
 from dpsweep.workers.evaluation.predictions import predict
@@ -47,8 +47,7 @@ def with_secrets(spec: TrialSpec, dataset: Dataset) -> Dataset:
     split = _of_tokens(dataset.train, secrets, tokens)
     features, labels = dataset.train.features.clone(), dataset.train.labels.clone()
     features[places], labels[places] = split.features, split.labels
-    count = "1 example" if len(places) == 1 else f"{len(places):,} examples"
-    note = f"{count} of the training data were written over by secrets (attacks.exposure)"
+    note = f"{count_of(len(places), 'example')} of the training data were written over by secrets (attacks.exposure)"
     train = replace(dataset.train, features=features, labels=labels, place=None)
     return replace(dataset, train=train, notes=(*dataset.notes, note))
 
@@ -84,8 +83,8 @@ def require_room(asked: ExposureSpec | None, dataset: Dataset, train_size: int) 
     longest, rows = dataset.train.features.shape[1], asked.canaries * asked.repeats
     if asked.length > longest:
         raise InvalidInput(
-            f"attacks.exposure.length is {asked.length}, but the texts have {longest} tokens; set it to {longest} or "
-            "less, or data.max_length to more"
+            f"attacks.exposure.length is {asked.length}, but the texts have {count_of(longest, 'token')}; set it to "
+            f"{longest} or less, or data.max_length to more"
         )
     if rows > (most := int(_LARGEST_SHARE * train_size)):
         raise InvalidInput(

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import DpsweepError, InvalidInput, public_text
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, count_of, public_text
 from dpsweep.workers.data import Dataset, Tokens, as_targets
 from dpsweep.workers.gradients.checks import in_its_precision, precision_named, require_autocast
 from dpsweep.workers.gradients.engine import GradientEngine
@@ -213,7 +213,7 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: st
     )
     wider = f"; {FURTHER_COLUMNS}" * is_wider
     raise InvalidInput(
-        f"for {rows} row{'s' * (rows > 1)} it returns the shape {shape}, but must return {(rows, *output)}: for each "
+        f"for {count_of(rows, 'row')} it returns the shape {shape}, but must return {(rows, *output)}: for each "
         f"row {outputs}{lost}{wider}"
     )
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput
+from dpsweep.accounting.errors import START_ANEW, DataCorruption, InvalidInput, count_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.records.files import delete, exists, read_bytes, write_bytes_atomically
@@ -378,8 +378,8 @@ def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
     found: tuple[Tensor, ...] = tuple(stored.get("ranks", ()))
     if len(found) + 1 != ranks:
         raise InvalidInput(
-            f"the trial began with its gradients shared by {len(found) + 1} ranks and cannot go on with {ranks}, which "
-            f"round sums otherwise; set resources.ranks to {len(found) + 1}, or {START_ANEW}"
+            f"the trial began with its gradients shared by {count_of(len(found) + 1, 'rank')} and cannot go on with "
+            f"{ranks}, which round sums otherwise; set resources.ranks to {len(found) + 1}, or {START_ANEW}"
         )
     return found
 

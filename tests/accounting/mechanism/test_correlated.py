@@ -196,6 +196,6 @@ def test_sizes_of_cycles() -> None:
     assert CyclicPoissonSampling.of_sizes(60_000, 600, 4).steps_per_epoch == 100
     for groups in (0, 101):
         with pytest.raises(
-            InvalidInput, match=f"a cycle has {groups} groups, but 60000 examples are enough for 1 to 100"
+            InvalidInput, match=f"a cycle has {groups} groups, but 60,000 examples are enough for 1 to 100"
         ):
             CyclicPoissonSampling.of_sizes(60_000, 600, groups)

@@ -28,7 +28,7 @@ STEPS = Segment(0, 10, POISSON, 1.0)
 @pytest.mark.parametrize(
     ("made", "words"),
     [
-        (lambda: Trace(100, (Segment(0, 10, FixedBatchSampling(10**9, 50), 1.0),)), "1000000000 examples.*100"),
+        (lambda: Trace(100, (Segment(0, 10, FixedBatchSampling(10**9, 50), 1.0),)), "1,000,000,000 examples.*100"),
         (lambda: Trace(100, (replace(STEPS, sampling=ShuffledSampling(101)),), adjacency="zero_out"), "101.*100"),
         (lambda: Trace(100, (STEPS,), adjacency="foo"), "adjacency is 'foo'.*'add_remove', 'zero_out'"),
         (lambda: Trace(100, (STEPS,), contributions="certain"), "contributions is 'certain'.*'guarantee'"),

@@ -75,7 +75,7 @@ def test_a_running_sweep(tmp_path: Path, command: Command) -> None:
         "small: running, 2 of 4 trials done, 1 running, 1 waiting, 1 failed; 4:05 elapsed, 1:01 to finish"
     )
     assert "driver on head (pid 17), job small-0123456789, seen " in lines[1]
-    assert "2 nodes: CPU 8 (0 free), GPU 1 (0 free); 1 trials wait for CPU 1 each" in lines[2]
+    assert "2 nodes: CPU 8 (0 free), GPU 1 (0 free); 1 trial waits for CPU 1 each" in lines[2]
     (row,) = [line for line in lines if line.startswith("flat-seed1")]
     assert row.split() == ["flat-seed1", "training", "2", "10/20", "1.70", "accuracy", "85.0%"]
     assert lines[-1] == "failed flat-seed2: ValueError in f (a.py:3)"

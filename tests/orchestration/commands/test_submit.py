@@ -63,7 +63,7 @@ def test_a_dry_run_lists_what_would_be_sent(sweep_file: Path, submit: Command) -
     assert names == ["sweep.yaml", *(f"own_package_of_submit/{n}" for n in ("__init__.py", "nets.py", "settings.json"))]
     assert "dpsweep (" in sent
     assert would.startswith("my-run-")
-    assert would.endswith(": 1 trials would be submitted to http://127.0.0.1:1, with output s3://bucket/a")
+    assert would.endswith(": 1 trial would be submitted to http://127.0.0.1:1, with output s3://bucket/a")
     assert "not sent, by their endings: own_package_of_submit/rows.csv" in warned.splitlines()
     assert (sweep_file.parent / "own_package_of_submit" / "rows.csv").exists(), "the user's own files stay"
 

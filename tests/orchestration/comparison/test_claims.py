@@ -101,7 +101,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
     "unit of a risk": (lambda result: forged_risk(result, 0, unit="user"), r"attacks on user .* on example under"),
     "unit of the specification": (
         lambda result: result["spec"].update(users={"sampling": "els", "max_records": 2}),
-        "its trace protects example of 1 rows, but its spec user of 2",
+        "its trace protects example of 1 row, but its spec user of 2",
     ),
     "statistics": (lambda result: result["individuals"].update(release_epsilon=0.01), r"statistics cost 0\.01"),
 }

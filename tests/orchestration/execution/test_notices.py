@@ -170,9 +170,9 @@ PENDING, TRAINING = TrialState.PENDING, TrialState.TRAINING
 @pytest.mark.parametrize(
     ("shown", "after", "message"),
     [
-        (snapshot(TRAINING, PENDING, cluster=WAITS), MISSING_FOR, "1 trials wait: no node can give a trial GPU 1"),
+        (snapshot(TRAINING, PENDING, cluster=WAITS), MISSING_FOR, "1 trial waits: no node can give a trial GPU 1"),
         (snapshot(PENDING, PENDING), IDLE_FOR, "no trial has begun for 15 minutes, and 2 wait"),
-        (snapshot(TRAINING), SILENT_FOR, "1 trials run, but none has shown progress for 60 minutes"),
+        (snapshot(TRAINING), SILENT_FOR, "1 trial runs, but none has shown progress for 60 minutes"),
     ],
 )
 def test_a_sweep_that_is_stuck_is_told_of_once(

@@ -265,7 +265,7 @@ def test_a_job_ends_by_its_limit_and_prometheus_sees_its_numbers(head: Head, swe
     wait_until(lambda: has_ended(files), "the limit")
     last = now(files)
     assert (last.state, last.limits, last.spent.trials) == ("stopped", ("--max-hours 2", "--max-trials 1"), 1)
-    assert "(--max-trials); 1 trials are left" in str(last.reason)
+    assert "(--max-trials); 1 trial is left" in str(last.reason)
 
 
 @pytest.mark.long

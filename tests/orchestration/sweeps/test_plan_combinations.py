@@ -75,7 +75,7 @@ def test_what_can_run_is_planned(changes: dict[str, object]) -> None:
         ({"preprocessing": {"name": "robust_ranges", "columns": -1, "noise_multiplier": 8}}, "columns .* is -1"),
         (
             {"learning_rate_schedule": {"name": "constant", "warmup_epochs": 50}},
-            r"warmup_epochs is 50, but the run has \d+ epochs?",
+            r"warmup_epochs is 50, but epochs is \d+;",
         ),
         ({"optimizer": {"name": "sgd", "learning_rate": 0}}, "learning_rate is 0, but must be"),
         ({"model": {"name": "mlp", "hidden": [10**10]}}, "does not fit in the memory of this machine"),

@@ -181,7 +181,7 @@ def test_a_model_loads_by_its_stored_source_and_an_edit_is_refused(tmp_path: Pat
         assert (opened.predict(np.zeros((1, 30), np.float32)) == expected).all()
     edited = run_cells(code.read_text().replace("Tanh", "ReLU")).Net
     changed = {**sweep, "model": {"name": edited, "hidden": 3}}
-    with pytest.raises(dpsweep.InvalidInput, match=r"given/Net.py has changed since 1 trials"):
+    with pytest.raises(dpsweep.InvalidInput, match=r"given/Net.py has changed since 1 trial"):
         dpsweep.run(changed, output=tmp_path, address="in-process", tracking_uri="none")
     (opened,) = dpsweep.open(tmp_path, allow_code=[edited]).trials.values()
     with pytest.raises(dpsweep.InvalidInput, match=r"given/Net.py has changed since"):

@@ -153,7 +153,7 @@ class TestPublishedTables:
 
     def test_a_file_that_was_cut_short(self, tmp_path: Path) -> None:
         (tmp_path / "breast-cancer-wisconsin.data").write_text("1000025,5,1,1,1,2,1,3,1,1,2\n")
-        with pytest.raises(DataCorruption, match="has 1 rows, but as published it has 699; fetch it again"):
+        with pytest.raises(DataCorruption, match="has 1 row, but as published it has 699; fetch it again"):
             load_source(DataSpec("breast_cancer_wisconsin", {"root": str(tmp_path)}))
 
 
