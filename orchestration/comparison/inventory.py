@@ -9,7 +9,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
-from dpsweep.accounting.errors import DataCorruption, DpsweepError
+from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.records.files import exists, list_folders
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -22,7 +22,6 @@ STALE: Final = "stale"
 _RUNNING: Final = TrialState.TRAINING.word
 _DEEPEST: Final = 64
 """Most levels of folders that are looked into."""
-_NO_TIME: Final = datetime.datetime.max.replace(tzinfo=datetime.UTC).timestamp()
 
 
 @dataclass(frozen=True)
@@ -114,12 +113,9 @@ def _of_results(files: SweepFiles) -> SweepSummary:
     record = stored_record(files)
     counts = Counter(record.status(point.key).state for point in record.points)
     ended = [status.ended for status in record.statuses.values() if status.ended is not None]
-    changed = max([_created(record.manifest), *ended])
-    if not 0.0 <= changed < _NO_TIME:
-        raise DataCorruption(
-            f"{files.root} holds a result that ended at no time ({changed:g}); restore it from a backup"
-        )
-    return SweepSummary(files.root, record.sweep.name, "unknown", _by_word(counts), changed)
+    return SweepSummary(
+        files.root, record.sweep.name, "unknown", _by_word(counts), max([_created(record.manifest), *ended])
+    )
 
 
 def _by_word(counts: Mapping[TrialState, int]) -> dict[str, int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -14,7 +15,7 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, UserEpsilons
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.spec import AuditKind, AuditSpec, Transcript
 
@@ -56,26 +57,27 @@ def read_accounts(trial: TrialFiles) -> tuple[PublishedAccount, ...]:
 def _account(name: str, trial: TrialFiles, values: dict[str, Any]) -> PublishedAccount:
     try:
         individuals, users = values["individuals"], values.get("users")
-        return PublishedAccount(
-            name=name,
-            delta=values["delta"],
-            method=individuals["method"],
-            epsilon=values["epsilon"],
-            accountant=values["accountant"],
-            kind=values["kind"],
-            individual_kind=individuals["kind"],
-            mean=individuals["mean"],
-            median=individuals["median"],
-            group_epsilons={group["group_size"]: group["epsilon"] for group in values["groups"]},
-            group_means={group["name"]: group["mean"] for group in individuals["groups"]},
-            of_users=users
-            and UserEpsilons(users["users"], users["most_records"], users["statistics"]["median"], users["largest"]),
-            reasons=tuple(values["reasons"]),
-        )
-    except (KeyError, TypeError) as error:
+        found = {
+            "name": name,
+            **{field: values[field] for field in ("delta", "accountant", "kind", "reasons")},
+            "epsilon": _or_infinite(values["epsilon"]),
+            **{field: individuals[field] for field in ("method", "mean", "median")},
+            "individual_kind": individuals["kind"],
+            "group_epsilons": {group["group_size"]: _or_infinite(group["epsilon"]) for group in values["groups"]},
+            "group_means": {group["name"]: group["mean"] for group in individuals["groups"]},
+            "of_users": users and {**users, "median": users["statistics"]["median"]},
+        }
+        return _ACCOUNTS.validate_python(found)
+    except (KeyError, TypeError, AttributeError, ValidationError) as error:
         raise DataCorruption(f"{account_file(trial.accounted_again(name))} lacks values; {ACCOUNT_AGAIN}") from error
 
 
+def _or_infinite(epsilon: float | None) -> float:
+    """Return a stored epsilon, which is null if it is infinite (`PrivacyEstimate.as_dict`)."""
+    return math.inf if epsilon is None else epsilon
+
+
+_ACCOUNTS: Final = TypeAdapter(PublishedAccount)
 _NEXT_STEP: Final = "delete it, and audit the trial again"
 _SUFFIX: Final = ".json"
 

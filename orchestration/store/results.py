@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field, replace
 from typing import Annotated
 
-from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
+from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
 from dpsweep.accounting.attacks import AttackRisk
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
@@ -33,6 +33,8 @@ def _as_proven(statistics: IndividualStatistics) -> IndividualStatistics:
     return statistics if proven else replace(statistics, kind="output_specific")
 
 
+Instant = Annotated[float, Field(ge=0.0, lt=253_402_300_800.0)]
+"""A time in seconds since 1970 UTC, before the year 10000, where calendars end."""
 StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
 """Statistics inside a JSON file."""
 
@@ -56,14 +58,14 @@ class TrialResult:
     epsilons: tuple[float, ...]
     training: TrainingResult
     individuals: StoredStatistics | None
-    started: float
-    ended: float
+    started: Instant
+    ended: Instant
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
     attacks: AttackResults = field(default_factory=AttackResults)
     risks: tuple[AttackRisk, ...] = ()
     departures: tuple[GroupDepartures, ...] = ()
     """By group, examples that spent their filter budget; shown only where attacks are shown."""
-    non_finite_gradients: int = 0
+    non_finite_gradients: NonNegativeInt = 0
     """Gradients of examples that were not finite and weighed nothing; shown only where attacks are shown."""
     texts: TextCounts | None = None
     """Training texts that were cut or have no token; shown only where attacks are shown."""
@@ -74,6 +76,19 @@ class TrialResult:
     digests: dict[str, str] = field(default_factory=dict)
     """sha256 of the trial's other public files, by name; those of private files are in `TrialFiles.private_digests`."""
     device: DeviceUse | None = None
+
+    def __post_init__(self) -> None:
+        groups = (*(each.group for each in self.departures), *(each.group for each in self.courses))
+        ends = [record.step for record in self.training.history]
+        if (
+            len(self.epsilons) != len(ends)
+            or ends != sorted({*ends} - {0})
+            or max(groups, default=-1) >= len(self.group_names)
+        ):
+            raise DataCorruption(
+                f"the result of trial {self.key} counts epochs or groups that its training did not have; restore the "
+                f"trial from a backup, or {START_ANEW}"
+            )
 
     @property
     def steps(self) -> int:
@@ -107,11 +122,11 @@ class StoppedTrial:
     worst_case: PrivacyEstimate
     others: tuple[PrivacyEstimate, ...]
     groups: tuple[PrivacyEstimate, ...]
-    epoch: int
+    epoch: NonNegativeInt
     evaluation: Evaluation
     history: tuple[PublishedEpoch, ...]
-    started: float
-    ended: float
+    started: Instant
+    ended: Instant
     risks: tuple[AttackRisk, ...] = ()
     individuals: StoredStatistics | None = None
     group_names: tuple[str, ...] = ()

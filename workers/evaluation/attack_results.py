@@ -93,6 +93,10 @@ class GroupAttack:
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
 
+    def __post_init__(self) -> None:
+        if not (0 <= self.correct <= self.examples and self.examples > 0):
+            raise ValueError(f"{self.correct} of {self.examples} predictions cannot be correct")
+
     @property
     def success_rate(self) -> float:
         """Share of correct predictions."""

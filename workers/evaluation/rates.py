@@ -9,15 +9,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, NonNegativeInt
 
 Array = npt.NDArray[np.float64]
 Rate = Callable[[Array], Array]
 CALIBRATION_BINS: Final = 15
 """Number of equal bins of confidence in `calibration_error` (Guo et al. 2017)."""
+
+
+def _square(rows: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], ...]:
+    """Return the rows of a stored matrix. Raises: ValueError unless it is square, empty rows apart."""
+    if not rows or {len(row) for row in rows} - {0, len(rows)}:
+        raise ValueError("rows of a confusion matrix are as many as its columns")
+    return rows
 
 
 @dataclass(frozen=True)
@@ -28,7 +36,7 @@ class ConfusionCounts:
     mean -ln p(label) in nats. calibration_error: value of the function `calibration_error`.
     """
 
-    confusion: tuple[tuple[int, ...], ...]
+    confusion: Annotated[tuple[tuple[NonNegativeInt, ...], ...], AfterValidator(_square)]
     log_loss: float
     calibration_error: float
 

@@ -7,12 +7,14 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated
 
 import numpy as np
 import numpy.typing as npt
+from pydantic import AfterValidator, FiniteFloat, PositiveInt
 
 from dpsweep.workers.evaluation.rates import ConfusionCounts, gaps
-from dpsweep.workers.tasks import main_score
+from dpsweep.workers.tasks import main_score, task_called
 
 MIN_GROUP_SIZE = 10
 """Smallest number of test examples for which a group is shown: measures of two people nearly reveal each one's."""
@@ -29,12 +31,12 @@ class GroupEvaluation:
     """
 
     name: str
-    examples: int
-    accuracy: float | None
+    examples: PositiveInt
+    accuracy: FiniteFloat | None
     loss: float
     counts: ConfusionCounts | None = None
     scores: dict[str, float] = field(default_factory=dict)
-    user_accuracy: float | None = None
+    user_accuracy: FiniteFloat | None = None
 
     @property
     def main(self) -> float:
@@ -52,15 +54,15 @@ class Evaluation:
     target, by its name. constant: `Task.constant` of the split's labels, once training has ended.
     """
 
-    accuracy: float | None
+    accuracy: FiniteFloat | None
     loss: float
     groups: tuple[GroupEvaluation, ...]
     fairness: dict[str, float]
     counts: ConfusionCounts | None = None
     scores: dict[str, float] = field(default_factory=dict)
-    task: str = "classification"
+    task: Annotated[str, AfterValidator(lambda name: task_called(name).name)] = "classification"
     parts: dict[str, dict[str, float]] = field(default_factory=dict)
-    user_accuracy: float | None = None
+    user_accuracy: FiniteFloat | None = None
     constant: float | None = None
 
     @property

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import NonNegativeFloat, NonNegativeInt, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.files import exists, read_bytes, write_bytes_atomically
@@ -57,8 +57,8 @@ class DeviceUse:
 
     device: str
     name: str
-    peak_bytes: int
-    seconds: float
+    peak_bytes: NonNegativeInt
+    seconds: NonNegativeFloat
     utilization: float | None = None
 
 

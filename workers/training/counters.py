@@ -9,7 +9,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from typing import Final
 
-from pydantic import TypeAdapter, ValidationError
+from pydantic import NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.sealed import read_private, write_private
@@ -24,8 +24,8 @@ class GroupCourse:
     4.2).
     """
 
-    group: int
-    examples: int
+    group: NonNegativeInt
+    examples: PositiveInt
     losses: list[float | None] = field(default_factory=list)
     norms: list[float | None] = field(default_factory=list)
     biases: list[float | None] = field(default_factory=list)
@@ -35,8 +35,8 @@ class GroupCourse:
 class GroupDepartures:
     """Training examples of a group that have spent the whole budget of a filter. left: number after each epoch."""
 
-    group: int
-    examples: int
+    group: NonNegativeInt
+    examples: PositiveInt
     left: list[int] = field(default_factory=list)
 
 
@@ -44,10 +44,10 @@ class GroupDepartures:
 class TextCounts:
     """Numbers of training texts: in all, cut at ``length`` tokens, and without any token."""
 
-    texts: int
-    length: int
-    cut: int
-    empty: int
+    texts: NonNegativeInt
+    length: NonNegativeInt
+    cut: NonNegativeInt
+    empty: NonNegativeInt
 
 
 @dataclass
@@ -59,8 +59,8 @@ class Counters:
     """
 
     texts: TextCounts | None = None
-    non_finite_gradients: int = 0
-    empty_batches: int = 0
+    non_finite_gradients: NonNegativeInt = 0
+    empty_batches: NonNegativeInt = 0
     departures: list[GroupDepartures] = field(default_factory=list)
     courses: list[GroupCourse] = field(default_factory=list)
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import ConfigDict, TypeAdapter, ValidationError
+from pydantic import ConfigDict, Field, NonNegativeInt, PositiveInt, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.reasons import Reason, union
@@ -30,8 +30,8 @@ class EpochRecord:
     and clipping bounds (by group, layer or "all") of its last step; sensitivity is None without clipping.
     """
 
-    epoch: int
-    step: int
+    epoch: NonNegativeInt
+    step: NonNegativeInt
     noise_multiplier: float
     sensitivity: float | None
     bounds: dict[str, float]
@@ -69,23 +69,23 @@ class TrainingResult:
     """
 
     key: str
-    epochs: int
-    steps: int
-    steps_per_epoch: int
+    epochs: NonNegativeInt
+    steps: NonNegativeInt
+    steps_per_epoch: PositiveInt
     stopped: Literal["completed", "budget"]
-    train_size: int
-    test_size: int
+    train_size: PositiveInt
+    test_size: PositiveInt
     group_names: tuple[str, ...]
-    parameters: int
+    parameters: PositiveInt
     initial_bound: float | None
     history: tuple[EpochRecord, ...]
     evaluation: Evaluation
     notes: tuple[str, ...] = ()
     reasons: tuple[Reason, ...] = ()
     references: dict[str, float] = field(default_factory=dict)
-    example_shape: tuple[int, ...] = ()
+    example_shape: tuple[NonNegativeInt, ...] = ()
     example_type: str = "float32"
-    output_axes: int = 1
+    output_axes: Annotated[int, Field(ge=0, le=64)] = 1
     squared_errors: tuple[float, float] | None = None
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -41,3 +43,35 @@ def test_the_result_of_another_trial_is_damage(tmp_path: Path, key: str) -> None
     write_sealed(uri, json.dumps(values).replace(f'"{result.key}"', f'"{key}"').encode())
     with pytest.raises(DataCorruption, match=rf"result\.json is the result of another trial than {result.key}"):
         read_result_of(result.key, uri)
+
+
+FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
+    "no training example": lambda result: result["training"].update(train_size=0),
+    "no parameter": lambda result: result["training"].update(parameters=-1),
+    "a size that is no number": lambda result: result["training"].update(test_size="NaN"),
+    "a time that no calendar has": lambda result: result.update(ended="Infinity"),
+    "a group of nobody": lambda result: result.update(courses=[{"group": 0, "examples": 0}]),
+    "a group that is not there": lambda result: result.update(courses=[{"group": 2, "examples": 1}]),
+    "an epsilon without its epoch": lambda result: result.update(epsilons=[*result["epsilons"], 1.0]),
+    "epochs that end before they begin": lambda result: result["training"]["history"][1].update(step=0),
+    "more right guesses than guesses": lambda result: result["attacks"].update(
+        loss_threshold=[{"name": "a", "examples": 10, "threshold": 0.5, "correct": 11}]
+    ),
+    "an unknown task": lambda result: result["training"]["evaluation"].update(task="other"),
+    "a matrix that is no square": lambda result: result["training"]["evaluation"].update(
+        counts={"confusion": [[1, 2], [3]], "log_loss": 0.5, "calibration_error": 0.1}
+    ),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+def test_a_number_that_readers_cannot_use_is_damage(tmp_path: Path, forged: str) -> None:
+    """Readers divide by some, take roots, look groups up and ask calendars: each ended in an error of its own."""
+    point = grid(parse_sweep(small(clipping="flat", noise="constant", seeds=0)))[0]
+    uri = str(tmp_path / "result.json")
+    write_result(uri, result_of(point, 0.7))
+    values = json.loads(read_sealed(uri, "") or b"")
+    FORGED[forged](values)
+    write_sealed(uri, json.dumps(values).encode())
+    with pytest.raises(DataCorruption, match=r"is no result of this version|counts epochs or groups"):
+        read_result(uri)
