@@ -9,6 +9,7 @@ from dpsweep.accounting.attacks.curves import (
     curve_of_examples,
     privacy_curve,
     rate_name,
+    risk_of,
 )
 from dpsweep.accounting.attacks.exposures import exposure_limit, mean_exposure
 from dpsweep.accounting.attacks.trade_off import area_limit, epsilon_of_area
@@ -26,4 +27,5 @@ __all__ = [
     "mean_exposure",
     "privacy_curve",
     "rate_name",
+    "risk_of",
 ]

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -240,3 +240,9 @@ def attack_risk(curve: PrivacyCurve) -> AttackRisk:
     """Return the membership advantage and true positive rates of ``curve``, as reports show them."""
     rates = tuple(curve.true_positive_rate(rate) for rate in FALSE_POSITIVE_RATES)
     return AttackRisk(curve.unit, curve.group_size, curve.adjacency, curve.kind, curve.advantage, rates, curve.reasons)
+
+
+@lru_cache(maxsize=8192)
+def risk_of(trace: Trace, group_size: int) -> AttackRisk:
+    """Return `attack_risk` of a run; kept, as trials that differ only in their seed have one trace."""
+    return attack_risk(privacy_curve(trace, group_size))

@@ -15,7 +15,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from dpsweep.accounting.accountants.account import account, account_again
-from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, attack_risk, privacy_curve, rate_name
+from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk, rate_name, risk_of
 from dpsweep.accounting.calibration.so_far import cost_so_far
 from dpsweep.accounting.errors import START_ANEW, DataCorruption, count_of
 from dpsweep.accounting.jobs.release import ReleaseSpec
@@ -264,7 +264,7 @@ def _smaller_risk(claim: AttackRisk, trace: Trace, sizes: Collection[int]) -> It
     if claim.group_size not in sizes:
         yield f"it bounds attacks on groups of {claim.group_size}, of which it claims no epsilon"
         return
-    found = _risk(trace, claim.group_size)
+    found = risk_of(trace, claim.group_size)
     whose = "one record" if claim.group_size == 1 else f"groups of {claim.group_size}"
     if (claim.unit, claim.adjacency) != (found.unit, found.adjacency):
         yield (
@@ -302,8 +302,3 @@ def _roughly(trace: Trace, delta: float) -> float:
 @functools.lru_cache(maxsize=8192)
 def _cost(trace: Trace, delta: float, claimed: str, size: int) -> PrivacyEstimate:
     return account_again(trace, delta, claimed, size)
-
-
-@functools.lru_cache(maxsize=8192)
-def _risk(trace: Trace, size: int) -> AttackRisk:
-    return attack_risk(privacy_curve(trace, size))

@@ -30,7 +30,13 @@ from dpsweep.orchestration.store.published import (
     TrialState,
 )
 from dpsweep.orchestration.store.release_modes import EXACT, Disclosure, release_mode
-from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, TrialResult, read_exact_statistics
+from dpsweep.orchestration.store.results import (
+    StoppedTrial,
+    StoredResult,
+    TrialResult,
+    all_weakened,
+    read_exact_statistics,
+)
 from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.orchestration.sweeps.manifest import Manifest
@@ -51,15 +57,8 @@ def claimed(result: Stored, reasons: Iterable[Reason]) -> Stored:
     found = union((result.reasons, reasons))
     if not found or not result.spec.is_private:
         return result
-    return replace(
-        result,
-        reasons=found,
-        worst_case=weakened(result.worst_case, found),
-        others=tuple(weakened(each, found) for each in result.others),
-        groups=tuple(weakened(each, found) for each in result.groups),
-        risks=tuple(weakened(each, found) for each in result.risks),
-        individuals=result.individuals and weakened(result.individuals, found),
-    )
+    individuals = result.individuals and weakened(result.individuals, found)
+    return replace(all_weakened(result, found), reasons=found, individuals=individuals)
 
 
 def _claimed_account(account: PublishedAccount, reasons: Iterable[Reason]) -> PublishedAccount:

@@ -44,6 +44,7 @@ from dpsweep.orchestration.execution.nodes import (
     has_autoscaler,
     is_beyond_autoscaler,
     named,
+    own_address,
     room,
 )
 from dpsweep.orchestration.execution.session import private_session, told_if_killed
@@ -276,7 +277,7 @@ def _require_listener(address: str) -> None:
         return
     host, _, port = address.rpartition(":")
     if host in ("localhost", "127.0.0.1"):
-        host = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]  # as Ray resolves it
+        host = own_address()
     try:
         socket.create_connection((host, int(port)), timeout=_CONNECT_WITHIN).close()
     except (OSError, OverflowError) as error:

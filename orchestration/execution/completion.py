@@ -16,14 +16,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.attacks import AttackRisk, attack_risk, privacy_curve
+from dpsweep.accounting.attacks import risk_of
 from dpsweep.accounting.calibration.so_far import cost_of_steps, cost_so_far
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.jobs.examples import AccountingJob, Scatter, account_in_process, store_epsilons
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
 from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.reasons import Reason, weakened
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.epsilon_files import Epsilons, StoredEpsilons
 from dpsweep.accounting.records.files import exists
@@ -37,8 +36,10 @@ from dpsweep.orchestration.store.integrity import note_digests
 from dpsweep.orchestration.store.published import EstimateQuality, IndividualStatistics, PublishedEpoch
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.results import (
+    Costs,
     StoppedTrial,
     TrialResult,
+    all_weakened,
     read_statistics,
     write_exact_statistics,
     write_result,
@@ -208,7 +209,7 @@ def complete_stopped(
     `account_stopped` accounts its examples afterwards. progress: the last report before the stop.
     """
     bound = bounding_trace(progress.trace, planned.trace) or progress.trace
-    found = costs(replace(bound, ended_by_results=True), planned.spec.delta, sweep).weakened(planned.reasons)
+    found = all_weakened(costs(replace(bound, ended_by_results=True), planned.spec.delta, sweep), planned.reasons)
     stopped = StoppedTrial(
         key=planned.key,
         spec=planned.spec,
@@ -249,29 +250,6 @@ def _ends(planned: PlannedTrial) -> tuple[int, ...]:
     return tuple(range(per_epoch, planned.trace.steps + 1, per_epoch))
 
 
-@dataclass(frozen=True)
-class Costs:
-    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
-
-    `risks`: bounds on every attack, for one record and for each group size; none for a run without noise or a
-    selection.
-    """
-
-    worst_case: PrivacyEstimate
-    others: tuple[PrivacyEstimate, ...]
-    groups: tuple[PrivacyEstimate, ...]
-    risks: tuple[AttackRisk, ...] = ()
-
-    def weakened(self, reasons: Iterable[Reason]) -> Costs:
-        """Return the same numbers, claimed as estimates for these reasons; unchanged without any."""
-        return Costs(
-            weakened(self.worst_case, reasons),
-            tuple(weakened(each, reasons) for each in self.others),
-            tuple(weakened(each, reasons) for each in self.groups),
-            tuple(weakened(each, reasons) for each in self.risks),
-        )
-
-
 def costs_as_planned(planned: PlannedTrial, sweep: SweepSpec) -> Costs:
     """Return costs of a run that went as planned."""
     return _with_groups(planned.trace, planned.spec.delta, sweep, (planned.worst_case, *planned.others))
@@ -294,7 +272,7 @@ def _with_groups(trace: Trace, delta: float, sweep: SweepSpec, single: tuple[Pri
         worst_case=single[0],
         others=single[1:],
         groups=tuple(_of_group(trace, delta, size) if size > 1 else single[0] for size in sizes),
-        risks=tuple(_risk(trace, size) for size in bounded),
+        risks=tuple(risk_of(trace, size) for size in bounded),
     )
 
 
@@ -302,11 +280,6 @@ def _with_groups(trace: Trace, delta: float, sweep: SweepSpec, single: tuple[Pri
 @functools.lru_cache(maxsize=256)
 def _of_group(trace: Trace, delta: float, size: int) -> PrivacyEstimate:
     return account(trace, delta, "pld", size)
-
-
-@functools.lru_cache(maxsize=256)
-def _risk(trace: Trace, size: int) -> AttackRisk:
-    return attack_risk(privacy_curve(trace, size))
 
 
 def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
@@ -317,10 +290,11 @@ def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
     """
     bound = bounding_trace(trace, planned.trace)
     if bound is not None and replace(bound, contributions=planned.trace.contributions) == planned.trace:
-        return costs_as_planned(planned, sweep).weakened(planned.reasons)
+        return all_weakened(costs_as_planned(planned, sweep), planned.reasons)
     delta = planned.spec.delta
-    found = costs(bound, delta, sweep) if bound else costs(trace, delta, sweep).weakened(("noise_followed_results",))
-    return found.weakened(planned.reasons)
+    if bound is not None:
+        return all_weakened(costs(bound, delta, sweep), planned.reasons)
+    return all_weakened(costs(trace, delta, sweep), (*planned.reasons, "noise_followed_results"))
 
 
 def bounding_trace(trace: Trace, plan: Trace) -> Trace | None:

@@ -60,6 +60,12 @@ def _own_groups() -> int:
     return sum(name.endswith(job) and group["state"] == "CREATED" for name, group in groups.items())
 
 
+def own_address() -> str:
+    """Return the address of this node, as Ray resolves it."""
+    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
+    return address
+
+
 def alive_nodes() -> list[dict[str, Any]]:
     """Return the nodes of `ray.nodes` that are alive."""
     nodes: list[dict[str, Any]] = ray.nodes()  # type: ignore[no-untyped-call]
@@ -402,7 +408,7 @@ def require_gpu(planned: PlannedTrial, reserved: ResourceSettings) -> None:
         return
     reason = _missing_gpu()
     if reason is not None:
-        here = f"node {socket.gethostname()} ({ray.util.get_node_ip_address()})"  # type: ignore[no-untyped-call]
+        here = f"node {socket.gethostname()} ({own_address()})"
         raise UnfitNode(
             f"the trial reserves {reserved.gpus:g} GPU on {here}, but {reason}; {_ALLOWED}",
             ray.get_runtime_context().get_node_id(),

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import Store
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.execution.backend import TrialContext
-from dpsweep.orchestration.execution.nodes import require_gpu
+from dpsweep.orchestration.execution.nodes import own_address, require_gpu
 from dpsweep.orchestration.execution.storage_checks import patiently
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
@@ -166,7 +166,7 @@ class _Rank:
             context.require_node()
             require_gpu(planned, reserved)
             code = unpacked(context.code)
-            met, here = (place, "127.0.0.1") if isinstance(place, str) else (RayStore(place), _own_address())
+            met, here = (place, "127.0.0.1") if isinstance(place, str) else (RayStore(place), own_address())
             together = connected(
                 number, reserved.processes, met, nccl=reserved.gpus > 0, address=here, shard=reserved.shard
             )
@@ -192,11 +192,6 @@ class _Rank:
     def go_on(self) -> None:
         """Let rank 0 continue training."""
         self._may_continue.release()
-
-
-def _own_address() -> str:
-    address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
-    return address
 
 
 _PATIENCE: Final = 600.0

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
-from typing import Annotated
+from typing import Annotated, TypeVar
 
 from pydantic import AfterValidator, ConfigDict, Field, NonNegativeInt, TypeAdapter, ValidationError
 
@@ -11,7 +12,7 @@ from dpsweep.accounting.attacks import AttackRisk
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
 from dpsweep.accounting.individual import FILTERED
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
-from dpsweep.accounting.mechanism.reasons import Reason
+from dpsweep.accounting.mechanism.reasons import Reason, weakened
 from dpsweep.accounting.records.sealed import read_private_sealed, read_sealed, write_private_sealed, write_sealed
 from dpsweep.orchestration.store.attempts import StoredTrace
 from dpsweep.orchestration.store.published import IndividualStatistics, PublishedEpoch
@@ -145,7 +146,38 @@ class StoppedTrial:
         return bool(self.digests)
 
 
+@dataclass(frozen=True)
+class Costs:
+    """Worst-case costs of a run: by the sweep's accountant, by the ``others``, and for each group size of the sweep.
+
+    `risks`: bounds on every attack, for one record and for each group size; none for a run without noise or a
+    selection.
+    """
+
+    worst_case: PrivacyEstimate
+    others: tuple[PrivacyEstimate, ...]
+    groups: tuple[PrivacyEstimate, ...]
+    risks: tuple[AttackRisk, ...] = ()
+
+
 StoredResult = TrialResult | StoppedTrial
+_Claiming = TypeVar("_Claiming", bound=Costs | StoredResult)
+
+
+def all_weakened(found: _Claiming, reasons: Iterable[Reason]) -> _Claiming:
+    """Return costs, or a result, with every epsilon and bound on attacks as an estimate for these reasons.
+
+    Numbers stay as they are. Unchanged without any reason.
+    """
+    return replace(
+        found,
+        worst_case=weakened(found.worst_case, reasons),
+        others=tuple(weakened(each, reasons) for each in found.others),
+        groups=tuple(weakened(each, reasons) for each in found.groups),
+        risks=tuple(weakened(each, reasons) for each in found.risks),
+    )
+
+
 _RESULT: TypeAdapter[StoredResult] = TypeAdapter(StoredResult, config=ConfigDict(ser_json_inf_nan="strings"))
 _STATISTICS: TypeAdapter[IndividualStatistics] = TypeAdapter(StoredStatistics)
 

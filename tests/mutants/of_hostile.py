@@ -43,8 +43,8 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "found = _risk(trace, claim.group_size)",
-            "found = _risk(trace, 1)",
+            "found = risk_of(trace, claim.group_size)",
+            "found = risk_of(trace, 1)",
             "bounds for groups are compared with those for one record",
             True,
         ),

@@ -176,8 +176,8 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             COMPLETION,
         ),
         B(
-            'costs(trace, delta, sweep).weakened(("noise_followed_results",))',
-            "costs(trace, delta, sweep)",
+            '(*planned.reasons, "noise_followed_results")',
+            "planned.reasons",
             "a run with less noise than planned has a guarantee",
             True,
             COMPLETION,
