@@ -190,7 +190,12 @@ class Moments:
 def moments(runs: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
     """Return moments of the means of one setting's runs."""
     own = _moments(runs)
-    return own if pool is None or not own.freedom else replace(own, pooled=pool.of_mean(own.runs))
+    return _with(own, None if pool is None else pool.of_mean(own.runs))
+
+
+def _with(own: Moments, pooled: _Pooled | None) -> Moments:
+    """Add the pooled spread of seeds; one run of each split cannot be compared with it."""
+    return replace(own, pooled=pooled) if own.freedom else own
 
 
 def together(one: RunValues, other: RunValues) -> RunValues:
@@ -211,15 +216,13 @@ def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) 
     pool: over settings as both of them are.
     """
     own = replace(_moments(together(one, other)), settings=2)
-    if pool is None or not own.freedom:
-        return own
-    return replace(own, pooled=pool.of_pair((own.runs, own.runs), is_paired=True))
+    return _with(own, None if pool is None else pool.of_pair((own.runs, own.runs), is_paired=True))
 
 
 def beside(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None) -> Moments:
     """As `paired`, where one is the baseline. pool: over the numbers of each private setting `together` with it."""
     own = replace(_moments(together(one, other)), settings=2)
-    return own if pool is None or not own.freedom else replace(own, pooled=pool.of_mean(own.runs))
+    return _with(own, None if pool is None else pool.of_mean(own.runs))
 
 
 def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
@@ -242,9 +245,7 @@ def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None
         first.covers if first.runs == least else second.covers,
         settings=2,
     )
-    if pool is None or not found.freedom:
-        return found
-    return replace(found, pooled=pool.of_pair((first.runs, second.runs), is_paired=False))
+    return _with(found, None if pool is None else pool.of_pair((first.runs, second.runs), is_paired=False))
 
 
 def _moments(runs: RunValues) -> Moments:

@@ -89,15 +89,16 @@ _NOT_CHOSEN: Final = frozenset((*RUNS, "candidate"))
 
 def found_sizes(training: TrainingResult) -> dict[str, Label]:
     """Return the sizes known after training: numbers of training examples, test examples and model parameters."""
-    sizes = {"train_size": training.train_size, "test_size": training.test_size}
-    return {**sizes, "parameters": training.parameters}
+    return {**_sizes(training), "parameters": training.parameters}
+
+
+def _sizes(training: TrainingResult) -> dict[str, int]:
+    return {"train_size": training.train_size, "test_size": training.test_size}
 
 
 def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
     """Return the training data by name, digest of its specification, and sizes."""
-    digest = checksum(asdict(data))[:16]
-    sizes = {"train_size": training.train_size, "test_size": training.test_size}
-    return PublishedDataset(data.name, digest, data.name, sizes)
+    return PublishedDataset(data.name, checksum(asdict(data))[:16], _sizes(training))
 
 
 def in_words(name: str) -> str:

@@ -403,7 +403,6 @@ class PublishedDataset:
 
     name: str
     digest: str
-    source: str
     profile: Mapping[str, int | float | str] = field(default_factory=dict)
 
 

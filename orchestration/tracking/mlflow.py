@@ -461,7 +461,7 @@ def _points(trial: PublishedTrial) -> list[Point]:
 
 def _dataset(dataset: PublishedDataset) -> Dataset:
     profile = json.dumps(dict(dataset.profile))
-    return Dataset(dataset.name, dataset.digest[:36], "dpsweep", json.dumps({"name": dataset.source}), None, profile)
+    return Dataset(dataset.name, dataset.digest[:36], "dpsweep", json.dumps({"name": dataset.name}), None, profile)
 
 
 def _shared(mappings: Sequence[Mapping[str, str]]) -> dict[str, str]:

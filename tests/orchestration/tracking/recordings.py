@@ -24,7 +24,7 @@ from tests.known import known
 
 SWEEP = TrackedSweep("sweep-1", "quickstart", "name: quickstart\n", "runs/quickstart", {"python": "3.11"})
 NOTHING = replace(sample_sweep("none"), trials=())
-DATA = PublishedDataset("digits", "9a1f", "scikit-learn", {"train_size": 1438})
+DATA = PublishedDataset("digits", "9a1f", {"train_size": 1438})
 
 
 def opened(folder: Path) -> MlflowTracker:
