@@ -63,10 +63,10 @@ def cost_so_far(trace: Trace, ends: Sequence[int], step: int, whole: PrivacyEsti
 def cost_of_steps(trace: Trace, delta: float, accountant: str) -> float:
     """Return the upper bound on epsilon at ``delta`` of all of ``trace``, or an estimate where the trace's kind is one.
 
-    accountant: the name in the run's `PrivacyEstimate`; any name that is not one of `ACCOUNTANTS`, such as ``filter``,
-    stands for ``rdp``, because the bound of the filter is compared in any case. ``gdp`` stands for ``pld``, which is
-    exact for Gaussians too, and whose bound for sampled batches may bear that name; so does ``rdp`` where it does not
-    cover the run. Raises: UnsupportedMechanism if nothing covers it.
+    accountant: the name in the run's `PrivacyEstimate`. A name that is not one of `ACCOUNTANTS`, such as ``filter``,
+    stands for ``rdp``, because the bound of the filter is compared in any case. The name ``gdp`` stands for ``pld``,
+    which is exact for Gaussians too, and whose bound for sampled batches may bear that name. So does ``rdp`` where it
+    does not cover the run. Raises: UnsupportedMechanism if nothing covers it.
     """
     return _cost(trace, delta, _known(accountant))
 

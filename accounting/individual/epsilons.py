@@ -3,10 +3,10 @@
 The epsilon of example i covers adding, removing or blanking that one example. `Trace.individual_kind` says how strong
 the claim is:
 
-- a guarantee, if contributions were fixed before the run;
-- output-specific (epsilon_i, delta)-DP (paper A, Section 3), given the iterates that were released, if contributions
-  were measured in the run and bound the true ones at every step;
-- an estimate otherwise, and whenever the noise depended on results.
+- A guarantee, if contributions were fixed before the run.
+- Output-specific (epsilon_i, delta)-DP (paper A, Section 3), given the iterates that were released, if contributions
+  were measured in the run and bound the true ones at every step.
+- An estimate otherwise, and whenever the noise depended on results.
 """
 
 from __future__ import annotations

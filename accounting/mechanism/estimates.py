@@ -38,11 +38,11 @@ class PrivacyEstimate:
     """(epsilon, delta) and what the pair claims.
 
     `kind`: ``guarantee`` is a proven upper bound on the privacy loss of the run described by a trace, whatever the run
-    does; ``output_specific`` is measured in the run exactly and conditional on the iterates that were released (paper
-    A): it is neither a filter nor an odometer, and not the (epsilon, delta)-DP of a run that could have ended
-    otherwise; ``estimate`` is weaker, for each of its ``reasons`` (`dpsweep.accounting.mechanism.reasons`);
-    ``lower_bound`` is certainly not above the true value; ``none`` means no protection: epsilon is infinite and
-    ``is_private`` false. unit names whose privacy it is ("example", "user", "group of 4", "example 17", ...).
+    does. ``output_specific`` is measured in the run exactly and conditional on the iterates that were released (paper
+    A). It is neither a filter nor an odometer, and not the (epsilon, delta)-DP of a run that could have ended
+    otherwise. ``estimate`` is weaker, for each of its ``reasons`` (`dpsweep.accounting.mechanism.reasons`).
+    ``lower_bound`` is certainly not above the true value. ``none`` means no protection: epsilon is infinite and
+    ``is_private`` false. `unit` names whose privacy it is ("example", "user", "group of 4", "example 17", ...).
     """
 
     epsilon: float

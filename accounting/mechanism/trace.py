@@ -190,9 +190,9 @@ Selection = RandomTrials | ExponentialChoice
 class Trace:
     """A run: its adjacency, data-set size, training segments in step order, and one-off releases.
 
-    contributions: the strength of the recorded contributions of single examples. ``guarantee`` if they were fixed
-    before the run and bound the true ones in every run; ``output_specific`` if they were read off the run and bound the
-    true ones at every step of it (norms taken at every step, or individual clipping); else ``estimate``.
+    contributions: the strength of the recorded contributions of single examples. It is ``guarantee`` if they were fixed
+    before the run and bound the true ones in every run. It is ``output_specific`` if they were read off the run and
+    bound the true ones at every step of it (norms taken at every step, or individual clipping). Else ``estimate``.
     noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
     cost of the noise that was used is then no proven bound but an estimate. ended_by_results: the run would have gone
     on had its results been others (a scheduler stopped it). Then the cost of the steps that ran is an estimate, too,

@@ -2,7 +2,7 @@
 
 The sampled Gaussian mechanism with rate q and noise multiplier sigma has RDP log(A_alpha) / (alpha - 1) with A_alpha =
 E_{x ~ N(0, sigma^2)} [((1 - q) + q exp((2 x - 1) / (2 sigma^2)))^alpha] (Mironov, Talwar and Zhang 2019,
-arXiv:1908.10530, Theorems 4 and 5), which dominates both directions of add/remove. Per step A_alpha - 1 may be as small
+arXiv:1908.10530, Theorems 4 and 5). It bounds both directions of add/remove. Per step A_alpha - 1 may be as small
 as 1e-12, so both evaluations below sum the non-negative terms of A_alpha - 1, never of A_alpha itself.
 """
 

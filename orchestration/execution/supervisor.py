@@ -22,7 +22,7 @@ RESTARTS = 10
 """Most restarts of a killed driver."""
 _PAUSE, _LONGEST_PAUSE = 5.0, 300.0
 FEW_ARENAS: Final = {"MALLOC_ARENA_MAX": "2"}
-"""glibc gives each of up to 64 threads that wait for accounting an arena, of which about 6 MB are never used again."""
+"""By itself, glibc gives each of up to 64 threads that wait for accounting an arena, and never reuses 6 MB of each."""
 _STOPPING = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 _COMMAND: Final = (sys.executable, "-P", "-c", "from dpsweep.orchestration.commands.main import main; main()")
 _TOLD_WITHIN: Final = 120.0

@@ -29,9 +29,9 @@ _ROUNDING = 1e-6
 class OwnClipping(ClippingMethod):
     """``method`` with checks that raise InvalidInput as soon as its behaviour contradicts its claims.
 
-    Checked on every batch, and on all examples at every refresh: weights are finite, nonnegative and independent of the
-    other examples; no example adds more than the sensitivity; leaving out an example (three are tried) changes the
-    answer by at most the query's sensitivity; a refresh changes only thresholds; sensitivity and bounds do not depend
+    Checked on every batch, and on all examples at every refresh: Weights are finite, nonnegative and independent of the
+    other examples. No example adds more than the sensitivity. Leaving out an example (three are tried) changes the
+    answer by at most the query's sensitivity. A refresh changes only thresholds. Sensitivity and bounds do not depend
     on thresholds. Not checked: examples that never occur, and values that the method keeps outside its state. The
     sensitivity therefore remains a claim of the method's author, not a proof.
 

@@ -132,8 +132,8 @@ def has_half_precision(model: nn.Module) -> bool:
 
 
 def in_its_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[object]:
-    """Within this context the model runs: under autocast where it has frozen parts in half precision, which do not take
-    the float32 of what trains; any other model computes as ever."""
+    """Within this context the model runs: under autocast where it has frozen parts in half precision. These do not take
+    the float32 of what trains. Any other model computes as outside."""
     return torch.autocast(device.type, torch.bfloat16) if has_half_precision(model) else nullcontext()
 
 

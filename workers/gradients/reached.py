@@ -18,8 +18,8 @@ Losses = Callable[[slice], Tensor]
 
 _STEPS: Final = 3
 _STEP: Final = 0.1
-"""Number of steps along the gradients, and the length of each, after which two factors such as those of LoRA, of which
-one begins at 0, have both had a gradient."""
+"""Number of steps along the gradients, and the length of each. One of the two factors of LoRA begins at 0; after these
+steps both have had a gradient."""
 _SCALES: Final = (0.1, 1.0, 3.0)
 """Random moves of the parameters, relative to their sizes, after which a parameter that is used has had a gradient."""
 _SMALLEST_SIZE: Final = 0.1

@@ -99,14 +99,14 @@ def _makes_bytes(pickled: bytes | BinaryIO) -> bool:
 
 
 def _is_of_bytes(text: str) -> bool:
-    """Return whether this is the name of one of `_OF_BYTES`, of which the longest has 16 letters."""
+    """Return whether this is the name of one of `_OF_BYTES`; the longest has 16 letters."""
     with contextlib.suppress(LookupError, ValueError):
         return len(text) < 32 and codecs.lookup(text).name in _OF_BYTES
     return False
 
 
 class _Limited:
-    """A stream of which at most so many bytes are read."""
+    """A stream that ends after so many bytes."""
 
     def __init__(self, stored: BinaryIO, most: int) -> None:
         self._left, self.seek, self.tell = most, stored.seek, stored.tell

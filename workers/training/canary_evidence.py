@@ -45,9 +45,9 @@ class CanaryBatches:
     """Draws canaries into batches as units of the claim are: examples, or users with all their rows.
 
     `rate`: probability that a row of a canary joins a step, with turns one that is its turn. `rows`: rows of each
-    canary. `block`: steps of which each canary joins one that is secret, 0 for other samplings. `cycle`: steps from one
-    turn of a canary to the next, 0 where there are no turns. `is_known`: whether the steps that it joins are no secret
-    of the claim.
+    canary. `block`: number of steps among which each canary joins a secret one, 0 for other samplings. `cycle`: steps
+    from one turn of a canary to the next, 0 where there are no turns. `is_known`: whether the steps that it joins are
+    no secret of the claim.
     """
 
     def __init__(self, spec: TrialSpec, count: int, size: int, draws: RowDraws) -> None:

@@ -156,13 +156,13 @@ class SnapshotInterval:
 
     The clipping rule may change at every step, and a norm when its example is in a batch. One contribution is stored
     for all steps of the interval: the generalised mean of c / S over the steps, with the generator exp(rate (c / S)^2)
-    of `generator_rate`. At whole orders up to that of the rate, the interval's steps cost at most as much Renyi privacy
-    as equally many steps with this mean, if no example displaces another and all steps have the noise of the rate:
-    A_alpha - 1 of a sampled Gaussian (`dpsweep.accounting.numerics.renyi`) is a sum of terms w (exp(k c^2) - 1) with w
-    >= 0 and k <= rate, which is concave in the generator, and so is its logarithm. At higher orders, with noise that
-    changes within the interval, or with (1 + c)^2 in place of c^2 where examples displace others, the mean may cost
-    less than the steps: what rests on it is an estimate. A root mean square would under-estimate the cost of most
-    examples, and the maximum would grossly over-estimate it. With one step, or one rule and one norm, the mean is
+    of `generator_rate`. Let no example displace another, and all steps have the noise of the rate. Then at whole orders
+    up to that of the rate, the interval's steps cost at most as much Renyi privacy as equally many steps with this
+    mean. The reason: A_alpha - 1 of a sampled Gaussian (`dpsweep.accounting.numerics.renyi`) is a sum of terms w (exp(k
+    c^2) - 1) with w >= 0 and k <= rate. It is concave in the generator, and so is its logarithm. At higher orders, with
+    noise that changes within the interval, or with (1 + c)^2 in place of c^2 where examples displace others, the mean
+    may cost less than the steps: what rests on it is an estimate. A root mean square would under-estimate the cost of
+    most examples, and the maximum would grossly over-estimate it. With one step, or one rule and one norm, the mean is
     exact.
 
     Between two measurements of an example under one rule, the generator is taken to change linearly from step to step.

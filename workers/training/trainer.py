@@ -275,7 +275,7 @@ class Trainer:
     def advance(self, rows: Tensor | None = None) -> None:
         """Take the part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`.
 
-        It is counted before the update, of which an interrupted one has shown a part.
+        It is counted before the update, because an interrupted update has shown a part.
         """
         sigma, step = self.noise_multiplier, self.step_count
         prices = self._planned.prices(sigma)
