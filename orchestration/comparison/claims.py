@@ -146,7 +146,15 @@ class _Claims:
         """Return a text that determines what `_unfounded` says."""
         result = self.result
         costs = (result.worst_case, result.others, result.groups, result.risks, self.epochs, self.expected)
-        compared = (self.trace, self.delta, self.attempts, self.accounts, self.release)
+        compared = (
+            self.trace,
+            self.delta,
+            result.spec.unit,
+            result.spec.delta,
+            self.attempts,
+            self.accounts,
+            self.release,
+        )
         return repr(("claims", _own_code(), type(result).__name__, costs, result.individuals, compared))
 
 
@@ -250,6 +258,8 @@ def _smaller(what: str, claim: PrivacyEstimate, trace: Trace, delta: float) -> I
         )
     if not claim.epsilon >= found.epsilon * (1.0 - _ROUNDING) or (math.isinf(found.epsilon) and claim.is_private):
         yield f"it claims {what} {claim.epsilon:.6g}, but its trace costs {found.epsilon:.6g}"
+    if claim.lower_epsilon is not None and not claim.lower_epsilon <= claim.epsilon * (1.0 + _ROUNDING):
+        yield f"it claims {what} {claim.epsilon:.6g}, and that it is at least {claim.lower_epsilon:.6g}"
     is_bounded = trace.noise_follows_results and not trace.ended_by_results  # by the plan, which the trace is not
     if claim.is_private and claim.kind == "guarantee" and found.kind == "estimate" and not is_bounded:
         yield f"it claims that {what} is a guarantee, but by {found.accountant} it is an estimate"

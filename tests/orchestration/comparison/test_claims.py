@@ -70,6 +70,10 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         r"claims epsilon 0\.5, but its trace costs 4\.99",
     ),
     "delta": (lambda result: result["worst_case"].update(delta=0.1), r"at delta 0\.1 .* the trial's delta is 1e-05"),
+    "lower bound that is no number": (
+        lambda result: result["worst_case"].update(lower_epsilon="NaN"),
+        r"claims epsilon 4\.99\d*, and that it is at least nan",
+    ),
     "other": (lambda result: result["others"][0].update(epsilon=0.5), r"epsilon by rdp 0\.5"),
     "group": (lambda result: result["groups"][1].update(epsilon=0.5), r"epsilon of groups of 4 0\.5"),
     "epoch": (lambda result: result.update(epsilons=[0.01, result["epsilons"][1]]), r"0\.01 after epoch 0"),
@@ -232,6 +236,13 @@ def test_what_dpsweep_account_has_stored_is_checked_too(folder: Path) -> None:
     forge(str(stored), lambda account: account.update(epsilon=0.5))
     with pytest.raises(DataCorruption, match=r"account delta=1e-05,rdp claims epsilon 0\.5 of 1 record"):
         render_again(str(folder))
+
+
+def test_a_claim_that_was_checked_is_checked_again_with_another_specification(folder: Path) -> None:
+    dpsweep.open(folder)
+    forge(trial_in(folder, "flat-seed0").result, FORGERIES["unit of the specification"][0])
+    with pytest.raises(DataCorruption, match="but its spec user of 2"):
+        dpsweep.open(folder)
 
 
 def test_a_claim_that_was_checked_is_not_computed_again(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
