@@ -24,6 +24,7 @@ import torch
 from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.base import Source, Split, Tokens, repeated
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.label_columns import TableTask, label_columns
@@ -257,7 +258,8 @@ class _Encoder:
                 raise InvalidInput(
                     f"{path} is no tokenizer file; give a tokenizer.json of the package tokenizers"
                 ) from error
-        if tokenizer.normalizer is not None and _growth(json.loads(tokenizer.normalizer.__getstate__())) > _MOST_GROWTH:
+        normalizer = tokenizer.normalizer
+        if normalizer is not None and _growth(parsed_json(normalizer.__getstate__())) > _MOST_GROWTH:
             raise InvalidInput(
                 f"{path} makes texts more than {_MOST_GROWTH} times as long before they are cut, which would fill the "
                 "memory; give another tokenizer"
