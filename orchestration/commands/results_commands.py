@@ -182,7 +182,7 @@ def predict(
     require_unaltered_model(files, result)
     code = allowed_again(record.sweep, allow_code or (), ())
     found, notes = predicted_table(load_trained(files, result.spec, code), table)
-    columns = [_whole(each.tolist()) for each in found.values()]
+    columns = [_plain(each.tolist()) for each in found.values()]
     rows = [dict(zip(found, row, strict=True)) for row in zip(*columns, strict=True)]
     write_file("--to", to, write(rows), private=True)
     for note in notes:
@@ -190,10 +190,11 @@ def predict(
     typer.echo(for_terminal(f"{to}: {len(rows):,} rows"))
 
 
-def _whole(values: list[Any]) -> list[Any]:
-    """Return names of classes as whole numbers if all are, because CSV would mark -1 as the text of a formula."""
-    are_whole = all(value is None or (isinstance(value, str) and _WHOLE.fullmatch(value)) for value in values)
-    return [value and int(value) for value in values] if are_whole else values
+def _plain(values: list[Any]) -> list[Any]:
+    """Return None for NaN, and names of classes as whole numbers if all are: CSV would mark -1 as text of a formula."""
+    known = [None if value != value else value for value in values]
+    are_whole = all(value is None or (isinstance(value, str) and _WHOLE.fullmatch(value)) for value in known)
+    return [value and int(value) for value in known] if are_whole else known
 
 
 def _print(found: Comparison) -> None:

@@ -6,7 +6,7 @@ Only what a sweep declares is used, so that neither the training table nor anyth
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Container, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -120,7 +120,7 @@ def encoded_rows(path: str, columns: Columns) -> NewRows:
     """Return the rows of a .csv, .tsv or .parquet file, which may have other columns, too, in any order.
 
     A value that is no declared category becomes all zeros, and a number is cut at its range, as in training; notes
-    count them. Raises: InvalidInput for a column that lacks or is there twice, and for one of another type;
+    count them. Raises: InvalidInput for a column that lacks or is there twice, one of another type, and no rows;
     DataCorruption for a file that cannot be read.
     """
     declared = columns.declared
@@ -128,6 +128,8 @@ def encoded_rows(path: str, columns: Columns) -> NewRows:
     texts = lowered | declared.texts((), (), ())
     is_text = path.lower().endswith((".csv", ".tsv"))
     rows = read_table(path, texts, columns.encoding if is_text else None)
+    if not rows.num_rows:
+        raise InvalidInput(f"the table {path} has no rows; give one with at least one")
     places = places_of(columns.features)
     for name, found in places_of(rows.column_names).items():
         if name in places and len(found) != len(places[name]):
@@ -142,29 +144,36 @@ def encoded_rows(path: str, columns: Columns) -> NewRows:
     used = used_columns(described, roles, texts, path, declared.numbers)
     complete = complete_rows(used)
     taken = used.take(complete)
-    notes = (*_incomplete(used, len(complete)), *_undeclared(taken, columns.encoders))
+    notes = (*_incomplete(used, len(complete), columns.numbers), *_undeclared(taken, columns.encoders))
     return NewRows(encode_table(taken, columns.encoders), complete, used.num_rows, notes)
 
 
-def _incomplete(rows: pa.Table, complete: int) -> Iterator[str]:
-    """Yield how many rows have no features, as they lack a value, and the columns that lack it."""
+def _incomplete(rows: pa.Table, complete: int, written: Container[str]) -> Iterator[str]:
+    """Yield how many rows have no features, as they lack a value, and the columns that lack it.
+
+    written: columns whose way to write numbers is declared.
+    """
     if complete == rows.num_rows:
         return
     lacking = {name: int(lacks(rows[name]).sum()) for name in rows.column_names}
-    named = ", ".join(f"{name} {count:,}" for name, count in lacking.items() if count)
-    yield f"{rows.num_rows - complete:,} of {rows.num_rows:,} rows have no prediction: they lack a value ({named})"
+    lacking = {name: count for name, count in lacking.items() if count}
+    named = ", ".join(f"{name} {count:,}" for name, count in lacking.items())
+    otherwise = " or write numbers otherwise than declared" * any(name in written for name in lacking)
+    share = f"{rows.num_rows - complete:,} of {rows.num_rows:,} rows"
+    yield f"{share} have no prediction: they lack a value{otherwise} ({named})"
 
 
 def _undeclared(rows: pa.Table, encoders: Sequence[Column]) -> Iterator[str]:
     """Yield how many rows hold a value that the sweep does not declare, by column."""
+    total = f"{rows.num_rows:,} rows"
     for column in encoders:
         match column:
             case Categorical(name, categories):
                 strange = int((positions(rows[name], categories) < 0).sum())
                 if strange:
-                    yield f"{name}: {strange:,} rows hold none of the declared categories, and count as none of them"
+                    yield f"{name}: {strange:,} of {total} hold no declared category, and count as none"
             case Numeric(name, low, high):
                 given = numbers(rows[name], name)
                 beyond = int(((given < low) | (given > high)).sum())
                 if beyond:
-                    yield f"{name}: {beyond:,} rows lie outside the declared range {low:g} to {high:g}, and are cut"
+                    yield f"{name}: {beyond:,} of {total} lie outside the range {low:g} to {high:g}, and are cut"

@@ -54,6 +54,7 @@ def test_a_trial_of_a_table_names_classes_of_new_rows(tmp_path: Path, monkeypatc
     for place in (folder, f"{folder}/model.pt"):
         assert printed("predict", place, "new.csv", "--to", "found.csv") == "found.csv: 3 rows\n"
     assert stat.S_IMODE(os.stat("found.csv").st_mode) == 0o600
+    assert Path("found.csv").read_text().endswith("\n,,\n")
     written = pd.read_csv("found.csv")
     assert list(written) == ["prediction", "probability of -1", "probability of 1"]
     assert written["prediction"].tolist()[:2] == [1, -1]

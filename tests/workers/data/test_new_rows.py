@@ -59,7 +59,7 @@ def test_features_are_those_of_training_without_labels_and_in_any_order(read: Re
     expected = load_source(DataSpec("parquet", {"path": str(tmp_path / "people.parquet"), **DECLARED})).train.features
     found = read(ROWS.drop_columns(["y"]).select(["code", "emb", "id", "note", "job", "pay"]).take([2, 0, 1]))
     assert np.array_equal(found.features, expected.numpy()[[2, 0, 1]])
-    assert found.notes == ("pay: 1 rows lie outside the declared range 0 to 2000, and are cut",)
+    assert found.notes == ("pay: 1 of 3 rows lie outside the range 0 to 2000, and are cut",)
 
 
 def test_missing_and_undeclared_values_are_counted(read: Read) -> None:
@@ -68,13 +68,21 @@ def test_missing_and_undeclared_values_are_counted(read: Read) -> None:
     assert (found.complete.tolist(), found.total, len(found.features)) == ([0, 2], 3, 2)
     assert (found.notes[0], found.notes[2]) == (
         "1 of 3 rows have no prediction: they lack a value (job 1)",
-        "job: 1 rows hold none of the declared categories, and count as none of them",
+        "job: 1 of 2 rows hold no declared category, and count as none",
+    )
+
+
+def test_numbers_of_another_convention_are_said_to_be_missing(read: Read) -> None:
+    found = read(ROWS.set_column(3, "pay", pa.array(["1,000.5", "2.5", "3"])))
+    assert found.notes[0] == (
+        "2 of 3 rows have no prediction: they lack a value or write numbers otherwise than declared (pay 2)"
     )
 
 
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
+        (lambda rows: rows.slice(0, 0), "has no rows"),
         (lambda rows: rows.drop_columns(["job"]), "there is no column 'job' in"),
         (lambda rows: rows.append_column("job", rows["job"]), "more than one column called 'job'; leave one"),
         (lambda rows: rows.set_column(5, "emb", pa.array([[0.1] * 3] * 3)), r"'emb' holds lists of 3 numbers .* of 2"),
