@@ -27,7 +27,8 @@ each combination of the values of all axes. A component is a name (`flat`) or a 
 
 **Lists inside.** A list may stand for any value inside a component or section of an axis:
 `clipping: {name: flat, bound: [0.5, 1, 2]}`. Several lists are combined. Where a parameter itself takes a list, such as
-`hidden` of `mlp`, a list of lists is several. `{each: [...]}` is always several.
+`hidden` of `mlp`, a list of lists is several. In a component of your own a list is one value. `{each: [...]}` is always
+several.
 
 **Axes that vary together.** `zip: [clipping, optimizer]` pairs the values of these axes, which must be
 equally many. Several groups are a list of such lists.

@@ -9,6 +9,7 @@ from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
 import pytest
+from torch import nn
 
 import dpsweep
 from tests.warm import FORKS
@@ -40,6 +41,19 @@ def test_the_page_about_python_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with ProcessPoolExecutor(1, mp_context=FORKS) as alone:
         alone.submit(run_examples, (ROOT / "docs" / "python.md").read_text(), "python.md").result()
+
+
+def _net(feature_shape: tuple[int, ...], num_classes: int, hidden: int = 16) -> nn.Module:
+    return nn.Sequential(nn.Linear(feature_shape[0], hidden), nn.Linear(hidden, num_classes))
+
+
+def test_sizes_of_a_class_vary_as_the_page_about_python_says() -> None:
+    """A list in a component of the user's own is one value."""
+    (params,) = re.findall(r'{"name": Net, (.*?}})', (ROOT / "docs" / "python.md").read_text())
+    sweep = {"name": "sizes", "data": "breast_cancer", "model": {"name": _net, **eval("{" + params)}}
+    sampled = {"sampling": {"method": "poisson", "batch_size": 64}, "epochs": 1, "clipping": "none"}
+    plan = dpsweep.plan(sweep | sampled | {"privacy": {"noise_multiplier": 1, "delta": 1e-5}})
+    assert [trial.spec.model.params for trial in plan.trials] == [{"hidden": 8}, {"hidden": 32}], plan.refusals
 
 
 def test_the_reference_is_up_to_date() -> None:
