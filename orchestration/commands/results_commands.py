@@ -41,8 +41,7 @@ def export(
         typer.Option("--all-columns", help="Every value of results.json; `results(all_columns=True)` in Python."),
     ] = False,
 ) -> None:
-    """Write one row per trial: its parameters that vary, its state, and the metrics that the release mode shows, with
-    the intervals of its setting.
+    """Write one row per trial: parameters that vary, state, metrics that may be shown, intervals of its setting.
 
     Withheld numbers are empty; columns without any number are left out. With release: raw the file is readable by you
     only.

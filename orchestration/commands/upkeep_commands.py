@@ -37,8 +37,9 @@ if TYPE_CHECKING:
 
 def composed_of_examples(
     files: SweepFiles, key: str | None, examples: Sequence[int], delta: float | None
-) -> PrivacyEstimate:
-    """Return the composed epsilon of the records ``examples`` together, from their contributions to each trial.
+) -> tuple[PrivacyEstimate, str]:
+    """Return the composed epsilon of the records ``examples`` together, from their contributions to each trial, and
+    what it counts besides the trials, in words.
 
     key: of one trial, by default all private ones; delta: by default the sweep's. Earlier starts, candidates of a
     tuning, and trials without norms count with the most that records can contribute. A trial that did not train on a
@@ -68,7 +69,7 @@ def composed_of_examples(
     asked = max(attempt.delta for trial in trials for attempt in trial.attempts) if delta is None else delta
     found = epsilon_of_examples_together([*runs, *((each.trace, (0,), most) for each in without)], asked)
     reasons = cost.reasons if cost.estimate else union(trial.reasons for trial in trials)
-    return weakened(found, reasons)
+    return weakened(found, reasons), cost.included.removesuffix(",")
 
 
 def _kept(files: TrialFiles, attempts: Sequence[Attempt]) -> Attempt | None:
@@ -267,18 +268,18 @@ def account(
         raise typer.Exit(INTERRUPTED) from None
     show_accounts(folder, tracking_uri)
     if together is not None:
-        typer.echo(_together_text(together), err=as_json)
+        typer.echo(_together_text(*together), err=as_json)
     if as_json:
         composed = (
-            {} if together is None else {"together": {**together.as_dict(), "sensitive": "private like the records"}}
+            {} if together is None else {"together": {**together[0].as_dict(), "sensitive": "private like the records"}}
         )
         typer.echo(json.dumps({"accounts": found, **composed}, allow_nan=False))
 
 
-def _together_text(found: PrivacyEstimate) -> str:
+def _together_text(found: PrivacyEstimate, also: str) -> str:
     whose = f"these {found.group_size} records" if found.group_size > 1 else "this record"
     said = (
-        f"{whose} in all these trials together: ε {at_most(found.epsilon)} at δ {found.delta:g} ({found.kind}); "
+        f"{whose} in all these trials together{also}: ε {at_most(found.epsilon)} at δ {found.delta:g} ({found.kind}); "
         "private like the records"
     )
     return "\n  ".join((said, *in_words(found.reasons)))

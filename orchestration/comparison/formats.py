@@ -415,6 +415,9 @@ class Fitting:
         return Measurement(widest, Measurement.get(console, options, self.table).maximum)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[RenderableType]:
+        for column in self.table.columns:
+            if column.no_wrap:  # rich takes the longest word for what it needs, and squeezes the others below theirs
+                column.min_width = max(cell_len(_words(cell)) for cell in (column.header, *column.cells))
         needed = Measurement.get(console, options.update(width=UNBOUNDED), self.table)
         if needed.minimum <= options.max_width:
             yield self.table

@@ -13,10 +13,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.errors import UnsupportedMechanism, count_of
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
 from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.orchestration.comparison.formats import listed
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.published import PublishedTrial
 
@@ -63,6 +64,13 @@ class Composition:
     @property
     def epsilon(self) -> float | None:
         return self.estimate.epsilon if self.estimate else None
+
+    @property
+    def included(self) -> str:
+        """Return what it counts besides the trials, between commas; "" for nothing."""
+        more = [f"{count_of(self.attempts, 'earlier start')} of them"] if self.attempts else []
+        more += [f"{self.candidates} candidates of their tuning"] if self.candidates else []
+        return f", {listed(more)} included," if more else ""
 
     @property
     def reasons(self) -> tuple[Reason, ...]:

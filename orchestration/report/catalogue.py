@@ -132,7 +132,7 @@ FIGURES: Final = (
         "epsilon",
         "Cost of the steps so far",
         "over time",
-        _one(metric_over_epochs("epsilon", "worst-case ε so far")),
+        _one(training_curves.epsilon_over_epochs),
     ),
     Figure("accountants: ", "By every accountant: ", "over time", training_curves.accountants_over_epochs),
     Figure("rho", "ρ of the steps so far", "over time", _one(training_curves.rho_over_epochs)),

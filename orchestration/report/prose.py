@@ -13,7 +13,7 @@ from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.entries import Metric, by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
-from dpsweep.orchestration.comparison.formats import Format, at_most, correlation, first_few, listed, number, per_unit
+from dpsweep.orchestration.comparison.formats import Format, at_most, correlation, first_few, number, per_unit
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
@@ -238,9 +238,7 @@ def together(trials: Sequence[PublishedTrial]) -> list[str]:
     found = composed(trials)
     if found is None or found.trials + found.attempts + found.candidates < 2:
         return []
-    more = [f"{count_of(found.attempts, 'earlier start')} of them"] if found.attempts else []
-    more += [f"{found.candidates} candidates of their tuning"] if found.candidates else []
-    anew = f", {listed(more)} included," if more else ""
+    anew = found.included
     whole = f"All {found.trials} private trials together{anew}" if found.trials > 1 else f"The private trial{anew}"
     if found.estimate is None:
         return [f"{whole} have no composed ε: {found.refusal}."]
@@ -319,7 +317,7 @@ def _correlations(private: Sequence[Setting]) -> list[str]:
     if strongest.p_value * len(known) > _CHANCE:
         return [
             f"Whether groups that are served worse pay more cannot be told: the strongest correlation of {word} and "
-            f"mean εᵢ is r = {r}, {over} ({name})."
+            f"mean εᵢ is r = {r}, {over} ({name}). By ranks, which one group far off does not move, it may be chance."
         ]
     who = "worse" if strongest.r < 0 else "better"
     return [f"Groups served {who} paid more under {name}: their {word} and mean εᵢ correlate with r = {r}, {over}."]

@@ -14,6 +14,7 @@ from typing import Final
 from dpsweep.accounting.attacks import area_limit, exposure_limit
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.errors import count_of
+from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable, by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings
 from dpsweep.orchestration.comparison.formats import (
@@ -259,7 +260,8 @@ def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
 def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[str]:
     privacy = trial.privacy
     seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
-    remarks = [*([trial.error] if trial.error else []), *trial.notes]
+    said_above = in_words(privacy.reasons if privacy else ())  # among the cautions; the claim has their names
+    remarks = [*([trial.error] if trial.error else []), *(note for note in trial.notes if note not in said_above)]
     return [
         f"{escape(setting_name(trial) + seed)}<br><small>{escape(trial.key)}</small>",
         trial.state.word,

@@ -64,6 +64,19 @@ def metric_over_epochs(name: str, title: str, shown: Format = NUMBER) -> Callabl
     return lambda scene: _over_epochs(scene, title, values, shown)
 
 
+def epsilon_over_epochs(scene: Scene) -> Plot:
+    """Return the worst-case epsilon of the steps so far, without epochs that only have the bound of a later one.
+
+    They would look like epochs that cost nothing (`dpsweep.accounting.calibration.so_far`).
+    """
+    figure = metric_over_epochs("epsilon", "worst-case ε so far")(scene)
+    for trace in figure.data:
+        kept = [at for at, (cost, later) in enumerate(itertools.pairwise([*trace["y"], None])) if cost != later]
+        if len(kept) > 1:
+            trace |= {axis: [trace[axis][at] for at in kept] for axis in "xy"}
+    return figure
+
+
 def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
     """Return the epsilon over epochs by every accountant that covers the run (paper C, Figure 2); estimates are dotted.
 

@@ -44,6 +44,16 @@ def test_a_table_fits_the_terminal_with_every_value(width: int) -> None:
     assert ("worst-case ε 8.00; test accuracy 87.5%" in words) == (width < 200)
 
 
+def test_no_column_is_squeezed_below_its_words() -> None:
+    table = Table(box=None)
+    table.add_column("trial", no_wrap=True)
+    table.add_column("differs in", overflow="fold")
+    table.add_column("worst-served group", no_wrap=True)
+    table.add_row(KEY, "model logistic", "m: 88.3%")
+    assert "differs in model logistic; worst-served group m: 88.3%" in " ".join(printed(Fitting(table), 83))
+    assert "logistic" in [line.strip() for line in printed(Fitting(table), 88)], "wrapped at a blank"
+
+
 def test_one_module_makes_texts_of_what_others_wrote() -> None:
     """So that none is shown without `for_terminal`."""
     folder = Path(orchestration.__path__[0])

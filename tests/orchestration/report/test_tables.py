@@ -7,6 +7,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.settings import finished_settings
@@ -66,6 +67,13 @@ def test_every_trial_shows_its_own_numbers_under_their_headings() -> None:
                                 "1 min 25 s", ""],
         "lostlost": ["failed", "–", "–", "–", "–", "–", "–", "–", "<lost>"],
     }  # fmt: skip
+
+
+def test_reasons_are_named_beside_the_claim_and_not_told_again_in_each_row() -> None:
+    privacy = PublishedPrivacy(3.0, 1e-5, "pld", "estimate", "add_remove", reasons=("known_seed",))
+    trial = replace(TRIALS[1], privacy=privacy, notes=(*in_words(("known_seed",)), "tuned"))
+    (row,) = rows(trials_table([trial], "worst_group_accuracy")).values()
+    assert (row["Accountant"], row["Remarks"]) == ("pldestimate, add_remove: known_seed", "tuned")
 
 
 def test_the_worst_seed_is_what_a_group_pays() -> None:

@@ -38,6 +38,13 @@ def test_accuracy_loss_and_cost_are_drawn_over_the_epochs() -> None:
     assert "accuracy" not in figures(data)
 
 
+def test_an_epoch_that_has_the_bound_of_a_later_one_is_not_drawn_as_free() -> None:
+    costs = (1.1, 1.1, 1.6, 1.6, 2.0)
+    epochs = tuple(replace(sample_trial().history[0], epoch=at, metrics={"epsilon": e}) for at, e in enumerate(costs))
+    (drawn,) = figures(replace(sample_sweep(), trials=(replace(sample_trial(), history=epochs),)))["epsilon"].data
+    assert (list(drawn.x), list(drawn.y)) == ([1, 3, 4], [1.1, 1.6, 2.0])
+
+
 def test_curves_are_of_the_lowest_seed_in_whatever_order_seeds_are_listed() -> None:
     late, early = sample_trial(seed=3), sample_trial(seed=1)
     late = replace(late, history=tuple(replace(epoch, noise_multiplier=9.0) for epoch in late.history))
