@@ -23,6 +23,7 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.records.files import half_of_memory
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
@@ -309,7 +310,20 @@ def _stored(path: Path) -> pa.Table:
 def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
     """Return all columns, or some. Unlike `parquet.read_table`, this also reads several columns of one name."""
     with parquet.ParquetFile(path) as file:
+        if _least_bytes(file.metadata) > half_of_memory():
+            raise MemoryError(f"{path} unfolds beyond it")
         return file.read(columns)
+
+
+def _least_bytes(described: parquet.FileMetaData) -> int:
+    """Return the bytes that a file unfolds to at least; a kilobyte can stand for a million of equal values."""
+    groups = (described.row_group(number) for number in range(described.num_row_groups))
+    columns = (group.column(number) for group in groups for number in range(group.num_columns))
+    return sum(each.num_values * _LEAST_BYTES.get(each.physical_type, 4) for each in columns)
+
+
+_LEAST_BYTES: Final = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "FIXED_LEN_BYTE_ARRAY": 1}
+"""Bytes of a value by its type, where it does not take 4, as the place of a text does."""
 
 
 def _alone(path: Path, field: pa.Field, size: int) -> pa.ChunkedArray | pa.Array:

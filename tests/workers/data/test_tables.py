@@ -365,6 +365,16 @@ class TestTable:
         source = read(tmp_path / "long.csv")
         assert source.train.features.shape == (200_000, 3)
 
+    def test_a_parquet_file_that_would_fill_the_memory_is_named(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """A file of some kilobytes, as its numbers are all the same."""
+        monkeypatch.setattr("dpsweep.workers.data.table_files.half_of_memory", lambda: 2**22)
+        table = pa.table({"x": pa.array([0] * 10**6), "y": pa.array(["a", "b"] * 500_000)})
+        parquet.write_table(table, tmp_path / "many.parquet")
+        with pytest.raises(InvalidInput, match=r"many\.parquet does not fit into the free memory"):
+            read(tmp_path / "many.parquet")
+
     def test_a_missing_file_is_named(self, tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"^data source 'csv': there is no {tmp_path}/nothing.csv"):
             read(tmp_path / "nothing.csv")
