@@ -379,7 +379,7 @@ class StoredSweep:
         drawn = {each.name: each for each in drawn_figures(self._record.data())}
         if name not in drawn:
             raise InvalidInput(f"the report has no figure {name!r}; it has: {', '.join(drawn) or 'none yet'}")
-        return go.Figure(drawn[name].figure.plain()).update_layout(title=drawn[name].title)
+        return go.Figure(drawn[name].alone.plain())
 
     @_for_python
     def report(self) -> str:

@@ -160,6 +160,15 @@ class DrawnFigure:
     title: str
     figure: Plot
 
+    @property
+    def alone(self) -> Plot:
+        """The figure with its title and a legend, for where no page is around it."""
+        of, top = self.figure, 72
+        margin = {**of.layout["margin"], "t": of.layout["margin"]["t"] + top}
+        told = {"title": {"text": draw.plain_text(self.title)}, "showlegend": True}
+        named = [{**trace, "showlegend": "name" in trace} for trace in of.data]
+        return Plot({**of.layout, **told, "margin": margin, "height": of.height + top}, named)
+
 
 def drawn_figures(
     data: PublishedSweep, useless: Container[str] = (), kinds: Sequence[Figure] = FIGURES
@@ -184,4 +193,4 @@ def figures_for_mlflow(data: PublishedSweep, useless: Container[str] = ()) -> di
     `drawn_figures`.
     """
     attached = [kind for kind in FIGURES if kind.in_mlflow]
-    return {drawn.name: drawn.figure.page() for drawn in drawn_figures(data, useless, attached)}
+    return {drawn.name: drawn.alone.page() for drawn in drawn_figures(data, useless, attached)}

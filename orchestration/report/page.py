@@ -204,6 +204,8 @@ def _results(found: Findings, style: Style, panels: Mapping[Section, str], drawn
         "Each marker is a setting, averaged over its seeds (faint dots); whiskers span the seeds. A dark ring marks "
         "the Pareto front."
     )
+    if any(style.places.values()):
+        caption += " Shades and open markers tell settings of one method apart: point at one for its name."
     if "group-size" in drawn:
         caption += (
             " Of any k records together, ε is the solid line; dotted is what the generic conversion from one record "

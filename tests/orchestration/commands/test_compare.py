@@ -62,7 +62,9 @@ def test_python_shows_little_and_has_the_table(one: Path, other: Path) -> None:
     assert f"<td>{finished.key}</td>" in sweep._repr_html_()
     assert "<td>1</td>" in finished._repr_html_(), "its last epoch"
     assert "no guarantee (known_seed)" in sweep.best()._repr_html_()
-    assert sweep.plot("group-accuracy").layout.title.text == "Accuracy on test data"
+    figure = sweep.plot("group-accuracy")
+    assert (figure.layout.title.text, figure.layout.showlegend) == ("Accuracy on test data", True)
+    assert {trace.showlegend for trace in figure.data if trace.name} == {True}
     with pytest.raises(InvalidInput, match=r"the report has no figure 'accuracies'; it has: .*group-accuracy"):
         sweep.plot("accuracies")
 

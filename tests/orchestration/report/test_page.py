@@ -250,6 +250,12 @@ def test_privacy_gets_its_own_axis_when_it_varies() -> None:
     assert {"privacy-utility", "privacy-fairness", "utility-fairness"} <= set(drawn)
 
 
+def test_a_page_says_of_looks_that_its_key_does_not_have_where_their_names_are() -> None:
+    told = "Shades and open markers tell settings of one method apart"
+    assert told not in render(sample_sweep())
+    assert told in render(sample_sweep(targets=(1.0, 3.0)))
+
+
 def test_names_of_two_baselines_stand_on_both_sides_of_their_lines() -> None:
     data = sample_sweep(targets=(1.0, 8.0))
     others = [each for each in data.trials if each.is_baseline]
