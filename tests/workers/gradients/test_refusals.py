@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.checks import require_trained
 from dpsweep.workers.gradients.engine import GradientEngine
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.devices import DEVICE, NAME
@@ -138,6 +139,21 @@ def test_parameters_that_are_others_than_when_the_engine_was_made_are_refused(
     change(model)
     with pytest.raises(InvalidInput, match=r"\.weight, .* were frozen, unfrozen or replaced"):
         engine.norms(*batch())
+
+
+def test_trainable_parameters_are_found_as_torch_names_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Parts that occur twice, tied weights, frozen and missing ones; they are looked for at every step."""
+    first, tied, frozen = nn.Linear(3, 3, bias=False), nn.Linear(3, 3), nn.Linear(3, 2)
+    inner = nn.Sequential(first, nn.LayerNorm(3))
+    model = nn.ModuleDict({"b": inner, "a": nn.Sequential(inner, tied), "frozen": frozen})
+    tied.weight = first.weight
+    frozen.bias.requires_grad_(False)
+    model.add_module("nothing", None)
+    named = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    monkeypatch.setattr(model, "named_parameters", lambda: iter(()))  # which would refuse
+    require_trained(model, named)
+    with pytest.raises(InvalidInput, match="were frozen, unfrozen or replaced"):
+        require_trained(model, {f"{name}.": each for name, each in named.items()})
 
 
 @pytest.mark.parametrize(
