@@ -1,4 +1,4 @@
-"""Writes the pages on the papers and their figures from what is stored: ``python -m docs.reproduction``."""
+"""Writes the pages on the papers and their figures from stored results: ``python -m docs.reproduction``."""
 
 from __future__ import annotations
 

@@ -10,7 +10,7 @@ N(-v/2, v) be independent of the loss L, and y = L - eps. Then
     E_N[(e^(L+N) - e^eps)_+] - (e^L - e^eps)_+ = e^eps int_0^v e^(y/2) phi(y / sqrt(t)) e^(-t/8) / (2 sqrt(t)) dt
 
 by the vega of Black and Scholes, phi the standard normal density. As exp(-y^2 / 2t) grows with t, this is at most e^eps
-v e^(y/2) phi_v(y) with the density phi_v of N(0, v), whose transform along Re z = a gives
+v e^(y/2) phi_v(y) with the density phi_v of N(0, v). Its transform along Re z = a gives
 
     E_Q[e^eps v e^(y/2) phi_v(y)] = (1/2 pi) int v e^(v/8) exp(K(z) + v z (z-1) / 2 + eps (1 - z)) dw.
 

@@ -178,7 +178,7 @@ def _log_moments_fractional(sample_rate: float, noise_multiplier: float, orders:
     """log A_alpha by the trapezoidal rule on the integrand (1 + y)^alpha - 1 - alpha y >= 0, y = q (exp(loss) - 1).
 
     E[y] = 0, so this integrates A_alpha - 1. The integrand is a Gaussian of width sigma times a function analytic in a
-    strip of half-width pi sigma^2 (where 1 - q + q exp(loss) first vanishes), so the rule with step h errs by about
+    strip of half-width pi sigma^2 (where 1 - q + q exp(loss) first vanishes). So the rule with step h errs by about
     exp(-2 pi^2 min(sigma, sigma^2) / h) = exp(-79) relative to it. Cutting at 13 sigma leaves exp(-84). Below sigma =
     0.1 the grid would be long and the bound vacuous, so the unsampled RDP is returned.
     """

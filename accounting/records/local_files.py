@@ -2,7 +2,7 @@
 
 A path below a sweep may have been planted: a link leads to files elsewhere, a FIFO or socket never answers, a device
 does what it likes. Every function here takes an absolute path without links, as `os.path.realpath` of the sweep's
-folder and names below it make one, and raises `UnsafeFile` if any part of it turns out to be a link, or to be another
+folder and names below it make one. It raises `UnsafeFile` if any part of it turns out to be a link, or to be another
 kind of file than it should be. Nothing is opened, created or changed then.
 
 A folder is opened as a whole and the kernel asked where it is, which takes two calls for a path of any length. The

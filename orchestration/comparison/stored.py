@@ -71,7 +71,7 @@ class StoredTrials:
 
 
 def stored_trials(files: SweepFiles, points: Iterable[GridPoint], manifest: Manifest) -> StoredTrials:
-    """Return those of the trials that are stored. Raises: DataCorruption for a damaged result."""
+    """Return the trials that are stored. Raises: DataCorruption for a damaged result."""
     return _read(files, tuple(point for point in points if _is_there(files, point.key)), manifest)
 
 

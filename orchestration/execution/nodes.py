@@ -113,7 +113,7 @@ def room(nodes: Sequence[Mapping[str, float]], needs: Mapping[str, float]) -> in
 
 
 def quantities(needs: Mapping[str, float]) -> dict[str, float]:
-    """Return the amounts above 0 of what is counted, which labels are not."""
+    """Return the amounts above 0 of resources that are counted; labels are not."""
     return {name: amount for name, amount in needs.items() if amount > 0.0 and not name.startswith(LABEL)}
 
 

@@ -1,4 +1,4 @@
-"""The tables of the report, as HTML, and the sections around those of exact results.
+"""The tables of the report, as HTML, and the sections around tables of exact results.
 
 Exact results on training examples only appear where the release mode shows them.
 """

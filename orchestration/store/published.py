@@ -456,7 +456,7 @@ class PublishedTrial:
 
     @property
     def every_audit(self) -> tuple[PublishedAudit, ...]:
-        """Return the audit of the trial itself, if there was one, and those of its copies."""
+        """Return the audit of the trial itself, if there was one, and the audits of its copies."""
         return (*((self.audit,) if self.audit else ()), *self.audits)
 
     @property

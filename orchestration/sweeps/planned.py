@@ -137,7 +137,7 @@ def _enumerated(keys: Sequence[str]) -> str:
 
 
 def accept(plan: Plan, files: SweepFiles) -> Plan:
-    """Return the plan if every trial can run. Its withheld error texts replace those of an earlier plan in the private
+    """Return the plan if every trial can run. Its withheld error texts replace texts of an earlier plan in the private
     folder. Raises: InvalidInput with one line per reason of refusal.
     """
     hidden = [f"{refusal.key}\n{refusal.hidden}" for refusal in plan.refusals if refusal.hidden]

@@ -154,7 +154,7 @@ def has_half_precision(model: nn.Module) -> bool:
 
 def in_its_precision(model: nn.Module, device: torch.device) -> AbstractContextManager[object]:
     """Within this context the model runs: under autocast where it has frozen parts in half precision. These do not take
-    the float32 of what trains. Any other model computes as outside."""
+    the float32 of trained layers. Any other model computes as outside."""
     return torch.autocast(device.type, torch.bfloat16) if has_half_precision(model) else nullcontext()
 
 

@@ -283,7 +283,7 @@ def _shifted(first: Tensor, values: Tensor) -> Tensor:
 
 
 def _every(of_examples: Tensor) -> Tensor:
-    """Return the indices of all examples, on their device; a GPU would wait for those of the host."""
+    """Return the indices of all examples, on their device; a GPU would wait for indices of the host."""
     return torch.arange(len(of_examples), device=of_examples.device)
 
 

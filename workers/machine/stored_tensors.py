@@ -3,7 +3,7 @@
 A file may come from somebody else. Only tensors and plain values are unpickled, and only from archives whose entries
 are stored as they are, as `torch.save` makes them. A few kilobytes that are compressed may unfold to all memory. So may
 a few bytes that ask for a ``bytearray`` of some length, encode bytes in hexadecimal again and again, or name one entry
-by many names, all of which torch allows. An archive is looked at by the reader that torch loads it with, because
+by many names. Torch allows all of these. An archive is looked at by the reader that torch loads it with, because
 another one may find other entries in the same bytes.
 """
 
