@@ -196,11 +196,10 @@ def _unfounded(claims: _Claims) -> Iterator[str]:
     yield from _smaller("epsilon", result.worst_case, trace, delta)
     for other in result.others:
         yield from _smaller(f"epsilon by {other.accountant}", other, trace, delta)
-    groups = [estimate for estimate in result.groups if estimate.group_size > 1]
-    for group in groups:
+    for group in result.groups:
         yield from _smaller(f"epsilon of groups of {group.group_size}", group, trace, delta)
     for risk in result.risks:
-        yield from _smaller_risk(risk, trace, {1, *(group.group_size for group in groups)})
+        yield from _smaller_risk(risk, trace, {1, *(group.group_size for group in result.groups)})
     for epoch, step, shown in claims.epochs:
         least = cost_so_far(trace, claims.ends, step, replace(result.worst_case, delta=delta))
         if not shown >= least * (1.0 - _ROUNDING):

@@ -75,6 +75,7 @@ FORGERIES: dict[str, tuple[Callable[[dict[str, Any]], object], str]] = {
         r"claims epsilon 4\.99\d*, and that it is at least nan",
     ),
     "other": (lambda result: result["others"][0].update(epsilon=0.5), r"epsilon by rdp 0\.5"),
+    "group of one": (lambda result: result["groups"][0].update(epsilon="NaN"), "epsilon of groups of 1 nan"),
     "group": (lambda result: result["groups"][1].update(epsilon=0.5), r"epsilon of groups of 4 0\.5"),
     "epoch": (lambda result: result.update(epsilons=[0.01, result["epsilons"][1]]), r"0\.01 after epoch 0"),
     "advantage": (lambda result: forged_risk(result, 0, advantage=[0.0, 0.01]), r"advantage 0\.01 of attacks on one"),
