@@ -186,7 +186,7 @@ def predict(
     write_file("--to", to, write(rows), private=True)
     for note in notes:
         warn(note)
-    typer.echo(for_terminal(f"{to}: {len(rows):,} rows"))
+    typer.echo(for_terminal(f"{to}: {count_of(len(rows), 'row')}"))
 
 
 def _plain(values: list[Any]) -> list[Any]:

@@ -441,7 +441,9 @@ def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
         name: {
             each.name: asdict(interval)
             for each in GROUP_METRICS
-            if each.measure and (interval := found.evidence.interval(setting, each.name, name))
+            if each.measure
+            and not (found.unknown_cost and each.name.endswith("_change"))
+            and (interval := found.evidence.interval(setting, each.name, name))
         }
         for name in group_names(setting)
     }

@@ -14,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.data.conventions import Convention
 from dpsweep.workers.data.spelling import Value, Values
 from dpsweep.workers.data.table import (
@@ -159,13 +159,13 @@ def _incomplete(rows: pa.Table, complete: int, written: Container[str]) -> Itera
     lacking = {name: count for name, count in lacking.items() if count}
     named = ", ".join(f"{name} {count:,}" for name, count in lacking.items())
     otherwise = " or write numbers otherwise than declared" * any(name in written for name in lacking)
-    share = f"{rows.num_rows - complete:,} of {rows.num_rows:,} rows"
+    share = f"{rows.num_rows - complete:,} of {count_of(rows.num_rows, 'row')}"
     yield f"{share} have no prediction: they lack a value{otherwise} ({named})"
 
 
 def _undeclared(rows: pa.Table, encoders: Sequence[Column]) -> Iterator[str]:
     """Yield how many rows hold a value that the sweep does not declare, by column."""
-    total = f"{rows.num_rows:,} rows"
+    total = count_of(rows.num_rows, "row")
     for column in encoders:
         match column:
             case Categorical(name, categories):

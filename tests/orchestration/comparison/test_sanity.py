@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from dataclasses import replace
 
@@ -174,7 +175,9 @@ def test_a_baseline_near_the_constant_prediction_leaves_the_cost_unknown(share: 
     assert found.baselines == ()
     assert as_dict(found)["unknown_cost"] == found.unknown_cost
     changed = [replace(each, quality=replace(present(each.quality), accuracy_change=0.01)) for each in data.trials]
-    in_mlflow = comparison(findings(replace(data, trials=tuple(changed)), found.evidence))
+    anew = findings(replace(data, trials=tuple(changed)), found.evidence)
+    assert "_change" not in json.dumps(as_dict(anew)["settings"])
+    in_mlflow = comparison(anew)
     names = {*in_mlflow.short, *in_mlflow.best_means, *(name for each in in_mlflow.numbers.values() for name in each)}
     assert not [name for name in names if "change" in name]
 
