@@ -264,7 +264,7 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
         upper, lower = 1.0, 0.0
     upper = min(upper, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon))
     pair = [cumulants(rounds, direction, LEAST_TAIL) for direction in DIRECTIONS]
-    log_delta = max(saddle_at_epsilon(generating, epsilon).log_delta for generating in pair)
+    log_delta = min(max(saddle_at_epsilon(generating, epsilon).log_delta for generating in pair), 0.0)
     for share in _LOST:
         above, below = _delta_losing(rounds, epsilon, log_delta, tolerance, share)
         upper, lower = min(upper, above), max(lower, below)

@@ -198,6 +198,12 @@ def test_delta_of_the_smallest_rate() -> None:
     assert 0.0 <= known(claimed.lower) <= claimed.upper <= 10 * SMALLEST_RATE
 
 
+def test_delta_of_groups_that_nothing_protects() -> None:
+    """The saddle point puts delta above e^709 there, which is no double."""
+    trace = Trace(50_000, (Segment(0, 10_000, PoissonSampling(1e-3), 0.01),))
+    assert known(delta_pld(trace, 1.0, 8).lower) <= 1.0 == delta_pld(trace, 1.0, 8).upper
+
+
 @pytest.mark.parametrize("rate", [0.99 * SMALLEST_RATE, 2.6e-17, 1e-30, 1e-99])
 def test_smaller_rates_are_refused(rate: float) -> None:
     with pytest.raises(InvalidInput, match=r"sample_rate is .*, but must be at least 1e-12"):
