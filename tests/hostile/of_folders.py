@@ -52,6 +52,7 @@ COMMANDS: Final[Mapping[str, str]] = {
     "status --json": "status IN --json",
     "decrypt": "decrypt PLACE --to shown",
     "owner-report": "owner-report TRIAL --example-id 4",
+    "predict": "predict TRIAL PLACE --to predicted.csv",
     "audit": "audit IN --canaries 20 --tracking-uri none",
     "epsilon": "epsilon --trial TRIAL --delta 1e-5 --individual rdp",
     "plan": "plan sweep.yaml --no-code",
