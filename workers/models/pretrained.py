@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import re
 import warnings
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -103,7 +103,7 @@ _RANK: Final = 8
 
 
 def trained_parts(
-    network: nn.Module, heads: Collection[nn.Parameter], trainable: Trainable, adapter: Adapter | None
+    network: nn.Module, heads: Iterable[nn.Parameter], trainable: Trainable, adapter: Adapter | None
 ) -> nn.Module:
     """Return the network with gradients for the parameters that train, and for no others.
 
@@ -115,7 +115,7 @@ def trained_parts(
     if adapter is not None and trainable != "all":
         raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
     if adapter is not None:
-        return _adapted(network, adapter, heads)
+        return _adapted(network, adapter, frozenset(heads))
     if trainable != "all":
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(trainable == "bias" and name.endswith("bias"))
@@ -124,10 +124,12 @@ def trained_parts(
     return network
 
 
-def _adapted(trunk: nn.Module, adapter: Adapter, heads: Collection[nn.Parameter]) -> nn.Module:
+def _adapted(trunk: nn.Module, adapter: Adapter, heads: Set[nn.Parameter]) -> nn.Module:
     """Return the trunk, frozen, with an adapter and heads that train, which its ``save_pretrained`` writes together."""
     peft = require_package("peft", "an adapter")
-    own = list(_modules_of(trunk, heads))
+    own = [
+        name for name, part in trunk.named_modules() if name and not heads.isdisjoint(part.parameters(recurse=False))
+    ]
     targets = None if adapter.targets is None else list(adapter.targets)
     named: dict[str, Any] = {"target_modules": targets, "modules_to_save": own or None}
     scale = {"r": adapter.rank, "lora_alpha": 2.0 * adapter.rank if adapter.alpha is None else adapter.alpha}
@@ -153,16 +155,6 @@ def _adapted(trunk: nn.Module, adapter: Adapter, heads: Collection[nn.Parameter]
         if ".modules_to_save." in name:  # of every module whose name ends as that of a head
             parameter.requires_grad_(name.startswith(inside))
     return found
-
-
-def _modules_of(network: nn.Module, parameters: Collection[nn.Parameter]) -> Iterator[str]:
-    """Yield the names of the largest modules that have no other parameters."""
-    found: list[str] = []
-    for name, part in network.named_modules():
-        own = set(part.parameters())
-        if own and own <= set(parameters) and not name.startswith(tuple(f"{each}." for each in found)):
-            found.append(name)
-    yield from found
 
 
 def _require_rank(trunk: nn.Module, adapter: Adapter, peft: Any) -> None:

@@ -304,24 +304,29 @@ def test_an_adapter_without_targets_has_those_of_the_architecture(
     assert list(recwarn) == []
 
 
-@pytest.mark.parametrize("name", ["bert", "no pooler", "gpt2", "bart"])
+@pytest.mark.parametrize(
+    ("name", "method"), [("bert", "dora"), ("no pooler", "lora"), ("gpt2", "lora"), ("bart", "ia3")]
+)
 def test_the_folder_of_an_adapter_has_the_head_that_was_trained(
-    folders: Mapping[str, str], name: str, tmp_path: Path
+    folders: Mapping[str, str], name: str, method: str, tmp_path: Path
 ) -> None:
-    """Whoever loads it by peft onto the pretrained model, whose new head is random, predicts the same."""
+    """Whoever loads it onto the pretrained model, whose new head is random, or merges both, predicts the same."""
     import peft
     import transformers
 
-    model = model_of(folders[name], adapter={"method": "lora", "r": 2})
+    model = model_of(folders[name], adapter={"method": method})
+    trunk: Any = getattr(model, "trunk")  # noqa: B009
     for parameter in model.parameters():
         if parameter.requires_grad:
             parameter.data.normal_()
-    getattr(model, "trunk").save_pretrained(tmp_path)  # noqa: B009
+    trunk.save_pretrained(tmp_path)
     base = transformers.AutoModelForSequenceClassification.from_pretrained(folders[name], num_labels=3)
     base.config.pad_token_id = PADDING
     loaded = peft.PeftModel.from_pretrained(base, str(tmp_path)).eval()
     texts = torch.tensor([[3, 4, 5, 6, 7, 8, 9, 2]])
-    assert torch.allclose(loaded(input_ids=texts).logits, model(texts), atol=1e-5)
+    expected = model(texts)
+    for each in (loaded, trunk.merge_and_unload()):
+        torch.testing.assert_close(each(input_ids=texts).logits, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_the_positions_of_a_trunk_in_half_precision_are_not_rounded(folders: Mapping[str, str]) -> None:
