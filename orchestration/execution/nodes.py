@@ -322,8 +322,8 @@ class _Asked(Generic[Answer]):
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 words = f"{type(cause).__name__}: {reason_of(cause)}"
                 raise InvalidInput(
-                    f"checking {self._question.about} failed on {named(node)} ({words}); mend that node, or take it "
-                    "out of the cluster"
+                    f"checking {self._question.about} failed on {named(node)} ({words}); mend that node and start Ray "
+                    "there anew, or take it out of the cluster"
                 ) from error
 
     def _full(self) -> frozenset[str]:
