@@ -111,7 +111,7 @@ def _look_by_look(request: RunRequest, most: int, display: Display) -> Outcome:
         if outcome.goes_on:
             more = more_seeds(seeds, most)
             display.warn(f"not told apart with {seeds} seeds: the sweep goes on to {more}, which costs privacy")
-            request = replace(request, retry=(), sources=(), spent=outcome.spent)
+            request = replace(_after(outcome, request), retry=(), sources=())
             text = _looking(outcome.record.manifest.text, _seeds(spec.seeds, more), spec.compare.looks + 1)
             continue
         if told and told[-1]:
@@ -174,9 +174,15 @@ def run_tuning(request: RunRequest, display: Display) -> Outcome:
         tuning = _run_candidates(request, display)
         if tuning.stopped:
             return tuning
-        tuned = _run_tuned(replace(request, spent=tuning.spent), display, best_candidates(tuning.record))
-        lacking = [each for each in (tuned.recording, tuning.recording) if each is not None and each.missing()]
-        return replace(tuned, recording=lacking[0]) if lacking else tuned
+        return _run_tuned(_after(tuning, request), display, best_candidates(tuning.record))
+
+
+def _after(stage: Outcome, request: RunRequest) -> RunRequest:
+    """Return the request for what follows: with what is spent, and without an MLflow that has not answered `stage`."""
+    lacking = stage.recording if stage.recording is not None and stage.recording.missing() else None
+    if lacking is not None:  # of the candidates, and of what follows
+        lacking = replace(lacking, command=lacking.command.replace(request.files.tuning, request.files.root))
+    return replace(request, spent=stage.spent, unrecorded=lacking)
 
 
 def _run_tuned(request: RunRequest, display: Display, winners: Mapping[str, Winner]) -> Outcome:
@@ -219,7 +225,7 @@ def _run_candidates(request: RunRequest, display: Display) -> Outcome:
         if outcome.stopped or further is None:
             return outcome
         stage, retry = tuning_stage(request.sweep, request.text, further), ()
-        request = replace(request, spent=outcome.spent)
+        request = _after(outcome, request)
 
 
 def run_private_selection(request: RunRequest, display: Display) -> Outcome:

@@ -88,6 +88,7 @@ class RunRequest:
     file. `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
     `connect`: connects to Ray; sweeps that run in turn may share the connection. `spent`: of the limits, by earlier
     stages of the run. `goes_on`: whether the run will add trials to the sweep, by its record.
+    `unrecorded`: in MLflow, by an earlier stage, which gave up; this one does without, and names it in its outcome.
     """
 
     sweep: SweepSpec
@@ -106,6 +107,7 @@ class RunRequest:
     connect: Connect = own_connection
     spent: Spent = NOTHING_SPENT
     goes_on: Callable[[SweepRecord], bool] = is_over
+    unrecorded: Recording | None = None
 
     def of(self, text: str) -> RunRequest:
         """Return the request for ``text`` in place of the sweep's file.
@@ -158,6 +160,7 @@ def run_stage(request: RunRequest, display: Display) -> Outcome:
     """Run one sweep file to its report; `run_sweep` says what a sweep with ``tune`` runs. Raises: as `run_sweep`."""
     files = request.files
     tracking_uri = request.tracking_uri or embedded_tracking_uri(files.local_folder)
+    tracking_uri = NO_TRACKING if request.unrecorded else tracking_uri
     _require_services(request, tracking_uri)
     with closed_to_strangers(), exclusive(files):  # first: no other command changes the folder while this one plans
         return _run_exclusively(request, tracking_uri, display)
@@ -210,7 +213,8 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
     told = (shown.decision, shown.unknown_cost, status.spent, status.goes_on)
-    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, status.recording, *told)
+    recording = status.recording or request.unrecorded
+    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, recording, *told)
 
 
 def _require_services(request: RunRequest, tracking_uri: str) -> None:

@@ -19,8 +19,9 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
-from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run, run_sweep
+from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run, run_sweep
 from dpsweep.orchestration.pipeline.run import best_candidates
+from dpsweep.orchestration.pipeline.stage import run_stage
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import Recording
@@ -217,14 +218,17 @@ def test_optuna_goes_on_from_what_each_setting_has_scored(tmp_path: Path) -> Non
     }
 
 
-def test_candidates_that_mlflow_lacks_are_named_when_all_trials_are_recorded(
+def test_candidates_that_mlflow_lacks_are_named_at_the_end(
     outcome: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lacking, whole = Recording(recorded=1, trials=2, failure="away"), Recording(recorded=2, trials=2, is_complete=True)
+    """They are trained all the same where MLflow has gone away, and were refused."""
+    asked = replace(request(tmp_path, seeds=[0], tune=None, clipping="flat"), tracking_uri="http://127.0.0.1:1")
+    lacking = Recording(recorded=1, trials=2, failure="away", command=f"dpsweep record {asked.files.tuning}")
     monkeypatch.setattr(run, "_run_candidates", lambda asked, display: replace(outcome, recording=lacking))
-    monkeypatch.setattr(run, "_run_tuned", lambda asked, display, winners: replace(outcome, recording=whole))
+    monkeypatch.setattr(run, "_run_tuned", lambda asked, display, winners: run_stage(asked, display))
     monkeypatch.setattr(run, "best_candidates", lambda record: {})
-    assert run_sweep(request(tmp_path)).recording == lacking
+    recording = known(run.run_tuning(asked, NoDisplay()).recording)
+    assert recording.missing().endswith(f"`dpsweep record {asked.files.root}` records the rest")
 
 
 def test_a_setting_without_a_usable_candidate_is_an_error(outcome: Outcome) -> None:
