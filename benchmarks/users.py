@@ -21,8 +21,7 @@ import torch
 
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import make_clipping
-from dpsweep.workers.data import Dataset, make_split
-from dpsweep.workers.data.base import Tokens
+from dpsweep.workers.data import Dataset, Tokens, make_split
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE

@@ -14,15 +14,11 @@ from dpsweep.accounting.records.sealed import read_private
 from dpsweep.workers.data.adult import adult
 from dpsweep.workers.data.base import (
     Dataset,
-    Preparation,
-    Scaling,
     Source,
     Split,
-    Tokens,
     as_targets,
     cut,
     make_split,
-    pixels,
 )
 from dpsweep.workers.data.bundled import breast_cancer, breast_cancer_wisconsin, digits
 from dpsweep.workers.data.cifar import cifar10
@@ -43,6 +39,15 @@ from dpsweep.workers.data.mapped import Form, once_on_node
 from dpsweep.workers.data.masks import image_masks
 from dpsweep.workers.data.new_rows import Columns, NewRows, encoded_rows, table_columns
 from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
+from dpsweep.workers.data.preparations import (
+    Preparation,
+    Scaling,
+    Tokens,
+    made_preparation,
+    pixels,
+    plain_preparation,
+    preparation_as_stored,
+)
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.table_profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
 from dpsweep.workers.data.tabular import NORM_OF_TEXT
@@ -213,10 +218,13 @@ __all__ = [
     "file_of",
     "load_dataset",
     "load_source",
+    "made_preparation",
     "make_split",
     "once_on_node",
     "ownership",
     "pixels",
+    "plain_preparation",
+    "preparation_as_stored",
     "profile_table",
     "rows_of_owners",
     "rows_per_user",

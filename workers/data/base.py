@@ -1,14 +1,13 @@
-"""Data sets: splits of examples with labels, groups and stable ids, and the preparation of features for a model."""
+"""Data sets: splits of examples with labels, groups and stable ids."""
 
 from __future__ import annotations
 
 import contextlib
 import hashlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from functools import lru_cache
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +19,7 @@ from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, union
 from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.mapped import ColumnFiles
 from dpsweep.workers.data.owners import are_shared, first_owners, ownership
+from dpsweep.workers.data.preparations import AS_STORED, Preparation
 from dpsweep.workers.own_code.imports import blamed_on
 from dpsweep.workers.spec import DataPart, DataSpec
 from dpsweep.workers.tasks import labelled, task_called
@@ -140,68 +140,6 @@ def as_targets(labels: Tensor) -> Tensor:
     return labels if labels.is_floating_point() else labels.long()
 
 
-class Preparation(Protocol):
-    """Converts stored features [b, ...] to model inputs, each example by itself, and therefore costs no privacy.
-
-    It must not change ``features``, but may return them, or a view of them.
-    """
-
-    def __call__(self, features: Tensor) -> Tensor: ...
-
-
-@dataclass(frozen=True)
-class Scaling:
-    """(features - offset) / scale as float32; offset and scale have one number, or one per channel."""
-
-    offset: tuple[float, ...] = (0.0,)
-    scale: tuple[float, ...] = (1.0,)
-
-    def __call__(self, features: Tensor) -> Tensor:
-        if self == _AS_STORED:
-            return features.to(torch.float32)
-        trailing = (1,) * max(features.ndim - 2, 0)
-        offset = _constant(self.offset, features.device).view(-1, *trailing)
-        return (features.to(torch.float32) - offset) / _constant(self.scale, features.device).view(-1, *trailing)
-
-
-_AS_STORED: Final = Scaling()
-"""Scaling that changes no value, for features that are stored as the model takes them."""
-
-
-@lru_cache(maxsize=32)
-def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return the values as a tensor on the device, cached there: sending them with every batch would make a GPU
-    wait.
-    """
-    return torch.tensor(values, device=device)
-
-
-def pixels(mean: Sequence[float] = (0.5,), std: Sequence[float] = (0.5,)) -> Scaling:
-    """Return a scaling of uint8 pixels by a mean and standard deviation given for pixels in [0, 1].
-
-    >>> pixels((0.5,), (0.5,))(torch.tensor([[0, 255]], dtype=torch.uint8))
-    tensor([[-1.,  1.]])
-    """
-    return Scaling(tuple(255.0 * m for m in mean), tuple(255.0 * s for s in std))
-
-
-@dataclass(frozen=True)
-class Tokens:
-    """Token ids as int64, for models whose first layer is an embedding.
-
-    `vocabulary`: number of tokens. `padding`: token that fills short texts. `causal`: whether a position may depend
-    only on earlier ones. Each is None if the source does not know it, and otherwise offered to models that take it
-    (`dpsweep.workers.models.offered`).
-    """
-
-    vocabulary: int | None = None
-    padding: int | None = None
-    causal: bool | None = None
-
-    def __call__(self, features: Tensor) -> Tensor:
-        return features if features.is_floating_point() else features.long()
-
-
 @dataclass(frozen=True)
 class Source:
     """All data of a source, before any split. `test`: None if the source has no test set.
@@ -223,7 +161,7 @@ class Source:
     test: Split | None
     group_names: tuple[str, ...]
     class_names: tuple[str, ...]
-    preparation: Preparation = Scaling()
+    preparation: Preparation = AS_STORED
     notes: tuple[str, ...] = ()
     task: str = "classification"
     reasons: tuple[Reason, ...] = ()
@@ -231,7 +169,7 @@ class Source:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "reasons", union([_of_rows(self.reasons)]))
-        task = task_called(self.task)
+        task, splits = task_called(self.task), [self.train] if self.test is None else [self.train, self.test]
         if not isinstance(self.name, str):
             raise InvalidInput(f"the name of a source is {self.name!r}, but must be a string")
         notes = (self.notes,) if isinstance(self.notes, str) else self.notes
@@ -242,7 +180,7 @@ class Source:
                 f"all labels of {self.name!r} are the same, but {self.task} needs at least {task.least_names} classes; "
                 "name another label, add rows of other classes, or declare all `classes`"
             ) from PrivateDetail(repr(self.class_names))
-        examples = sum(map(len, [self.train] if self.test is None else [self.train, self.test]))
+        examples = sum(map(len, splits))
         if len(self.class_names) > max(_MANY_CLASSES, examples / 2) and "classes_from_rows" in self.reasons:
             raise InvalidInput(
                 f"most labels of {self.name!r} are different, so that no class can be learnt from others of its kind; "
@@ -250,7 +188,6 @@ class Source:
             ) from PrivateDetail(f"there are {len(self.class_names)} labels of {examples} examples")
         _check_names(f"classes of {self.name!r}", self.class_names, task.least_names)
         _check_names(f"groups of {self.name!r}", self.group_names, at_least=1)
-        splits = [self.train] if self.test is None else [self.train, self.test]
         if not all(map(len, splits)):
             sizes = " and ".join(str(len(split)) for split in splits)
             raise InvalidInput(
@@ -326,7 +263,7 @@ class Dataset:
     public: Split | None
     group_names: tuple[str, ...]
     class_names: tuple[str, ...]
-    preparation: Preparation = Scaling()
+    preparation: Preparation = AS_STORED
     notes: tuple[str, ...] = ()
     held_out: Split | None = None
     task: str = "classification"

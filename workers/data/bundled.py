@@ -11,7 +11,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.csv as csv
 
-from dpsweep.workers.data.base import Scaling, Source, make_split
+from dpsweep.workers.data.base import Source, make_split
+from dpsweep.workers.data.preparations import Scaling
 from dpsweep.workers.data.source_files import downloads, locate, reading, require_rows
 from dpsweep.workers.data.tabular import Numeric, complete_rows, encode_table, indices
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import io
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,12 +11,12 @@ import numpy.typing as npt
 import pyarrow.parquet as parquet
 import torch
 from PIL import Image
-from torch import Tensor
 
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
-from dpsweep.workers.data.base import Source, Split, make_split, pixels
+from dpsweep.workers.data.base import Source, Split, make_split
 from dpsweep.workers.data.images import colours
-from dpsweep.workers.data.mapped import Blocks, ColumnFiles, Form, cached_columns, digest_of_parts
+from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of_parts
+from dpsweep.workers.data.preparations import pixels
 from dpsweep.workers.data.source_files import PICTURES, UNREADABLE, locate, reading
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
@@ -32,37 +32,15 @@ def cifar10(root: str | None = None, cache: str | None = None) -> Source:
     run has its own.
     """
     folder = locate("cifar10", ("cifar-10-batches-py", "cifar10-jpeg"), root, _download)
+    notes: tuple[str, ...] = (f"pixels scaled by the published means {_MEAN} and standard deviations {_STD}",)
     if folder.name == "cifar10-jpeg":
-        return _source(
-            _read_jpegs(folder / "train.parquet", cache),
-            _read_jpegs(folder / "test.parquet", cache),
-            "pictures decoded from JPEG: not CIFAR-10's original pixels",
-        )
-    return _source(_read_batches(folder, train=True), _read_batches(folder, train=False))
-
-
-@dataclass(frozen=True)
-class _Part:
-    """Pictures [n, 3, 32, 32] and labels [n]. place: location of the pictures if they are memory-mapped."""
-
-    pictures: Tensor
-    labels: npt.NDArray[np.int64]
-    place: ColumnFiles | None = None
-
-    def split(self, first_id: int = 0) -> Split:
-        return replace(make_split(self.pictures, self.labels, first_id=first_id), place=self.place)
-
-
-def _source(train: _Part, test: _Part, *notes: str) -> Source:
-    return Source(
-        "cifar10",
-        train.split(),
-        test.split(first_id=len(train.labels)),
-        CLASSES,
-        CLASSES,
-        pixels(_MEAN, _STD),
-        (*notes, f"pixels scaled by the published means {_MEAN} and standard deviations {_STD}"),
-    )
+        train = _read_jpegs(folder / "train.parquet", cache)
+        test = _read_jpegs(folder / "test.parquet", cache, len(train))
+        notes = ("pictures decoded from JPEG: not CIFAR-10's original pixels", *notes)
+    else:
+        train = _read_batches(folder, train=True)
+        test = _read_batches(folder, train=False, first_id=len(train))
+    return Source("cifar10", train, test, CLASSES, CLASSES, pixels(_MEAN, _STD), notes)
 
 
 def _download(cache: Path) -> None:
@@ -71,7 +49,7 @@ def _download(cache: Path) -> None:
     torchvision.datasets.CIFAR10(root=str(cache), download=True)
 
 
-def _read_batches(folder: Path, *, train: bool) -> _Part:
+def _read_batches(folder: Path, *, train: bool, first_id: int = 0) -> Split:
     import torchvision  # late: importing it takes seconds
 
     try:
@@ -79,10 +57,10 @@ def _read_batches(folder: Path, *, train: bool) -> _Part:
     except RuntimeError as error:
         raise DataCorruption(f"{folder} does not hold the published files of CIFAR-10: {error}") from error
     pictures = torch.from_numpy(batches.data).permute(0, 3, 1, 2).contiguous()
-    return _Part(pictures, np.array(batches.targets, dtype=np.int64))
+    return make_split(pictures, np.array(batches.targets, dtype=np.int64), first_id=first_id)
 
 
-def _read_jpegs(path: Path, cache: str | None) -> _Part:
+def _read_jpegs(path: Path, cache: str | None, first_id: int = 0) -> Split:
     with reading(path):
         table = parquet.read_table(path, columns=["image_jpeg", "label"])
     if table.num_rows == 0:
@@ -98,7 +76,7 @@ def _read_jpegs(path: Path, cache: str | None) -> _Part:
         return digest_of_parts("cifar10", path.read_bytes())
 
     (pictures,), place = cached_columns(cache, key, [Form(torch.uint8, (3, 32, 32))], len(labels), decoded)
-    return _Part(pictures, labels, place)
+    return replace(make_split(pictures, labels, first_id=first_id), place=place)
 
 
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:

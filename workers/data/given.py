@@ -12,7 +12,6 @@ import re
 import tempfile
 import zipfile
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from functools import partial
 from itertools import chain
 from pathlib import Path
@@ -29,13 +28,13 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput, PrivateDetai
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.registry import build, nearest
-from dpsweep.workers.data.base import Scaling, Source, Split, Tokens, make_split, repeated
+from dpsweep.workers.data.base import Source, Split, make_split, repeated
 from dpsweep.workers.data.owner_columns import owners_in, people_in
+from dpsweep.workers.data.preparations import made_preparation, plain_preparation, preparation_as_stored
 from dpsweep.workers.data.table import table
 from dpsweep.workers.dataset_description import NO_GROUPS
 
 _COLUMNS: Final = ("features", "labels", "groups", "example_ids", "user_ids")
-_PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
 
 
 def columns_of(data: object) -> tuple[Any, ...]:
@@ -99,61 +98,80 @@ def source_of_arrays(
         if groups is not None and tested is None:
             raise InvalidInput("the training examples have groups, and the test examples none; give test as 3 columns")
         parts.append((further[0], further[1], tested))
-    reasons: list[Reason] = []
-    columns = [
-        as_tensor(part[1], "labels").numpy() if task != "classification" else _values(part[1], "labels")
-        for part in parts
-    ]
-    if task == "classification":
-        if any(column.ndim != 1 for column in columns):
-            raise InvalidInput(
-                "labels have several columns, but classification takes one class for each example; set task: "
-                "multi_label for columns of 0 and 1, or task: regression for numbers"
-            )
-        if classes is None:
-            classes, reasons = np.unique(np.concatenate(columns)).tolist(), ["classes_from_rows"]
-        columns = [_places(column, list(classes), "labels", "classes") for column in columns]
-        names = tuple(map(str, classes))
-    else:
-        columns = [column[:, None] if column.ndim == 1 and column.dtype.kind == "f" else column for column in columns]
-        width = columns[0].shape[1] if columns[0].ndim > 1 else 1
-        names = tuple(f"target {place}" for place in range(width)) if classes is None else tuple(map(str, classes))
+    columns, names, reasons = _labels([each for _, each, _ in parts], classes, task)
     members: Sequence[npt.NDArray[Any] | None] = [None] * len(parts)
     called = names if task == "classification" else NO_GROUPS
     if groups is not None:
-        members = given = [_values(part[2], "groups") for part in parts]
-        if group_names is None:
-            found = np.unique(np.concatenate(given)).tolist()
-            called, reasons = tuple(map(str, found)), [*reasons, "groups_from_rows"]
-            members = [_places(each, found, "groups", "names") for each in given]
-        else:
-            called = tuple(group_names)
-            others = (value for each in given if each.dtype.kind not in "biuf" for value in each.tolist())
-            if any(isinstance(value, str) for value in others):
-                members = [_places(each, called, "groups", "group_names") for each in given]
+        members, called, of_groups = _groups([each for _, _, each in parts], group_names)
+        reasons = (*reasons, *of_groups)
     owners = None if users is None else _owners(users)
-    splits, first = [], 0
+    splits, first = list[Split](), 0
     for (examples, _, _), column, group in zip(parts, columns, members, strict=True):
-        rows = as_tensor(examples, "features")
-        stored = rows.float() if rows.dtype in (torch.float64, torch.float16, torch.bfloat16) else rows
-        if len({len(each) for each in (stored, column, group, None if first else owners) if each is not None}) > 1:
-            raise InvalidInput(
-                f"there are {count_of(len(stored), 'example')} and {count_of(len(column), 'label')}; give features, "
-                "labels, groups and users one row for each example"
-            )
-        splits.append(make_split(stored, column, group, first_id=first, user_ids=None if first else owners))
-        first += len(stored)
-    tokens = splits[0].features.dtype in (torch.int32, torch.int64)
+        splits.append(_split(as_tensor(examples, "features"), column, group, None if first else owners, first))
+        first += len(splits[-1])
     return Source(
         "given",
         splits[0],
         splits[1] if len(splits) > 1 else None,
         called,
         names,
-        Tokens() if tokens else Scaling(),
+        preparation_as_stored(splits[0].features),
         task=task,
-        reasons=tuple(reasons),
+        reasons=reasons,
     )
+
+
+def _split(
+    rows: Tensor,
+    labels: npt.NDArray[Any],
+    groups: npt.NDArray[Any] | None,
+    owners: npt.NDArray[np.int64] | None,
+    first: int,
+) -> Split:
+    """Return the split of these examples. first: id of the first one."""
+    stored = rows.float() if rows.dtype in (torch.float64, torch.float16, torch.bfloat16) else rows
+    if len({len(each) for each in (stored, labels, groups, owners) if each is not None}) > 1:
+        raise InvalidInput(
+            f"there are {count_of(len(stored), 'example')} and {count_of(len(labels), 'label')}; give features, "
+            "labels, groups and users one row for each example"
+        )
+    return make_split(stored, labels, groups, first_id=first, user_ids=owners)
+
+
+_Read = tuple[Sequence[npt.NDArray[Any]], tuple[str, ...], tuple[Reason, ...]]
+"""A column of each part; the names that its numbers are indices of; and what was read off the rows."""
+
+
+def _labels(given: Sequence[Any], classes: Sequence[Any] | None, task: str) -> _Read:
+    """Return the labels of each part as the task takes them, with the names of a model's outputs."""
+    if task != "classification":
+        found = [as_tensor(each, "labels").numpy() for each in given]
+        found = [each[:, None] if each.ndim == 1 and each.dtype.kind == "f" else each for each in found]
+        width = found[0].shape[1] if found[0].ndim > 1 else 1
+        numbered = [f"target {place}" for place in range(width)]
+        return found, tuple(map(str, numbered if classes is None else classes)), ()
+    columns = [_values(each, "labels") for each in given]
+    if any(each.ndim != 1 for each in columns):
+        raise InvalidInput(
+            "labels have several columns, but classification takes one class for each example; set task: "
+            "multi_label for columns of 0 and 1, or task: regression for numbers"
+        )
+    known = np.unique(np.concatenate(columns)).tolist() if classes is None else list(classes)
+    reasons: tuple[Reason, ...] = ("classes_from_rows",) if classes is None else ()
+    return [_places(each, known, "labels", "classes") for each in columns], tuple(map(str, known)), reasons
+
+
+def _groups(given: Sequence[Any], named: Sequence[str] | None) -> _Read:
+    """Return the groups of each part, and their names."""
+    columns = [_values(each, "groups") for each in given]
+    if named is None:
+        known = np.unique(np.concatenate(columns)).tolist()
+        found = [_places(each, known, "groups", "names") for each in columns]
+        return found, tuple(map(str, known)), ("groups_from_rows",)
+    others = (value for each in columns if each.dtype.kind not in "biuf" for value in each.tolist())
+    if any(isinstance(value, str) for value in others):
+        columns = [_places(each, named, "groups", "group_names") for each in columns]
+    return columns, tuple(named), ()
 
 
 def source_of_frame(frame: Any, **params: Any) -> Source:
@@ -244,8 +262,8 @@ def _places(column: npt.NDArray[Any], values: Sequence[Any], what: str, named: s
 
 def as_bytes(source: Source) -> bytes:
     """Return the source as bytes, for `source_of_bytes`. Raises: InvalidInput for a preparation of the user's own."""
-    kind = next((name for name, known in _PREPARATIONS.items() if type(source.preparation) is known), None)
-    if kind is None:
+    kept = plain_preparation(source.preparation)
+    if kept is None:
         raise InvalidInput(
             f"the preparation of {source.name!r} is of type {type(source.preparation).__name__}, which cannot be "
             "stored; prepare the features first, or give a function that returns the source"
@@ -254,7 +272,7 @@ def as_bytes(source: Source) -> bytes:
         "name": source.name,
         "group_names": source.group_names,
         "class_names": source.class_names,
-        "preparation": {"kind": kind, **asdict(source.preparation)},  # type: ignore[call-overload]
+        "preparation": {"kind": kept[0], **kept[1]},
         "notes": source.notes,
         "task": source.task,
         "reasons": source.reasons,
@@ -285,10 +303,6 @@ def source_of_bytes(content: bytes) -> Source:
             return None
         return Split(*(None if each is None else torch.from_numpy(each) for each in columns.values()))  # type: ignore[arg-type]
 
-    kind = _PREPARATIONS[about["preparation"].pop("kind")]
-    prepared: dict[str, Any] = {
-        key: tuple(value) if isinstance(value, list) else value for key, value in about["preparation"].items()
-    }
     train = split("train")
     assert train is not None
     return Source(
@@ -297,7 +311,7 @@ def source_of_bytes(content: bytes) -> Source:
         split("test"),
         tuple(about["group_names"]),
         tuple(about["class_names"]),
-        kind(**prepared),
+        made_preparation(about["preparation"].pop("kind"), about["preparation"]),
         tuple(about["notes"]),
         about["task"],
         tuple(about["reasons"]),

@@ -10,7 +10,8 @@ import numpy as np
 import numpy.typing as npt
 
 from dpsweep.accounting.errors import DataCorruption
-from dpsweep.workers.data.base import Source, make_split, pixels
+from dpsweep.workers.data.base import Source, make_split
+from dpsweep.workers.data.preparations import pixels
 from dpsweep.workers.data.source_files import locate, reading
 
 _CLOTHES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")

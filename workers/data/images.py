@@ -18,8 +18,9 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
 from dpsweep.accounting.mechanism.reasons import Reason
-from dpsweep.workers.data.base import Indices, Source, Split, make_split, numbered, pixels, repeated
+from dpsweep.workers.data.base import Indices, Source, Split, make_split, numbered, repeated
 from dpsweep.workers.data.mapped import Blocks, Form, digest_of_parts, once_on_node
+from dpsweep.workers.data.preparations import pixels
 from dpsweep.workers.data.source_files import PICTURES, reading, require_path
 from dpsweep.workers.data.tabular import attributes, intersected, intersected_indices
 
@@ -60,12 +61,12 @@ def image_folder(
     files = [file for part in listed for file, _ in part]
     class_names = tuple(classes or sorted({name for _, name in listed[0]}))
     labels = _encoded([name for part in listed for _, name in part], class_names, folder)
-    grouped = None if groups is None else read_groups(Path(groups), folder, files, columns, group_names)
-    names, members = grouped or (class_names if classes else numbered("group", len(class_names)), labels)
+    names, members = class_names if classes else numbered("group", len(class_names)), labels
+    learnt: tuple[Reason, ...] = ()
+    if groups is not None:
+        names, members, learnt = read_groups(Path(groups), folder, files, columns, group_names)
     train, test = divided(make_split(read_images(files, size), labels, members), list(map(len, listed)))
-    is_read = groups is not None and not group_names
-    learnt: dict[Reason, bool] = {"classes_from_rows": not classes, "groups_from_rows": is_read}
-    reasons = tuple(reason for reason, is_learnt in learnt.items() if is_learnt)
+    reasons = learnt if classes else (*learnt, "classes_from_rows")
     return Source(folder.name, train, test, names, class_names, IMAGENET_SCALING, reasons=reasons)
 
 
@@ -90,15 +91,15 @@ def read_groups(
     files: list[Path],
     columns: Sequence[str],
     declared: Sequence[str] | Mapping[str, Sequence[str]] | None,
-) -> tuple[tuple[str, ...], Indices]:
+) -> tuple[tuple[str, ...], Indices, tuple[Reason, ...]]:
     """Return the intersections of the attributes ``columns`` of a CSV file as groups: their names as shown in results,
-    and the index of each picture's. declared: values; None takes those found.
+    the index of each picture's, and what was read off the rows. declared: values; None takes those found.
     """
     named = _groups(path, folder, files, columns)
     values = _group_values(named, declared)
     names = intersected(values)
     members = intersected_indices(named, values, f"groups of {path}: ")
-    return names if declared else numbered("group", len(names)), members
+    return (names, members, ()) if declared else (numbered("group", len(names)), members, ("groups_from_rows",))
 
 
 def _encoded(labels: Sequence[str], names: Sequence[str], folder: Path) -> Indices:

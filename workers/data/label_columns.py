@@ -28,7 +28,7 @@ class Labels(Protocol):
     def names(self) -> tuple[str, ...]: ...
 
     def encode(self, table: pa.Table) -> npt.NDArray[np.generic]:
-        """Return the rows without nulls -> labels [n, ...] of the task."""
+        """Return labels [n, ...] of the task, of rows without nulls."""
         ...
 
 

@@ -67,23 +67,16 @@ def image_masks(
     parts = [folder / name for name in _PARTS] if all((folder / name).is_dir() for name in _PARTS) else [folder]
     listed = [_pictures(part) for part in parts]
     files = [file for part in listed for file in part]
-    grouped = None if groups is None else read_groups(Path(groups), folder, files, columns, group_names)
-    names, members = grouped or (NO_GROUPS, None)
+    names: tuple[str, ...] = NO_GROUPS
+    members, reasons = None, tuple[Reason, ...]()
+    if groups is not None:
+        names, members, reasons = read_groups(Path(groups), folder, files, columns, group_names)
     masks = [_mask_of(file) for file in files]
     refuse_links(masks)
     labels = np.stack([_read_mask(mask, size, numbers, ignored) for mask in masks])
     train, test = divided(make_split(read_images(files, size), labels, members), list(map(len, listed)))
-    reasons: tuple[Reason, ...] = ("groups_from_rows",) if groups is not None and not group_names else ()
-    return Source(
-        folder.name,
-        train,
-        test,
-        names,
-        tuple(classes),
-        IMAGENET_SCALING,
-        task="segmentation",
-        reasons=reasons,
-    )
+    outputs = tuple(classes)
+    return Source(folder.name, train, test, names, outputs, IMAGENET_SCALING, task="segmentation", reasons=reasons)
 
 
 def _pictures(part: Path) -> list[Path]:

@@ -36,7 +36,7 @@ class Column(Protocol):
     def name(self) -> str: ...
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
-        """Return [n] values without nulls -> features [n, width]."""
+        """Return features [n, width] of values [n] without nulls."""
         ...
 
 

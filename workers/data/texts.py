@@ -25,11 +25,12 @@ from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.workers.data.base import Source, Split, Tokens, repeated
+from dpsweep.workers.data.base import Source, Split, repeated
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.label_columns import TableTask, label_columns
 from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of_parts
 from dpsweep.workers.data.owner_columns import OwnerColumns, User
+from dpsweep.workers.data.preparations import Tokens
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import Values
 from dpsweep.workers.data.table import (

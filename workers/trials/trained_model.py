@@ -9,7 +9,7 @@ from __future__ import annotations
 import io
 import json
 from collections.abc import Mapping, Set
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 import numpy as np
@@ -21,7 +21,18 @@ from dpsweep.accounting.errors import LARGEST_WHOLE, START_ANEW, DataCorruption,
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.workers.data import Columns, Dataset, Preparation, Scaling, Split, Tokens, load_source, table_columns
+from dpsweep.workers.data import (
+    Columns,
+    Dataset,
+    Preparation,
+    Scaling,
+    Split,
+    Tokens,
+    load_source,
+    made_preparation,
+    plain_preparation,
+    table_columns,
+)
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
 from dpsweep.workers.machine.devices import lacks_memory, torch_defaults
@@ -33,7 +44,6 @@ from dpsweep.workers.own_code.own_sources import GIVEN
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.preprocessing import State, make_preprocessing
 
-_PREPARATIONS: Final[Mapping[str, type[Scaling] | type[Tokens]]] = {"scaling": Scaling, "tokens": Tokens}
 _INPUTS: Final = {"example_shape", "example_type", "feature_shape", "num_classes", "preparation", "fitted", "columns"}
 """Keys of `describe_inputs`."""
 
@@ -156,11 +166,8 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
     """
     if is_import_path(spec.data.name) and preparation not in (Scaling(), Tokens()):
         return None
-    for name, kind in _PREPARATIONS.items():
-        if type(preparation) is kind:
-            fields = asdict(preparation).items()
-            return {"name": name, **{key: list(value) if isinstance(value, tuple) else value for key, value in fields}}
-    return None
+    kept = plain_preparation(preparation)
+    return None if kept is None else {"name": kept[0], **kept[1]}
 
 
 @torch_defaults()
@@ -221,10 +228,8 @@ def _preparation(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], 
     if kept is None and (is_import_path(spec.data.name) or spec.data.name == GIVEN):
         return load_source(spec.data, code).preparation
     try:
-        fields: dict[str, Any] = {
-            key: tuple(value) if isinstance(value, list) else value for key, value in kept.items()
-        }
-        made: Preparation = _PREPARATIONS[fields.pop("name")](**fields)
+        fields = dict(kept)
+        made = made_preparation(fields.pop("name"), fields)
         made(torch.zeros(0, *inputs["feature_shape"]))
     except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
         raise _damaged(files.inputs) from error

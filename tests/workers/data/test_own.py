@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import Source, Tokens, load_dataset, make_split
-from dpsweep.workers.data.base import Preparation
+from dpsweep.workers.data import Preparation, Source, Tokens, load_dataset, make_split
 from dpsweep.workers.spec import DataSpec
 from tests.workers.private_details import assert_private
 from tests.workers.user_modules import allowed
