@@ -434,7 +434,12 @@ STEPS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/gradients/proofs.py",
         ("tests/workers/gradients/test_proofs.py",),
-        B("for module in own_modules():", "for module in ():", "what is shown of one code counts for another", True),
+        B(
+            "for module in own_loaded_modules():",
+            "for module in ():",
+            "what is shown of one code counts for another",
+            True,
+        ),
         B(">= examples", ">= 1", "what is shown of a small batch counts for larger ones", True),
         B("if any(UNKNOWN in values", "if any(() is values", "objects that are not looked into count as equal", True),
     ),

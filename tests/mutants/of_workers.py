@@ -71,7 +71,12 @@ WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/training/private_training.py",
         LOOP,
-        B("named, code, rounding_of(device))", "named, rounding_of(device))", "one noise covers edited code too", True),
+        B(
+            "code_behind([*model.modules(), loss, optimizer, clipping])",
+            "list[str]()",
+            "one noise covers edited code too",
+            True,
+        ),
         B("if os.getpid() != self._process:", "if False:", "forks of an engine draw one noise", True),
         B(
             "self._noise_is_cut = self.steps",

@@ -181,7 +181,7 @@ class ComparedPasses:
         self._backward(self.x[rows], self.y[rows])
 
     def of_single(self, index: int) -> Gradients:
-        """Return Autograd's gradient of the example at this index, alone."""
+        """Return autograd's gradient of the example at this index, alone."""
         rows = slice(index * self.multiplicity, (index + 1) * self.multiplicity)
         with torch.enable_grad():
             loss = self.losses(self.x[rows], self.y[rows]).mean()

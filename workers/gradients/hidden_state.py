@@ -7,20 +7,17 @@ the gradients of all others, and no noise covers it. `HiddenState` reads such va
 
 from __future__ import annotations
 
-import dis
 import hashlib
-import inspect
 import sys
 from collections import OrderedDict, deque
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
-from functools import cache, cached_property, lru_cache, partial
+from functools import partial
 from pathlib import Path
 from types import (
     BuiltinFunctionType,
     CellType,
-    CodeType,
     FunctionType,
     MemberDescriptorType,
     MethodDescriptorType,
@@ -35,14 +32,13 @@ from torch import Tensor, nn
 from torch._C._functorch import is_functorch_wrapped_tensor
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.own_code.own_sources import is_installed
+from dpsweep.workers.own_code.code_digests import EMPTY, PLAIN, code_digest, content_of, is_of_a_package
 
 _OF_TORCH: Final = frozenset(
     {"_parameters", "_buffers", "_modules", "_non_persistent_buffers_set", "training", "forward"}
 )
 """Attributes of modules that are compared elsewhere, or replaced while a forward pass is captured."""
 
-_NUMBERS: Final = (bool, int, float, complex, str, bytes, type(None))
 _WITH_PARTS: Final = (dict, list, tuple, set, frozenset, deque)
 _SAID_BY_REPR: Final = (
     torch.dtype,
@@ -144,7 +140,7 @@ class HiddenState:
     def _entries(
         self, name: str, value: object, visit: Callable[[object], None], seen: dict[int, object]
     ) -> Iterator[tuple[str, Hashable]]:
-        if isinstance(value, (*_NUMBERS, np.generic)):
+        if isinstance(value, (*PLAIN, np.generic)):
             yield name, (type(value).__name__, repr(value))
             return
         if isinstance(value, type):
@@ -188,7 +184,7 @@ class HiddenState:
             names = value.__code__.co_freevars
             for free, cell in zip(names, value.__closure__ or (), strict=True):
                 visit(cell)
-                yield f".{free}", _content(cell)
+                yield f".{free}", content_of(cell)
             visit(vars(value))
             yield ".__defaults__", value.__defaults__
             yield ".__kwdefaults__", value.__kwdefaults__
@@ -288,19 +284,6 @@ def changed(before: Contents, after: Contents) -> set[str]:
     return {name for name in before.keys() | after.keys() if before.get(name) != after.get(name)}
 
 
-@lru_cache(maxsize=2**15)
-def code_digest(code: CodeType) -> str:
-    """Return a sha256 of the behaviour of a function, wherever it is written."""
-    constants = [code_digest(each) if isinstance(each, CodeType) else _written(each) for each in code.co_consts]
-    parts = (code.co_code, constants, code.co_names, code.co_varnames, code.co_freevars, code.co_argcount)
-    return hashlib.sha256(repr(parts).encode()).hexdigest()
-
-
-def _written(constant: object) -> str:
-    """Return a constant as text, equal in every process: the order of a set of texts is not."""
-    return repr(sorted(constant, key=repr) if isinstance(constant, frozenset) else constant)
-
-
 def _qualified(kind: type) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
 
@@ -318,7 +301,7 @@ def _remember(undo: list[Callable[[], None]], value: object) -> None:
     elif isinstance(value, set):
         undo.append(partial(_reset_set, value, set(value)))
     elif isinstance(value, CellType):
-        undo.append(partial(_reset_cell, value, _content(value)))
+        undo.append(partial(_reset_cell, value, content_of(value)))
     elif isinstance(value, np.ndarray):
         if value.nbytes <= _MOST_BYTES:
             undo.append(partial(_reset_array, value, value.copy()))
@@ -348,7 +331,7 @@ def _reset_set(value: set[Any], content: set[Any]) -> None:
 
 
 def _reset_cell(value: CellType, content: object) -> None:
-    if content is not _EMPTY and content is not _content(value):
+    if content is not EMPTY and content is not content_of(value):
         value.cell_contents = content
 
 
@@ -372,18 +355,8 @@ def _reset_namespace(value: _Namespace, content: Mapping[str, object]) -> None:
         value.remove(key)
 
 
-_EMPTY: Final = object()
-
-
-def _content(cell: CellType) -> object:
-    try:
-        return cell.cell_contents
-    except ValueError:  # of a variable that has no value yet
-        return _EMPTY
-
-
 def _is_data(value: object) -> bool:
-    return isinstance(value, (*_NUMBERS, np.generic, np.ndarray, Tensor, dict, list, tuple, set, deque))
+    return isinstance(value, (*PLAIN, np.generic, np.ndarray, Tensor, dict, list, tuple, set, deque))
 
 
 def _is_plain(value: Tensor) -> bool:
@@ -416,82 +389,3 @@ def _homes(loss: object) -> set[str]:
     if isinstance(loss, MethodType):
         return {type(loss.__self__).__module__, loss.__func__.__module__}
     return {loss.__module__ if isinstance(loss, FunctionType) else type(loss).__module__}
-
-
-@cache
-def is_of_a_package(home: str) -> bool:
-    """Return whether the module is of Python, of dpsweep or of an installed package, whose globals keep no examples.
-
-    Packages may stand in several environments: one with access to the system's packages, a cluster job's own, conda's.
-    """
-    if home.partition(".")[0] == "dpsweep":  # which may run from a checkout
-        return True
-    file = getattr(sys.modules.get(home), "__file__", None)
-    return home != "__main__" if file is None else _is_installed(file)
-
-
-@cache
-def _is_installed(file: str) -> bool:
-    return is_installed(Path(file).resolve(), Path("/"))  # asked of thousands of modules
-
-
-def own_modules() -> list[ModuleType]:
-    """Loaded modules that are not part of Python, of an installed package or of dpsweep, by name."""
-    own = [module for name, module in sys.modules.copy().items() if not is_of_a_package(name)]
-    return sorted(own, key=lambda module: module.__name__)
-
-
-def codes_of(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Names and digests of the functions that a module or its classes define, and of those that decorators wrap."""
-    for name, value in list(vars(module).items()):
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            for key, member in list(vars(value).items()):
-                yield from _codes_in(f"{name}.{key}", member)
-        else:
-            yield from _codes_in(name, value)
-
-
-def code_behind(objects: Iterable[object]) -> list[str]:
-    """Return digests of the user's own functions behind ``objects``, sorted: themselves, methods of their classes, and
-    functions that these read, each with the numbers and texts that it reads.
-    """
-    given = list(objects)
-    kinds = {kind for each in given for kind in type(each).__mro__ if not is_of_a_package(str(kind.__module__))}
-    waiting = [*given, *(member for kind in kinds for member in vars(kind).values())]
-    found = dict[int, tuple[object, str]]()  # objects are kept, so that no other one gets their id
-    while waiting:
-        each = waiting.pop()
-        if isinstance(each, partial | MethodType | staticmethod | classmethod | property | cached_property):
-            waiting += (getattr(each, name, None) for name in ("func", "__func__", "fget"))
-        elif isinstance(each, FunctionType) and id(each) not in found and not is_of_a_package(str(each.__module__)):
-            read = dict(_read_by(each))
-            values = sorted((name, repr(value)) for name, value in read.items() if isinstance(value, _NUMBERS))
-            found[id(each)] = each, repr((code_digest(each.__code__), values))
-            waiting += read.values()
-    return sorted(digest for _, digest in found.values())
-
-
-def _read_by(function: FunctionType) -> Iterator[tuple[str, object]]:
-    """Yield what a function reads outside of its arguments, by name: defaults, closure and globals."""
-    code = function.__code__
-    yield from ((f"default {place}", each) for place, each in enumerate(function.__defaults__ or ()))
-    yield from (function.__kwdefaults__ or {}).items()
-    yield from zip(code.co_freevars, map(_content, function.__closure__ or ()), strict=True)
-    yield from ((name, function.__globals__[name]) for name in _globals_read(code) if name in function.__globals__)
-
-
-def _globals_read(code: CodeType) -> Iterator[str]:
-    yield from (each.argval for each in dis.get_instructions(code) if each.opname == "LOAD_GLOBAL")
-    for constant in code.co_consts:
-        if isinstance(constant, CodeType):
-            yield from _globals_read(constant)
-
-
-def _codes_in(name: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, FunctionType):
-        yield name, code_digest(value.__code__)
-    if isinstance(value, FunctionType | staticmethod | classmethod | property | cached_property) or callable(value):
-        for key in ("__wrapped__", "__func__", "fget", "func"):
-            inner = inspect.getattr_static(value, key, None)
-            if isinstance(inner, FunctionType) and inner is not value:
-                yield from _codes_in(f"{name}.{key}", inner)

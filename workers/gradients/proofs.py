@@ -1,7 +1,5 @@
 """The models that were shown to treat the rows of whole batches independently, in this process or run.
 
-For the text of a refusal, finds the module in which rows begin to depend on each other.
-
 At the size of a whole batch that depends on model and shapes alone, and takes as long as several epochs of a very short
 training. It is therefore shown once for all trials that a worker process trains, and in an embedded run once for all
 trials on this node. It is noted in the run's own folder, which only this user can enter and which the run removes when
@@ -14,91 +12,23 @@ import contextlib
 import hashlib
 import platform
 import re
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records.encryption import is_encrypting
 from dpsweep.accounting.records.files import read_bytes, write_in_private_folder
 from dpsweep.accounting.records.local_files import UnsafeFile, make_private_folder
-from dpsweep.workers.gradients.deterministic_passes import same
-from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState, codes_of, own_modules
+from dpsweep.workers.gradients.hidden_state import UNKNOWN, HiddenState
 from dpsweep.workers.gradients.modes import modes_of
 from dpsweep.workers.machine.devices import float32_precisions
 from dpsweep.workers.machine.folders import node_folder
-
-
-@dataclass(frozen=True)
-class _Call:
-    """One call of a module: the rows that were kept of its arguments and of its outputs."""
-
-    name: str
-    arguments: list[Tensor]
-    outputs: list[Tensor]
-
-    def differs(self, other: _Call) -> bool:
-        """Return whether outputs differ though arguments do not."""
-        return _equal(self.arguments, other.arguments) and not _equal(self.outputs, other.outputs)
-
-
-def where_rows_mix(
-    model: nn.Module,
-    reset: Callable[[], object],
-    passes: Sequence[Callable[[], object]],
-    rows: int,
-    kept: Tensor,
-) -> str | None:
-    """Return the innermost module whose outputs for the rows ``kept`` change between two passes, though its arguments
-    do not.
-
-    `reset`: called before each pass. `passes`: two, of a batch, and of the same one with all other rows replaced. None
-    if there is no such module.
-    """
-    calls: list[list[_Call]] = []
-    for run in passes:
-        reset()
-        with _noting(model, rows, kept) as noted:
-            run()
-        calls.append(noted)
-    pairs = zip(*calls, strict=False)
-    return next((one.name for one, other in pairs if one.name == other.name and one.differs(other)), None)
-
-
-@contextmanager
-def _noting(model: nn.Module, rows: int, kept: Tensor) -> Iterator[list[_Call]]:
-    noted: list[_Call] = []
-
-    def hook(name: str) -> Callable[..., None]:
-        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
-            described = f"{name!r} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
-            noted.append(_Call(described, _kept((args, kwargs), rows, kept), _kept(output, rows, kept)))
-
-        return note
-
-    handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in model.named_modules()]
-    try:
-        yield noted
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _kept(values: object, rows: int, kept: Tensor) -> list[Tensor]:
-    """Copies of the rows ``kept`` of all tensors that have the batch on their first axis."""
-    tensors = [each for each in pytree.tree_leaves(values) if type(each) is Tensor and each.shape[:1] == (rows,)]
-    return [each.detach().index_select(0, kept).clone() for each in tensors]
-
-
-def _equal(left: list[Tensor], right: list[Tensor]) -> bool:
-    return len(left) == len(right) and all(map(same, left, right))
+from dpsweep.workers.own_code.code_digests import codes_of, own_loaded_modules
 
 
 @dataclass(frozen=True)
@@ -182,7 +112,7 @@ def digest_of_structure(model: nn.Module, loss: object, x: Tensor, y: Tensor, *o
     add([(name, buffer.shape, buffer.dtype) for name, buffer in model.named_buffers()])
     add(sorted(modes_of(model).items()))
     add(sorted(hidden.items()))
-    for module in own_modules():
+    for module in own_loaded_modules():
         add((module.__name__, sorted(codes_of(module))))
     return digest.hexdigest()
 

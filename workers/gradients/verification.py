@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -17,12 +17,11 @@ from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput, public_text
 from dpsweep.workers.gradients.checks import has_half_precision, refuse_changed
-from dpsweep.workers.gradients.compared_passes import LOSSES, ComparedPasses, Gradients, Kept
+from dpsweep.workers.gradients.compared_passes import LOSSES, ComparedPasses, Gradients, Kept, Replaced
 from dpsweep.workers.gradients.deterministic_passes import HIGH, LOW, ConstantDraws, Start, same, without_dropout
 from dpsweep.workers.gradients.divided import displaced, is_divided
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
-from dpsweep.workers.gradients.proofs import where_rows_mix
 from dpsweep.workers.machine.devices import lacks_memory
 
 T = TypeVar("T")
@@ -154,63 +153,31 @@ class _Comparison:
 
         draws: replaces random draws by constants; None replaces nothing.
         """
-        before, record = RandomState.of(self.device), _Record()
-        fingerprints = self.start.fingerprints()
-
-        def run(function: Callable[[], T]) -> T:
-            """Return the result of a pass from the same start as all others."""
-            self.hidden.restore()
-            return follow(function)
-
-        def follow(function: Callable[[], T]) -> T:
-            """Return the result of a pass that starts with the hidden state that the last one has left."""
-            self.start.restore()
-            if draws is not None:  # draws that cannot be replaced are the same numbers at the same places
-                before.restore()
-            with draws or nullcontext():
-                found = _run(function)
-            if not self.start.is_current():
-                raise InvalidInput(f"model or loss draw from Python's or numpy's generator, {_DRAW_FROM_TORCH}")
-            refuse_changed(self.start.changed_since(fingerprints))
-            record.buffers.append(self.start.buffers())
-            record.hidden.append(self.hidden.contents())
-            return found
-
-        passes, sides = self.passes, self.passes.sides
+        runs, passes, sides = _Runs(self, draws), self.passes, self.passes.sides
         for size in passes.sizes:
-            run(partial(passes.of_first, size))
-        whole = run(passes.of_all)
+            runs.run(partial(passes.of_first, size))
+        whole = runs.run(passes.of_all)
         ours, kept = whole.singles, whole.kept
-        if draws is None and not before.is_current():
+        if draws is None and not runs.before.is_current():
             return False, []
-        theirs = [run(partial(passes.of_single, index)) for index in passes.singles]
-        replaced = [run(partial(passes.of_side, side)) for side in sides]
+        theirs = [runs.run(partial(passes.of_single, index)) for index in passes.singles]
+        replaced = [runs.run(partial(passes.of_side, side)) for side in sides]
         sums = [(expected, one.sums) for expected, one in zip(kept, replaced, strict=True) if one.sums is not None]
-        moved = [run(partial(passes.of_order, order)) for order in passes.orders]
+        moved = [runs.run(partial(passes.of_order, order)) for order in passes.orders]
         with draws or nullcontext():  # from the state that the last pass has left
             again = [_run(passes.losses_again) for _ in range(passes.repeats)]
-        done = before.is_current() if draws is None else not draws.missed
+        done = runs.before.is_current() if draws is None else not draws.missed
         if not done and draws is not None:
-            for expected, other in zip(kept, replaced, strict=True):
-                _require_kept(expected, other.kept, other.touched, partial(self._where, follow))
+            self._require_all_kept(kept, replaced, runs)
         if not done:
             return False, []
-        _require_independent(record.buffers)
-        suspects = record.different()
-        if suspects and sides:
-            firsts: list[Callable[[], object]] = [partial(passes.forward, side) for side in (None, *sides)]
-            firsts += [partial(passes.of_single, index) for index in passes.singles]
-            ends = []
-            for first in firsts:
-                run(first)
-                ends.append((follow(passes.of_all).kept, record.hidden[-1]))
-            _require_overwritten(suspects, ends, alike=1 + len(sides))
+        _require_independent(runs.buffers)
+        self._require_no_traces(runs)
         for losses in again:
             for expected, found in zip(kept, losses, strict=True):
                 if not _is_kept(expected[LOSSES], found[LOSSES], None):
-                    self._refuse_counted(record)
-        for expected, other in zip(kept, replaced, strict=True):
-            _require_kept(expected, other.kept, other.touched, partial(self._where, follow))
+                    self._refuse_counted(runs)
+        self._require_all_kept(kept, replaced, runs)
         for standing, other in zip(whole.losses, replaced, strict=True):
             _require_placed({LOSSES: standing}, {LOSSES: other.losses}, self.tolerance)
         _require_equal([*zip(ours, theirs, strict=True), *sums], self.tolerance)
@@ -219,39 +186,78 @@ class _Comparison:
                 _require_placed(expected, there, self.tolerance)
         return True, [each for each in theirs if _norm(each).isfinite()]
 
-    def _refuse_counted(self, record: _Record) -> NoReturn:
+    def _require_all_kept(self, kept: Sequence[Kept], replaced: Sequence[Replaced], runs: _Runs) -> None:
+        for expected, other in zip(kept, replaced, strict=True):
+            _require_kept(expected, other.kept, other.touched, partial(self._where, runs))
+
+    def _require_no_traces(self, runs: _Runs) -> None:
+        """Require that what differs after passes over other examples is overwritten by the next pass."""
+        suspects, passes = runs.different(), self.passes
+        if not suspects or not passes.sides:
+            return
+        firsts: list[Callable[[], object]] = [partial(passes.forward, side) for side in (None, *passes.sides)]
+        firsts += [partial(passes.of_single, index) for index in passes.singles]
+        ends = []
+        for first in firsts:
+            runs.run(first)
+            ends.append((runs.follow(passes.of_all).kept, runs.contents[-1]))
+        _require_overwritten(suspects, ends, alike=1 + len(passes.sides))
+
+    def _refuse_counted(self, runs: _Runs) -> NoReturn:
         """Raise InvalidInput naming the state by which losses change from pass to pass."""
         self.hidden.restore()
         self.start.restore()
-        begun, now = self.start.buffers(), record.buffers[-1]
+        begun, now = self.start.buffers(), runs.buffers[-1]
         moved = {name for name, value in begun.items() if not same(value, now[name])}
-        moved |= changed(self.hidden.contents(), record.hidden[-1])
+        moved |= changed(self.hidden.contents(), runs.contents[-1])
         raise InvalidInput(
             f"the losses of the same rows change from pass to pass, with {', '.join(sorted(moved)) or 'hidden state'}. "
             "Each micro-batch takes a pass, so one example fewer would move others; compute such values within an "
             "example, or set them between steps"
         )
 
-    def _where(self, follow: Callable[[Callable[[], None]], None]) -> str | None:
+    def _where(self, runs: _Runs) -> str | None:
         """Return the module in which rows begin to depend on each other, if a forward pass shows it."""
         for side in self.passes.sides:
-            passes = [partial(follow, partial(self.passes.forward, which)) for which in (None, side)]
-            found = where_rows_mix(self.model, self.hidden.restore, passes, *self.passes.rows_of(side))
+            passes = [partial(runs.follow, partial(self.passes.forward, which)) for which in (None, side)]
+            found = _where_rows_mix(self.model, self.hidden.restore, passes, *self.passes.rows_of(side))
             if found is not None:
                 return found
         return None
 
 
-@dataclass(frozen=True)
-class _Record:
-    """State after each pass."""
+class _Runs:
+    """Passes of a comparison, each from the same start, and the state after each. before: the random state at it."""
 
-    buffers: list[Mapping[str, Tensor | None]] = field(default_factory=list)
-    hidden: list[Contents] = field(default_factory=list)
+    def __init__(self, comparison: _Comparison, draws: ConstantDraws | None) -> None:
+        self._comparison, self._draws = comparison, draws
+        self.before, self._fingerprints = RandomState.of(comparison.device), comparison.start.fingerprints()
+        self.buffers = list[Mapping[str, Tensor | None]]()
+        self.contents = list[Contents]()
+
+    def run(self, function: Callable[[], T]) -> T:
+        """Return the result of a pass from the same start as all others."""
+        self._comparison.hidden.restore()
+        return self.follow(function)
+
+    def follow(self, function: Callable[[], T]) -> T:
+        """Return the result of a pass that starts with the hidden state that the last one has left."""
+        start = self._comparison.start
+        start.restore()
+        if self._draws is not None:  # draws that cannot be replaced are the same numbers at the same places
+            self.before.restore()
+        with self._draws or nullcontext():
+            found = _run(function)
+        if not start.is_current():
+            raise InvalidInput(f"model or loss draw from Python's or numpy's generator, {_DRAW_FROM_TORCH}")
+        refuse_changed(start.changed_since(self._fingerprints))
+        self.buffers.append(start.buffers())
+        self.contents.append(self._comparison.hidden.contents())
+        return found
 
     def different(self) -> set[str]:
         """Return the names of the hidden values that are not the same after all passes."""
-        first, *others = self.hidden
+        first, *others = self.contents
         return set[str]().union(*(changed(first, other) for other in others))
 
 
@@ -508,3 +514,64 @@ def _evaluating(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             module.training &= isinstance(module, nn.RNNBase)
         yield
+
+
+@dataclass(frozen=True)
+class _Call:
+    """One call of a module: the rows that were kept of its arguments and of its outputs."""
+
+    name: str
+    arguments: list[Tensor]
+    outputs: list[Tensor]
+
+    def differs(self, other: _Call) -> bool:
+        """Return whether outputs differ though arguments do not."""
+        return _all_same(self.arguments, other.arguments) and not _all_same(self.outputs, other.outputs)
+
+
+def _where_rows_mix(
+    model: nn.Module, reset: Callable[[], object], passes: Sequence[Callable[[], object]], rows: int, kept: Tensor
+) -> str | None:
+    """Return the innermost module whose outputs for the rows ``kept`` change between two passes, though its arguments
+    do not.
+
+    `reset`: called before each pass. `passes`: two, of a batch, and of the same one with all other rows replaced. None
+    if there is no such module.
+    """
+    calls: list[list[_Call]] = []
+    for run in passes:
+        reset()
+        with _noting(model, rows, kept) as noted:
+            run()
+        calls.append(noted)
+    pairs = zip(*calls, strict=False)
+    return next((one.name for one, other in pairs if one.name == other.name and one.differs(other)), None)
+
+
+@contextmanager
+def _noting(model: nn.Module, rows: int, kept: Tensor) -> Iterator[list[_Call]]:
+    noted: list[_Call] = []
+
+    def hook(name: str) -> Callable[..., None]:
+        def note(module: nn.Module, args: Any, kwargs: Any, output: Any) -> None:
+            described = f"{name!r} ({type(module).__name__})" if name else f"the model ({type(module).__name__})"
+            noted.append(_Call(described, _rows_kept((args, kwargs), rows, kept), _rows_kept(output, rows, kept)))
+
+        return note
+
+    handles = [module.register_forward_hook(hook(name), with_kwargs=True) for name, module in model.named_modules()]
+    try:
+        yield noted
+    finally:
+        for handle in handles:
+            handle.remove()
+
+
+def _rows_kept(values: object, rows: int, kept: Tensor) -> list[Tensor]:
+    """Copies of the rows ``kept`` of all tensors that have the batch on their first axis."""
+    tensors = [each for each in pytree.tree_leaves(values) if type(each) is Tensor and each.shape[:1] == (rows,)]
+    return [each.detach().index_select(0, kept).clone() for each in tensors]
+
+
+def _all_same(left: list[Tensor], right: list[Tensor]) -> bool:
+    return len(left) == len(right) and all(map(same, left, right))

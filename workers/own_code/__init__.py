@@ -4,6 +4,7 @@ Other packages import only the modules in `__all__`.
 """
 
 __all__ = [
+    "code_digests",
     "imports",
     "own_modules",
     "own_record",

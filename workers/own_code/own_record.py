@@ -49,7 +49,7 @@ def lines_of_digests(given: str) -> str:
     """Return a line ``sha256  path`` for each file of weights of a file, folder or cached model; "" if it is not
     here.
     """
-    return "\n".join(f"{_digest(file)}  {path}" for path, file in _files(given))
+    return "\n".join(f"{digest_of_file(file)}  {path}" for path, file in _files(given))
 
 
 def names_weights(spec: TrialSpec) -> bool:
@@ -65,14 +65,14 @@ def _named(spec: TrialSpec) -> Iterator[tuple[str, str]]:
             yield name, given
 
 
-def _digest(file: Path) -> str:
+def digest_of_file(file: Path) -> str:
+    """Return the sha256 of a file, read once for each inode, size and time of change."""
     status = file.stat()
-    return _digest_of_file(file, status.st_ino, status.st_size, status.st_mtime_ns)
+    return _digest(file, status.st_ino, status.st_size, status.st_mtime_ns)
 
 
 @functools.lru_cache(1024)
-def _digest_of_file(file: Path, *_: int) -> str:
-    """Return the sha256 of a file, read once for each inode, size and time of change."""
+def _digest(file: Path, *_: int) -> str:
     with file.open("rb") as opened:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 

@@ -33,14 +33,14 @@ from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples
 from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
-from dpsweep.workers.data import Dataset, Scaling, Split, Tokens, as_tensor, columns_of
+from dpsweep.workers.data import Dataset, Split, as_tensor, columns_of, preparation_as_stored
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.gradients.checks import precision_named
-from dpsweep.workers.gradients.hidden_state import code_behind
 from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.machine.devices import rounding_of, torch_defaults
 from dpsweep.workers.noise.noise_sources import make_noise_source
+from dpsweep.workers.own_code.code_digests import code_behind
 from dpsweep.workers.spec import (
     Component,
     DataSpec,
@@ -182,12 +182,9 @@ class PrivateTraining:
             expected = self._spec.sampling.expected_size(size)
             rehearse(method, PublicFacts(self._dataset.group_names, ("first layer", "last layer"), size, expected))
         self._whole = mechanism.trace(epochs)
-        named = _ADDRESS.sub(
-            "", f"{model!r}, {loss!r}, {optimizer if isinstance(optimizer, Mapping) else type(optimizer)}"
-        )
-        code = code_behind([*model.modules(), loss, optimizer, clipping])
+        own = _as_written(model, loss, optimizer, clipping)
         digest = self._dataset.digest()
-        self._owner = fingerprint(self._spec.to_json(), mechanism, digest, named, code, rounding_of(device))
+        self._owner = fingerprint(self._spec.to_json(), mechanism, digest, *own, rounding_of(device))
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         self._process, self._noise_is_cut = os.getpid(), False
@@ -468,6 +465,12 @@ class TorchOptimizer:
         self.optimizer.load_state_dict(dict(state))
 
 
+def _as_written(model: nn.Module, loss: object, optimizer: object, clipping: object) -> tuple[str, list[str]]:
+    """Return the parts of a run as they show themselves, without addresses in memory, and digests of their code."""
+    kind = optimizer if isinstance(optimizer, Mapping) else type(optimizer)
+    return _ADDRESS.sub("", f"{model!r}, {loss!r}, {kind}"), code_behind([*model.modules(), loss, optimizer, clipping])
+
+
 def _optimizer(given: torch.optim.Optimizer | Named, parameters: Parameters) -> Optimizer:
     if not isinstance(given, torch.optim.Optimizer):
         return make_optimizer(_component(given, "optimizer"), parameters)
@@ -556,9 +559,8 @@ def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[s
             raise InvalidInput(f"groups must be indices of the {len(names)} group_names, from 0 to {len(names) - 1}")
     train = Split(features, labels, places, torch.arange(count))
     nobody = train.select(np.empty(0, dtype=np.int64))
-    is_tokens = features.dtype in (torch.int32, torch.int64)
-    preparation = Tokens() if is_tokens else Scaling()
-    return Dataset("own", train, nobody, None, names, ("output",), preparation, reasons=tuple(reasons))
+    kept = preparation_as_stored(features)
+    return Dataset("own", train, nobody, None, names, ("output",), kept, reasons=tuple(reasons))
 
 
 def _columns(data: object) -> tuple[Tensor, Tensor]:

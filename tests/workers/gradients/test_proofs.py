@@ -19,9 +19,9 @@ from torch import Tensor, nn
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients import proofs
 from dpsweep.workers.gradients.engine import GradientEngine
-from dpsweep.workers.gradients.hidden_state import own_modules
 from dpsweep.workers.gradients.proofs import digest_of_structure
 from dpsweep.workers.machine.folders import NODE_FOLDER
+from dpsweep.workers.own_code.code_digests import own_loaded_modules
 from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function
 from tests.workers.brute_force import per_example_loss
 
@@ -197,6 +197,6 @@ def test_packages_of_other_environments_are_not_the_users_own(tmp_path: Path, mo
         monkeypatch.syspath_prepend(str(tmp_path / folder))
         monkeypatch.delitem(sys.modules, name, raising=False)
         importlib.import_module(name)
-    own = {module.__name__ for module in own_modules()}
+    own = {module.__name__ for module in own_loaded_modules()}
     assert "near_module" in own
     assert "far_package" not in own
