@@ -13,8 +13,8 @@ from torch.func import functional_call, grad, vmap
 from torch.nn import functional
 
 from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.micro_batches import Launches
 from dpsweep.workers.gradients.pass_results import BatchNorms
-from dpsweep.workers.gradients.planners import Launches
 from dpsweep.workers.noise.noise_sources import make_noise_source
 
 CLIP = 1.0

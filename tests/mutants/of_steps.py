@@ -477,7 +477,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "workers/gradients/planners.py",
+        "workers/gradients/micro_batches.py",
         ("tests/workers/gradients/test_static_shapes.py",),
         B(
             "with_padding(y, step), examples)",

@@ -75,10 +75,15 @@ def check_model(model: nn.Module) -> None:
     ]
     if problems:
         raise InvalidInput("; ".join(problems))
-    dtypes = {name: parameter.dtype for name, parameter in model.named_parameters() if parameter.requires_grad}
+    dtypes = {name: parameter.dtype for name, parameter in trained_parameters(model).items()}
     if not dtypes:
         raise InvalidInput("the model has no parameter with requires_grad=True; there is nothing to train")
     _check_precision(dtypes)
+
+
+def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """Return the parameters that train, by name."""
+    return {name: each for name, each in model.named_parameters() if each.requires_grad}
 
 
 def require_trained(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -86,7 +91,7 @@ def require_trained(model: nn.Module, parameters: Mapping[str, nn.Parameter]) ->
     found = _trained(model)
     if len(found) == len(parameters) and all(found.get(name) is each for name, each in parameters.items()):
         return
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
+    trained = trained_parameters(model)
     other = [name for name in {**parameters, **trained} if trained.get(name) is not parameters.get(name)]
     if other:
         raise InvalidInput(

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from dpsweep.workers.gradients.layers import Layer, outputs_are_precise, which_read_outputs
+from dpsweep.workers.gradients.micro_batches import MicroBatch
 from dpsweep.workers.gradients.modes import RandomState
-from dpsweep.workers.gradients.planners import MicroBatch
 
 T = TypeVar("T")
 

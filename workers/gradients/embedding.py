@@ -35,9 +35,6 @@ class Lookups(ExampleGradients):
         owner = torch.arange(examples, device=place.device).repeat_interleave(length)
         return self.grads.new_zeros(examples).index_add_(0, owner, sum_of_squares(rows))
 
-    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        return self.norm_sq(planner), self
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
         total = self.grads.new_zeros(self.vocabulary, self.grads.shape[2])
         return total.index_add_(0, self.tokens.flatten(), (self.grads * weights[:, None, None]).flatten(0, 1))

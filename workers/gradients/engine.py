@@ -48,6 +48,15 @@ from dpsweep.workers.gradients.layers import (
     without_batch,
 )
 from dpsweep.workers.gradients.linear import gram_together
+from dpsweep.workers.gradients.micro_batches import (
+    LastMicroBatch,
+    Launches,
+    MicroBatch,
+    micro_batches,
+    require_last,
+    require_rows,
+    with_padding,
+)
 from dpsweep.workers.gradients.modes import RandomState, modes_of
 from dpsweep.workers.gradients.pass_results import (
     BatchNorms,
@@ -60,17 +69,7 @@ from dpsweep.workers.gradients.pass_results import (
     require_same,
 )
 from dpsweep.workers.gradients.per_row import reading_as_verified
-from dpsweep.workers.gradients.planners import (
-    LastMicroBatch,
-    Launches,
-    MicroBatch,
-    Planner,
-    default_planner,
-    micro_batches,
-    require_known,
-    require_rows,
-    with_padding,
-)
+from dpsweep.workers.gradients.planners import Planner, default_planner
 from dpsweep.workers.gradients.proofs import Proof, digest_of_structure, known_proof, note_proof
 from dpsweep.workers.gradients.recorded import Done, Recording, Recordings
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
@@ -136,7 +135,7 @@ class GradientEngine:
             raise InvalidInput(f"micro_batch_size is {micro_batch_size}, but must be at least 1, or None")
         if not multiplicity >= 1:
             raise InvalidInput(f"multiplicity is {multiplicity}, but must be at least 1")
-        require_known(last_micro_batch, micro_batch_size)
+        require_last(last_micro_batch, micro_batch_size)
         check_model(model)
         self.model = model
         self._loss = per_example_loss
@@ -251,7 +250,7 @@ class GradientEngine:
             start += part.shape[0]
             non_finite += infinite
         norms = self._combination.joined(parts, x.device)
-        all_weights = _cat(weights) if weights else weigh(norms, slice(0, 0))
+        all_weights = weights[0] if len(weights) == 1 else torch.cat(weights or [weigh(norms, slice(0, 0))])
         return WeightedSum(norms, all_weights, sums.complete(), non_finite)
 
     def draws(self, x: Tensor, y: Tensor) -> bool:
@@ -352,7 +351,9 @@ class GradientEngine:
         before = RandomState.of(device)
         try:
             return compute()
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             recordings.release()
         before.restore()
         return compute()
@@ -594,7 +595,3 @@ class GradientEngine:
         if weights.dim() == 1:
             return sum_together(gradients, weights)
         return {name: each.weighted_sum(weights[:, self._layer_of[name]]) for name, each in gradients.items()}
-
-
-def _cat(parts: list[Tensor]) -> Tensor:
-    return parts[0] if len(parts) == 1 else torch.cat(parts)

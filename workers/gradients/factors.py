@@ -55,9 +55,9 @@ class ExampleGradients(ABC):
     def norm_sq(self, planner: Planner) -> Tensor:
         """Return [B]: squared L2 norm of every g_i, in the cheapest way; NaN where the result is inaccurate."""
 
-    @abstractmethod
     def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
         """Return norm_sq, and the form of the gradients that makes it and a later `weighted_sum` cheapest."""
+        return self.norm_sq(planner), self
 
     @abstractmethod
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -153,7 +153,7 @@ def in_bfloat16(values: Tensor, count: int) -> Iterator[Tensor]:
 
 
 def sum_of_squares(gradients: Tensor) -> Tensor:
-    """Return [B, ...] -> [B], summed in blocks: one float32 sum of n squares may err by n / 2^24 of it."""
+    """Return sums [B] of squares of [B, ...], in blocks: one float32 sum of n squares may err by n / 2^24 of it."""
     flat = gradients if gradients.dim() == 2 else gradients.reshape(len(gradients), -1)
     whole = flat.shape[1] - flat.shape[1] % _BLOCK
     if whole <= _BLOCK:
@@ -163,7 +163,7 @@ def sum_of_squares(gradients: Tensor) -> Tensor:
 
 
 def summed_rows(per_row: Tensor, examples: int) -> Tensor:
-    """Return [B K, ...] -> [B, ...]: the sum over the K rows of every example; the same tensor if K is 1."""
+    """Return [B, ...]: sums of [B K, ...] over the K rows of every example; the same tensor if K is 1."""
     if len(per_row) == examples:
         return per_row
     return per_row.view(examples, -1, *per_row.shape[1:]).sum(1)
@@ -219,9 +219,6 @@ class Instantiated(ExampleGradients):
     def norm_sq(self, planner: Planner) -> Tensor:
         return self.squared_norms
 
-    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        return self.squared_norms, self
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
         if self.gradients.dim() == 2:
             return torch.mv(self.gradients.mT, weights)
@@ -273,9 +270,6 @@ class Summed(ExampleGradients):
 
     def norm_sq(self, planner: Planner) -> Tensor:
         return sum_of_squares(self.instantiate())
-
-    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        return self.norm_sq(planner), self
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return reduce(torch.add, (part.weighted_sum(weights) for part in self.parts))

@@ -142,9 +142,6 @@ class OuterProduct(ExampleGradients):
         of_activations, of_grads = (sum_of_squares(factor[rows].double()) for factor in factors)
         return of_activations * of_grads
 
-    def prepare(self, planner: Planner) -> tuple[Tensor, ExampleGradients]:
-        return self.norm_sq(planner), self
-
     def weighted_sum(self, weights: Tensor) -> Tensor:
         grads, weights = self.grads.gradients, weights[:, None]
         if self.activations.shape[1] < grads.shape[1]:  # scale the smaller factor

@@ -1,7 +1,5 @@
 """Planners choose among equivalent computations, by a cost model (a pure function of shapes) or by timing them.
 
-Also splits a batch into micro-batches, whose last one may be padded so that all have one shape.
-
 The alternatives of a choice agree up to floating-point error. `ShapePlanner` always makes the same choice for the same
 shapes, so that a resumed run is bit-identical to an uninterrupted one. `TimingPlanner` times all alternatives once for
 each example shape on the current device, and keeps the fastest for any number of examples.
@@ -12,83 +10,12 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Hashable, Mapping
-from dataclasses import dataclass, field, replace
-from typing import Final, Generic, Literal, NamedTuple, Protocol, TypeVar, assert_never, get_args
+from dataclasses import dataclass, field
+from typing import Final, Generic, NamedTuple, Protocol, TypeVar
 
 import torch
-from torch import Tensor
 
-from dpsweep.accounting.errors import InvalidInput, count_of
-
-
-@dataclass(frozen=True)
-class MicroBatch:
-    """Rows of x and y, K for each example. examples: number of examples; all rows after them are padding."""
-
-    x: Tensor
-    y: Tensor
-    examples: int
-
-    def copied(self) -> MicroBatch:
-        """Return a copy."""
-        return replace(self, x=self.x.clone(), y=self.y.clone())
-
-
-LastMicroBatch = Literal["shorter", "padded"]
-"""Treatment of a last micro-batch with fewer examples than the others."""
-
-
-Launches = Literal["each", "recorded"]
-"""How the host starts the kernels of passes: each by itself, or by a recorded graph where device and pass allow it."""
-
-
-def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:
-    """Return all rows in micro-batches of ``size`` examples; none for an empty batch."""
-    rows, step = x.shape[0], size * multiplicity
-
-    def made(x: Tensor, y: Tensor) -> MicroBatch:
-        examples = x.shape[0] // multiplicity
-        match last:
-            case "shorter":
-                return MicroBatch(x, y, examples)
-            case "padded":
-                return MicroBatch(with_padding(x, step), with_padding(y, step), examples)
-            case _:
-                assert_never(last)
-
-    if 0 < rows <= step:  # without a view of all rows
-        return [made(x, y)]
-    return [made(x[start : start + step], y[start : start + step]) for start in range(0, rows, step)]
-
-
-def require_known(last: str, micro_batch_size: int | None) -> None:
-    """Raise InvalidInput for an unknown `LastMicroBatch`, and for "padded" without a micro-batch size."""
-    if last not in get_args(LastMicroBatch):
-        raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(get_args(LastMicroBatch))}")
-    if last == "padded" and micro_batch_size is None:
-        raise InvalidInput(
-            "last_micro_batch is padded, but there is no micro_batch_size to which it could be; give micro_batch_size"
-        )
-
-
-def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
-    """Raise InvalidInput unless x and y are tensors with the same number of rows, a multiple of ``multiplicity``."""
-    for name, value in (("x", x), ("y", y)):
-        if not isinstance(value, Tensor):
-            raise InvalidInput(f"{name} is a {type(value).__name__}, but must be a tensor with one row per example")
-    rows, targets = x.shape[0], y.shape[0]
-    if rows % multiplicity or rows != targets:
-        raise InvalidInput(
-            f"x has {count_of(rows, 'row')} and y {targets}, but both need the same multiple of "
-            f"{count_of(multiplicity, 'row')}"
-        )
-
-
-def with_padding(values: Tensor, rows: int) -> Tensor:
-    """Return ``values`` [b, ...], followed by zeros to length ``rows``."""
-    missing = rows - values.shape[0]
-    return torch.cat([values, values.new_zeros(missing, *values.shape[1:])]) if missing else values
-
+from dpsweep.workers.machine.devices import lacks_memory
 
 T = TypeVar("T")
 
@@ -201,7 +128,9 @@ class TimingPlanner:
                 run()
                 self._synchronize()
                 seconds.append(time.perf_counter() - start)
-        except torch.OutOfMemoryError:
+        except RuntimeError as error:
+            if not lacks_memory(error):
+                raise
             return math.inf
         return min(seconds[1:])
 

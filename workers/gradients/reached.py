@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.gradients.checks import in_its_precision
+from dpsweep.workers.gradients.checks import in_its_precision, trained_parameters
 
 Losses = Callable[[slice], Tensor]
 """The losses of the examples at a place, by the model as it is."""
@@ -48,7 +48,7 @@ def require_reached(
     Returns sentences about parameters without a gradient that are not refused. Raises: InvalidInput, with their names.
     """
     _require_adapters_train(model)
-    trained = list(_trained(model))
+    trained = list(trained_parameters(model))
     missing = _after_steps(model, losses, places)
     unused = _after_moves(model, losses, places, missing)
     if len(unused) == len(trained):
@@ -75,13 +75,9 @@ _ONLY_AFTER_NOISE: Final = (
 )
 
 
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    return {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
-
-
 def _gradients(model: nn.Module, losses: Losses, place: slice) -> dict[str, Tensor]:
     """Gradients of the sum of the losses, of the trainable parameters where any entry is a number other than 0."""
-    trained = _trained(model)
+    trained = trained_parameters(model)
     with torch.enable_grad(), in_its_precision(model, torch.device("cpu")):
         total = losses(place).sum()
     if not total.requires_grad:
@@ -95,7 +91,7 @@ def _gradients(model: nn.Module, losses: Losses, place: slice) -> dict[str, Tens
 
 def _after_steps(model: nn.Module, losses: Losses, places: Sequence[slice]) -> list[str]:
     """Trainable parameters that get no gradient from the examples, also after others have moved along theirs."""
-    missing = list(_trained(model))
+    missing = list(trained_parameters(model))
     for place in (*[places[0]] * _STEPS, *places):
         gradients = _gradients(model, losses, place)
         missing = [name for name in missing if name not in gradients]
@@ -109,7 +105,7 @@ def _after_steps(model: nn.Module, losses: Losses, places: Sequence[slice]) -> l
 
 def _after_moves(model: nn.Module, losses: Losses, places: Sequence[slice], missing: Collection[str]) -> list[str]:
     """Return which of ``missing`` get no gradient at any place, each at random moves of all that trains."""
-    trained = _trained(model)
+    trained = trained_parameters(model)
     start = {name: parameter.clone() for name, parameter in trained.items()} if missing else {}
     left = list(missing)
     for scale in _SCALES:
@@ -128,7 +124,7 @@ def _require_adapters_train(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     adapters = [name for name in parameters if name in set(_adapters(model, parameters))]
     if adapters and not any(parameters[name].requires_grad for name in adapters):
-        trained = listed(list(_trained(model)))
+        trained = listed(list(trained_parameters(model)))
         raise InvalidInput(
             f"its adapters {listed(adapters)} are all frozen, so that only {trained} would train; set "
             "requires_grad_(True) on them, as peft does with is_trainable=True and without inference_mode"

@@ -19,8 +19,9 @@ from dpsweep.workers.data import Dataset, Split, as_targets
 from dpsweep.workers.evaluation.predictions import Predictions, predict
 from dpsweep.workers.gradients.checks import require_autocast
 from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.micro_batches import Launches
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
-from dpsweep.workers.gradients.planners import Launches, ShapePlanner, TimingPlanner
+from dpsweep.workers.gradients.planners import ShapePlanner, TimingPlanner
 from dpsweep.workers.gradients.rows_at_once import rows_at_once
 from dpsweep.workers.machine.devices import choose_device, room_for_data
 from dpsweep.workers.models import build_model

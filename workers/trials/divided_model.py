@@ -26,6 +26,7 @@ from torch import Tensor, nn
 from torch.utils import _pytree as pytree
 
 from dpsweep.workers.gradients.divided import Part, note_part, part_of, part_sizes
+from dpsweep.workers.gradients.micro_batches import with_padding
 from dpsweep.workers.training.optimizers import Optimizer, Parameters
 from dpsweep.workers.trials.divisible import is_shared_out, layers_to_divide
 from dpsweep.workers.trials.ranks import Lending
@@ -217,7 +218,7 @@ class DividedOptimizer:
     def _lent(self, name: str) -> Tensor:
         """Return the bytes of this rank's tensors for a parameter, each padded to the longest of any rank."""
         most = max(self.parts[name].sizes)
-        kept = [_padded(each, most).view(torch.uint8) for each in _of(self._optimizer.state(), name)]
+        kept = [with_padding(each, most).view(torch.uint8) for each in _of(self._optimizer.state(), name)]
         return torch.cat(kept) if kept else torch.zeros(0, dtype=torch.uint8)
 
     def _whole(self, name: str, kept: list[Tensor]) -> Iterator[Tensor]:
@@ -249,7 +250,3 @@ def _mapped(state: Mapping[str, Any], change: Callable[[str, Tensor], Tensor]) -
         else value
         for key, value in state.items()
     }
-
-
-def _padded(values: Tensor, size: int) -> Tensor:
-    return torch.cat([values, values.new_zeros(size - len(values))])

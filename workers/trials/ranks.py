@@ -21,6 +21,8 @@ from torch import Tensor
 from torch._C._distributed_c10d import FileStore, Store
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
+from dpsweep.workers.gradients.micro_batches import with_padding
+from dpsweep.workers.machine.devices import lacks_memory
 from dpsweep.workers.spec import Shard
 
 _TIMEOUT: Final = timedelta(days=30)
@@ -133,18 +135,18 @@ class RankGroup:
         """Return, at rank 0, the rows ``part`` and what others `give`, in the order of ranks. sizes: rows of
         each rank.
         """
-        sent = _padded(self._ready(part), max(1, *sizes))
+        sent = with_padding(self._ready(part), max(1, *sizes))
         received = self._gather_equal(sent)
         return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
 
     def give(self, part: Tensor, most: int) -> None:
         """Send rows, at ranks other than 0, to `gathered`. most: largest number of rows that any rank sends."""
-        self._send_to_rank_0(_padded(self._ready(part), max(1, most)))
+        self._send_to_rank_0(with_padding(self._ready(part), max(1, most)))
 
     def scatter(self, whole: Tensor, sizes: Sequence[int]) -> None:
         """Send, from rank 0, each rank its rows of ``whole``, in the order of ranks."""
         most = max(1, *sizes)
-        parts = [_padded(each, most) for each in torch.split(self._ready(whole), list(sizes))]
+        parts = [with_padding(each, most) for each in torch.split(self._ready(whole), list(sizes))]
         with self._meeting():
             distributed.scatter(torch.empty_like(parts[0]), parts, 0)
 
@@ -256,16 +258,10 @@ def interface_of(address: str) -> str:
 def _reporting_lost_ranks() -> Iterator[None]:
     try:
         yield
-    except torch.OutOfMemoryError:
-        raise
     except RuntimeError as error:
+        if lacks_memory(error):
+            raise
         reason = "another process of the trial has ended"
         if isinstance(error, distributed.DistBackendError):
             reason = f"{reason}, or NCCL failed: {str(error).partition(chr(10))[0]}"
         raise RankLost(reason) from error
-
-
-def _padded(rows: Tensor, size: int) -> Tensor:
-    if len(rows) == size:
-        return rows
-    return torch.cat([rows, rows.new_zeros(size - len(rows), *rows.shape[1:])])

@@ -61,6 +61,14 @@ def test_timing_planner_keeps_its_choices_and_agrees() -> None:
     torch.testing.assert_close(first, norms_of(gradients_one_by_one(model, x, y)), rtol=TOLERANCE, atol=0)
 
 
+def test_timing_planner_leaves_out_what_a_library_has_no_memory_for() -> None:
+    def lacking() -> int:
+        raise RuntimeError("CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`")
+
+    alternatives = {"large": Alternative(1.0, lacking), "small": Alternative(1.0, lambda: 2)}
+    assert TimingPlanner().choose("sums", alternatives) == 2
+
+
 def test_alternatives_are_timed_where_no_rates_are_measured() -> None:
     assert isinstance(default_planner(torch.device("cpu")), ShapePlanner)
     assert isinstance(default_planner(torch.device("cuda")), TimingPlanner)

@@ -56,3 +56,8 @@ def test_an_error_of_nccl_is_said_beside_the_loss_of_a_rank() -> None:
     said = r"has ended, or NCCL failed: .* Duplicate GPU detected$"
     with pytest.raises(RankLost, match=said), ranks._reporting_lost_ranks():
         raise distributed.DistBackendError("NCCL error: Duplicate GPU detected\nLast error:")
+
+
+def test_lack_of_memory_is_not_the_loss_of_a_rank() -> None:
+    with pytest.raises(RuntimeError, match="DefaultCPUAllocator"), ranks._reporting_lost_ranks():
+        raise RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 1 bytes.")
