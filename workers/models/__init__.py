@@ -22,6 +22,7 @@ from dpsweep.workers.models.networks import (
     cancer_net,
     cnn_dpsgdf,
     cnn_papernot,
+    evaluating,
     logistic,
     mlp,
     pca_mlp,
@@ -132,14 +133,11 @@ def _is_lazy(module: nn.Module) -> bool:
 
 def _see_shapes(model: nn.Module, feature_shape: tuple[int, ...]) -> None:
     """Give lazy modules their parameters by a pass of one example of zeros, from the random state of the seed."""
-    modes = [(module, module.training) for module in model.modules()]
-    model.eval()
-    for dtype in (torch.float32, torch.int64):  # features are numbers, or indices that the model embeds
-        with contextlib.suppress(Exception), torch.no_grad():
-            model(torch.zeros(1, *feature_shape, dtype=dtype))
-            break
-    for module, mode in modes:
-        module.training = mode
+    with evaluating(model), torch.no_grad():
+        for dtype in (torch.float32, torch.int64):  # features are numbers, or indices that the model embeds
+            with contextlib.suppress(Exception):
+                model(torch.zeros(1, *feature_shape, dtype=dtype))
+                break
 
 
 __all__ = [

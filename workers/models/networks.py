@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import itertools
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import torch
 from pydantic import FiniteFloat, NonNegativeInt, PositiveInt
@@ -83,6 +84,18 @@ def flat_size(model: str, trunk: nn.Module, feature_shape: tuple[int, ...], advi
             return int(trunk(torch.zeros(1, *feature_shape)).numel())
     except RuntimeError as error:
         raise InvalidInput(f"{model} does not fit images of shape {feature_shape} ({error}); {advice}") from error
+
+
+@contextlib.contextmanager
+def evaluating(model: nn.Module) -> Iterator[None]:
+    """Within this context all modules are in evaluation mode; afterwards each is in its own again."""
+    modes = [(part, part.training) for part in model.modules()]
+    model.eval()
+    try:
+        yield
+    finally:
+        for part, mode in modes:
+            part.training = mode
 
 
 def cnn_dpsgdf(

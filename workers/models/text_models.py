@@ -37,9 +37,8 @@ def load_text_model(
 ) -> tuple[nn.Module, list[nn.Parameter]]:
     """Return the model in a folder, or in the cache of huggingface_hub, and the parameters of its head that are random.
 
-    dtype: of its weights; buffers keep theirs, as rotary positions need single precision.
     A pooler that the folder lacks counts as part of the head; for head linear it is taken off, as is the decoder of an
-    encoder-decoder.
+    encoder-decoder. dtype: of its weights; buffers keep theirs, as rotary positions need single precision.
 
     Raises: InvalidInput where there is no such model, or one that lacks more than a new head, and for an
     encoder-decoder that would predict tokens.
@@ -55,12 +54,10 @@ def load_text_model(
             "give an encoder, such as BERT, or a decoder, such as GPT-2, or set head: classification, regression or "
             "linear"
         )
-    options: dict[str, Any] = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True}
-    options["dtype"] = dtype
-    if head in _NEW:
-        options["num_labels"] = num_classes
+    options = {"use_safetensors": True, "ignore_mismatched_sizes": True, "output_loading_info": True, "dtype": dtype}
+    outputs = {"num_labels": num_classes} if head in _NEW else {}
     with _as_one_line(path, head):
-        made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **_LOCAL, **options)
+        made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **_LOCAL, **options, **outputs)
     loaded: nn.Module = made[0]
     config = config_of(loaded)
     config.use_cache = False  # keys for later tokens; a layer computed again adds twice

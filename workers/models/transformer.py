@@ -26,8 +26,8 @@ class Attention(nn.Module):
         self.out = nn.Linear(width, width)
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return mask: bool, broadcastable to [b, heads, t, t]; True where a position (row) attends to another
-        (column).
+        """Return what positions read of others. mask: bool, broadcastable to [b, heads, t, t]; True where a position
+        (row) attends to another (column).
         """
         attended = functional.scaled_dot_product_attention(
             self._split(self.query(x)), self._split(self.key(x)), self._split(self.value(x)), mask
@@ -36,7 +36,7 @@ class Attention(nn.Module):
         return out
 
     def _split(self, x: Tensor) -> Tensor:
-        """Return [b, t, width] -> [b, heads, t, width / heads]."""
+        """Return [b, t, width] as [b, heads, t, width / heads]."""
         return x.reshape(*x.shape[:2], self.heads, -1).transpose(1, 2)
 
 
@@ -51,7 +51,7 @@ class EncoderBlock(nn.Module):
         )
 
     def forward(self, x: Tensor, mask: Tensor | None = None) -> Tensor:
-        """Return mask: as in `Attention.forward`."""
+        """Return the output, [b, t, width]. mask: as of `Attention.forward`."""
         norm, attention = self.attention
         x = x + attention(norm(x), mask)
         out: Tensor = x + self.perceptron(x)
@@ -69,15 +69,23 @@ class Patches(nn.Module):
         return functional.unfold(x, self.size, stride=self.size).transpose(1, 2)
 
 
-class Trunk(nn.Module):
-    """Embedding plus learned positions, encoder blocks, and a final norm: [b, ...] -> [b, t, width].
+class Encoder(nn.Module):
+    """Embedding plus learned positions, encoder blocks, a final norm, [b, ...] -> [b, t, width], and a linear head.
 
     `padding`: token that fills short texts, if features are tokens. `causal`: whether a position attends only to itself
     and earlier positions.
     """
 
     def __init__(
-        self, embed: nn.Module, length: int, width: int, depth: int, heads: int, padding: int | None, causal: bool
+        self,
+        embed: nn.Module,
+        length: int,
+        width: int,
+        depth: int,
+        heads: int,
+        outputs: int,
+        padding: int | None,
+        causal: bool = False,
     ) -> None:
         super().__init__()
         self.embed = embed
@@ -85,6 +93,7 @@ class Trunk(nn.Module):
         nn.init.normal_(self.positions.weight, std=0.02)
         self.blocks = nn.Sequential(*(EncoderBlock(width, heads) for _ in range(depth)))
         self.norm = nn.LayerNorm(width)
+        self.head = nn.Linear(width, outputs)
         self.padding, self.causal = padding, causal
 
     def hidden(self, features: Tensor) -> Tensor:
@@ -109,21 +118,8 @@ class Trunk(nn.Module):
         return mask | torch.eye(length, dtype=torch.bool, device=features.device)
 
 
-class Transformer(Trunk):
-    """`Trunk`, mean over the positions without padding, and a linear head."""
-
-    def __init__(
-        self,
-        embed: nn.Module,
-        length: int,
-        width: int,
-        depth: int,
-        heads: int,
-        num_classes: int,
-        padding: int | None = None,
-    ) -> None:
-        super().__init__(embed, length, width, depth, heads, padding, causal=False)
-        self.head = nn.Linear(width, num_classes)
+class Transformer(Encoder):
+    """`Encoder`, whose head reads the mean over the positions without padding."""
 
     def forward(self, x: Tensor) -> Tensor:
         hidden = self.hidden(x)
@@ -137,15 +133,8 @@ def mean_over(hidden: Tensor, counted: Tensor) -> Tensor:
     return (hidden * weights).sum(1) / weights.sum(1).clamp(min=1.0)
 
 
-class LanguageModel(Trunk):
-    """`Trunk` and a linear head at each position: tokens [b, t] -> logits [b, t, vocabulary]."""
-
-    def __init__(
-        self, embed: nn.Module, length: int, width: int, depth: int, heads: int, padding: int | None, causal: bool
-    ) -> None:
-        super().__init__(embed, length, width, depth, heads, padding, causal)
-        assert isinstance(embed, nn.Embedding)
-        self.head = nn.Linear(width, embed.num_embeddings)
+class LanguageModel(Encoder):
+    """`Encoder`, whose head reads each position: tokens [b, t] -> logits [b, t, vocabulary]."""
 
     def forward(self, x: Tensor) -> Tensor:
         logits: Tensor = self.head(self.hidden(x))
@@ -192,7 +181,7 @@ def language_model(
     if len(feature_shape) != 1:
         raise InvalidInput(f"language_model takes tokens, but features have shape {feature_shape}; use the source text")
     embed, length = _embedding(feature_shape, width, 1, num_classes, padding)
-    return LanguageModel(embed, length, width, depth, heads, padding, causal)
+    return LanguageModel(embed, length, width, depth, heads, num_classes, padding, causal)
 
 
 def _check_heads(width: int, heads: int) -> None:

@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import IMAGENET_SCALING, Scaling, pixels
-from dpsweep.workers.models.networks import require_image
+from dpsweep.workers.models.networks import evaluating, require_image
 from dpsweep.workers.models.pretrained import Adapter, Trainable, load_pretrained, require_package, trained_parts
 
 Package = Literal["timm", "torchvision"]
@@ -48,11 +48,11 @@ def vision(
 
     architecture: as the package calls it; a tag of timm, as in ``vit_base_patch16_224.dino``, names weights, which may
     have their own scaling. initial_weights: a file with a state dict, of ``torch.save`` or safetensors; all layers but
-    the last must fit, and nothing is downloaded. The weights are taken as public: they must not depend
-    on the training data. Batch normalisation then keeps their statistics, scales and shifts, and does not train.
-    trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
-    size: pictures are resized to size x size; None leaves them as they are. pixel_offset, pixel_scale: by which the
-    data scaled pixels in [0, 255]; they are scaled as the network was published. None takes features as they are.
+    the last must fit, and nothing is downloaded. The weights are taken as public: they must not depend on the training
+    data. Batch normalisation then keeps their statistics, scales and shifts, and does not train. trainable: ``head``
+    freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train. size: pictures are
+    resized to size x size; None leaves them as they are. pixel_offset, pixel_scale: by which the data scaled pixels in
+    [0, 255]; they are scaled as the network was published. None takes features as they are.
 
     Raises: InvalidInput where the package is absent, for an unknown architecture, weights that do not fit, targets that
     match no layer, and pictures that the network does not take.
@@ -165,15 +165,10 @@ def _require_fit(model: _Reader, feature_shape: tuple[int, ...], architecture: s
     height, width = feature_shape[1:] if model.size is None else (model.size, model.size)
     if (height, width) == (side, side):
         return
-    modes = [(part, part.training) for part in model.modules()]
-    model.eval()
     try:
-        with torch.no_grad():
+        with evaluating(model), torch.no_grad():
             model(torch.zeros(1, *feature_shape))
     except (AssertionError, RuntimeError, ValueError) as error:
         raise InvalidInput(
             f"{architecture} does not take pictures of {height} x {width} pixels; set size: {side}"
         ) from error
-    finally:
-        for part, mode in modes:
-            part.training = mode
