@@ -23,6 +23,14 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.trial_files import TrialFiles
 
+_ARCHIVE: Final = b"PK\x03\x04"
+_SMALL: Final = 2**16
+"""Bytes that are read of a small archive besides its entries."""
+_PICKLES: Final = 5
+"""Pickles at the start of a file by torch before 1.6."""
+_OF_BYTES: Final = frozenset({"base64", "bz2", "hex", "quopri", "uu", "zlib"})
+"""Codecs that make bytes of bytes, so that one can follow another."""
+
 
 class NoTensors(Exception):
     """A file holds something else than tensors and plain values, or is damaged; its cause says more."""
@@ -73,15 +81,6 @@ def _unfolded(archive: Any, stored: BinaryIO, start: int) -> int:
         if seen != {(name, archive.get_record_header_offset(name)) for name in names}:
             raise NoTensors("readers of archives disagree on its entries")
         return sum(each.file_size for each in other.infolist())
-
-
-_ARCHIVE: Final = b"PK\x03\x04"
-_SMALL: Final = 2**16
-"""Bytes that are read of a small archive besides its entries."""
-_PICKLES: Final = 5
-"""Pickles at the start of a file by torch before 1.6."""
-_OF_BYTES: Final = frozenset({"base64", "bz2", "hex", "quopri", "uu", "zlib"})
-"""Codecs that make bytes of bytes, so that one can follow another."""
 
 
 def _makes_bytes(pickled: bytes | BinaryIO) -> bool:
