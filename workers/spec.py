@@ -403,12 +403,17 @@ class ExecutionSpec:
                 "execution.last_micro_batch is padded, but execution.micro_batch_size, to which it would be, is null; "
                 "give a micro_batch_size"
             )
-        if not self.deterministic and self.checkpoint_every_epochs > 1.0:
+        if not self.deterministic and not self.stores_before_showing:
             raise InvalidInput(
                 f"execution.checkpoint_every_epochs is {self.checkpoint_every_epochs:g}, and execution.deterministic "
                 "false: a resumed trial would round otherwise the epochs that it has shown since its checkpoint, under "
                 "the same noise; set checkpoint_every_epochs to at most 1, with which none are"
             )
+
+    @property
+    def stores_before_showing(self) -> bool:
+        """Return whether each epoch is stored before it is shown, so that no resumed trial repeats a shown one."""
+        return self.checkpoint_every_epochs <= 1.0
 
 
 SPEED: Final = (

@@ -33,8 +33,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/training/gradient_canaries.py",
         CANARIES,
         B(
-            "weights - self._shown.taken_off(gradients), gradients)",
-            "weights, gradients)",
+            "weights -= self.directions.along(gradients)",
+            "pass",
             "real examples move the parameters that canaries have for themselves",
         ),
         B(
@@ -133,13 +133,6 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "the schedule reads the training data",
             True,
             TRAINING,
-        ),
-        B(
-            '    def store_norms(self) -> None:\n        """Have',
-            '    def store_norms(self) -> None:\n        return\n        """Have',
-            "no norms are stored",
-            False,
-            NORMS,
         ),
         B(
             "self._everyone.renew(rows, clipped.norms)",
@@ -365,6 +358,13 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "min(0.75 * step, max(2.0 * steps_per_epoch, 0.25 * step))",
             "1e9",
             "old norms of examples in no batch are kept",
+            False,
+            NORMS,
+        ),
+        B(
+            "for interval in self._interval.settled() if self._interval is not None else ():",
+            "for interval in ():",
+            "no norms are stored",
             False,
             NORMS,
         ),

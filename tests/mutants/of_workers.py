@@ -95,7 +95,7 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
-            "progress is not None and saves_per_epoch >= 1.0",
+            "progress is not None and execution.stores_before_showing",
             "False",
             "an epoch is shown before it is stored",
             True,

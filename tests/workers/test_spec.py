@@ -14,7 +14,8 @@ from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.workers.clipping.clipping_method import PrivateMedian
 from dpsweep.workers.spec import BudgetSpec, Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec
 from dpsweep.workers.training.augmentation import FlipAndCrop
-from dpsweep.workers.training.preprocessing import DPPCA, FrozenFeatures
+from dpsweep.workers.training.frozen_features import FrozenFeatures
+from dpsweep.workers.training.preprocessing import DPPCA
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.trial_specs import small_trial
 

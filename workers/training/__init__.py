@@ -19,7 +19,6 @@ __all__ = [
     "private_training",
     "reproducible",
     "robust_ranges",
-    "run_state",
     "trainer",
     "trial_mechanism",
 ]

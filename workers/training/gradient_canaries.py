@@ -10,16 +10,16 @@ that its budget pays for all steps: one that is used up early is lost in the noi
 
 The guarantee of every real example is unchanged: what is added to the sum does not depend on the data, and its noise
 stays as it was. The canaries do change the model. With the transcript ``last_model`` they have parameters of their own
-(`OwnParameters`) instead, in directions that the model then lacks. Right guesses from the
-transcript ``iterates`` read the noise of the run, and no epsilon covers that: only the owner of the data may see them.
+(`OwnParameters`) instead, in directions that the model then lacks. Right guesses from the transcript ``iterates`` read
+the noise of the run, and no epsilon covers that: only the owner of the data may see them.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
-from typing import Any, Final, Protocol
+from dataclasses import asdict, replace
+from typing import Any, Final
 
 import numpy as np
 import scipy.fft
@@ -89,67 +89,6 @@ class Directions:
         }
 
 
-class _Shown(Protocol):
-    """What the transcript of an audit shows of the canaries. Methods as of `GradientCanaries`."""
-
-    @property
-    def known(self) -> Evidence | OwnParameters:
-        """Return the scores so far, and their state in a checkpoint."""
-        ...
-
-    def taken_off(self, gradients: Mapping[str, Tensor]) -> Array:
-        """Return what the sum of the real examples loses along each direction, before noise; none: [1], 0."""
-        ...
-
-    def see(
-        self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], drawn: Array, length: float, std: float
-    ) -> None: ...
-
-    def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]: ...
-
-
-@dataclass(frozen=True)
-class _Iterates:
-    """Scores are log-likelihood ratios, from the noisy sums and all else that is added."""
-
-    directions: Directions
-    known: Evidence
-
-    def taken_off(self, gradients: Mapping[str, Tensor]) -> Array:
-        return np.zeros(1)
-
-    def see(
-        self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], drawn: Array, length: float, std: float
-    ) -> None:
-        seen = self.directions.along({name: noisy[name] - gradients[name] for name in gradients})
-        self.known.see(seen, drawn, length, std)
-
-    def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
-        return mean
-
-
-@dataclass(frozen=True)
-class _LastModel:
-    """Scores are how far the canaries' own parameters have moved, in directions that the model lacks."""
-
-    directions: Directions
-    known: OwnParameters
-
-    def taken_off(self, gradients: Mapping[str, Tensor]) -> Array:
-        return self.directions.along(gradients)
-
-    def see(
-        self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], drawn: Array, length: float, std: float
-    ) -> None:
-        return None
-
-    def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
-        along = self.directions.along(mean)
-        self.known.step(along, factor, noise_std)
-        part = self.directions.combined(along, mean)
-        return {name: value - part[name] for name, value in mean.items()}
-
-
 class GradientCanaries:
     """The gradient canaries of a trial, their coins and what the iterates have shown of these so far. Private.
 
@@ -185,18 +124,17 @@ class GradientCanaries:
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
         self._length, self._times, self._share = 0.0, times_of(trace), share_of(trace)
-        self._shown: _Shown = (
-            _LastModel(self.directions, OwnParameters(spec, count))
-            if audit.own_parameters
-            else _Iterates(self.directions, make_evidence(self._batches, trace.strategy))
+        self._known: Evidence | OwnParameters = (
+            OwnParameters(spec, count) if audit.own_parameters else make_evidence(self._batches, trace.strategy)
         )
+        """Scores: likelihood ratios by the iterates, or how far own parameters moved in directions the model lacks."""
         self.steps = self.full_steps = 0
         """Steps so far to which canaries could contribute at all, and in full."""
 
     @property
     def scores(self) -> Array:
         """Scores [count] of canaries and references so far: higher if one is likely to take part."""
-        return self._shown.known.total
+        return self._known.total
 
     def begin(self, bound: float) -> None:
         """Start the state of a canary under a clipping method that remembers examples. `bound`: the first one."""
@@ -224,7 +162,9 @@ class GradientCanaries:
         self.full_steps += length > 0.99 * self._share * rule.sensitivity
         weights = np.zeros(self.directions.count)
         weights[: self._count] = self._drawn * self._length * self.included
-        added = self.directions.combined(weights - self._shown.taken_off(gradients), gradients)
+        if isinstance(self._known, OwnParameters):
+            weights -= self.directions.along(gradients)
+        added = self.directions.combined(weights, gradients)
         return {name: value + added[name] for name, value in gradients.items()}
 
     def see(self, gradients: Mapping[str, Tensor], noisy: Mapping[str, Tensor], std: float) -> None:
@@ -232,11 +172,18 @@ class GradientCanaries:
 
         `gradients`: the clipped sum of the real examples. `std`: of the noise, as the trial states it.
         """
-        self._shown.see(gradients, noisy, self._drawn, self._length, std)
+        if not isinstance(self._known, OwnParameters):
+            seen = self.directions.along({name: noisy[name] - gradients[name] for name in gradients})
+            self._known.see(seen, self._drawn, self._length, std)
 
     def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
         """Return the part of a noisy mean that trains the model. Others as of `Optimizer.step`."""
-        return self._shown.left_of(mean, factor, noise_std)
+        if not isinstance(self._known, OwnParameters):
+            return mean
+        along = self.directions.along(mean)
+        self._known.step(along, factor, noise_std)
+        part = self.directions.combined(along, mean)
+        return {name: value - part[name] for name, value in mean.items()}
 
     def stated(self, trace: Trace, delta: float) -> StatedRun:
         """Return the run as the canaries have seen it. `trace`: of all its steps."""
@@ -251,7 +198,7 @@ class GradientCanaries:
         return {
             "included": self.included.tolist(),
             "batches": self._batches.state(),
-            "evidence": self._shown.known.state(),
+            "evidence": self._known.state(),
             "clipping": clipping,
             "steps": [self.steps, self.full_steps],
         }
@@ -259,7 +206,7 @@ class GradientCanaries:
     def restore(self, state: Mapping[str, Any]) -> None:
         self.included = np.array(state["included"], np.bool_)
         self._batches.restore(state["batches"])
-        self._shown.known.restore(state["evidence"])
+        self._known.restore(state["evidence"])
         self._clipping = None if state["clipping"] is None else ClippingState(**state["clipping"])
         self.steps, self.full_steps = state["steps"]
 

@@ -5,79 +5,25 @@ The fitted state is a dictionary of tensors. The checkpoint stores it, so that a
 
 from __future__ import annotations
 
-import functools
-import hashlib
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Protocol
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, count_of, keep_whole, require_finite
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Release
-from dpsweep.accounting.registry import build, lookup
-from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Split
-from dpsweep.workers.machine.checkpoint import fingerprint
-from dpsweep.workers.machine.devices import without_tf32
-from dpsweep.workers.models import load_weights
+from dpsweep.accounting.registry import build
+from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
-from dpsweep.workers.training.kept_features import (
-    TextFeatures,
-    in_blocks,
-    kept_in,
-    require_folder,
-    require_texts,
-    with_features,
-)
+from dpsweep.workers.training.frozen_features import ROWS, FrozenFeatures, TextFeatures, in_blocks, with_features
 from dpsweep.workers.training.robust_ranges import private_ranges, scaled_by
 
 _LEAST_DEVIATION: Final = 0.02
-
-
-def moments(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
-    """Return [width + 1] float64: sums over all rows that have L2 sensitivity 1. A row that is not finite adds
-    nothing.
-    """
-    total = torch.zeros(width + 1, dtype=torch.float64)
-    for block in blocks():
-        rows = block.double()
-        centred = rows[rows.isfinite().all(1)].clamp(0.0, 1.0) - 0.5
-        total[:-1] += centred.sum(0) / (0.5 * width**0.5)
-        total[-1] += (centred**2).sum() / (0.25 * width)
-    return total / math.sqrt(2.0)
-
-
-def private_moments(
-    blocks: Callable[[], Iterator[Tensor]], width: int, rows: int, noise: NoiseSource, noise_multiplier: float
-) -> dict[str, Tensor]:
-    """Return the mean of each column [width] and one deviation [1] of all columns about their means, float32.
-
-    rows: their public number.
-    """
-    released = noise.added(moments(blocks, width), noise_multiplier) * 2.0**0.5 / rows
-    error = 2.0**0.5 * noise_multiplier / rows * 0.5 * width**0.5
-    offsets = (released[:-1] * 0.5 * width**0.5).clamp(-0.5, 0.5)
-    squares = float(released[-1]) * 0.25
-    variance = squares - float((offsets**2).mean()) + error**2  # the noise of the means adds to their squares
-    deviation = math.sqrt(min(max(variance, _LEAST_DEVIATION**2), 0.25))
-    return {"mean": (0.5 + offsets).float(), "deviation": torch.tensor([deviation])}
-
-
-def standardised_by(state: dict[str, Tensor], rows: Tensor) -> Tensor:
-    """Return the rows [b, ...] with the leading columns centred and scaled, changed in place."""
-    width = len(state["mean"])
-    rows[:, :width] = (rows[:, :width] - state["mean"]) / state["deviation"]
-    return rows
-
-
 State = dict[str, Tensor]
-_ROWS: Final = 512
-_PIXELS: Final = 512 * 64 * 64
-"""Rows, and pixels of pictures, processed at once; they bound memory."""
 
 
 class Preprocessing(Protocol):
@@ -158,7 +104,7 @@ class DPPCA:
     def transform(self, dataset: Dataset, state: State) -> Dataset:
         projection = state["projection"]
         note = f"features projected on {self.dimensions} private principal components"
-        project = in_blocks(_ROWS, lambda features: dataset.prepare(features).flatten(1).float() @ projection)
+        project = in_blocks(lambda features: dataset.prepare(features).flatten(1).float() @ projection)
         return with_features(dataset, project, note)
 
     def rehearse(self, dataset: Dataset) -> Dataset:
@@ -175,8 +121,8 @@ def second_moments(split: Split, dataset: Dataset) -> Tensor:
     """
     size = math.prod(dataset.feature_shape)
     total = torch.zeros(size, size, dtype=torch.float64)
-    for start in range(0, len(split), _ROWS):
-        rows = dataset.prepare(split.features[start : start + _ROWS]).flatten(1).double()
+    for start in range(0, len(split), ROWS):
+        rows = dataset.prepare(split.features[start : start + ROWS]).flatten(1).double()
         rows = torch.where(rows.isfinite().all(1, keepdim=True), rows, 0.0)
         norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
         clipped = rows / norms.clamp(min=1.0)
@@ -227,13 +173,26 @@ class RobustRanges:
         return private_ranges(lambda: _leading(dataset, width), width, noise, self.noise_multiplier, self.outside)
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        change = in_blocks(_ROWS, lambda features: scaled_by(state, dataset.prepare(features).clone()))
+        change = in_blocks(lambda features: scaled_by(state, dataset.prepare(features).clone()))
         return with_features(dataset, change, "numbers on a private scale, logarithmic beyond most rows")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         width = _numbers("robust_ranges", self.columns, dataset.feature_shape)
         zeros, ones = torch.zeros(width), torch.ones(width)
         return self.transform(dataset, {"low": zeros, "high": ones, "mean": zeros, "deviation": ones})
+
+
+def moments(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
+    """Return [width + 1] float64: sums over all rows that have L2 sensitivity 1. A row that is not finite adds
+    nothing.
+    """
+    total = torch.zeros(width + 1, dtype=torch.float64)
+    for block in blocks():
+        rows = block.double()
+        centred = rows[rows.isfinite().all(1)].clamp(0.0, 1.0) - 0.5
+        total[:-1] += centred.sum(0) / (0.5 * width**0.5)
+        total[-1] += (centred**2).sum() / (0.25 * width)
+    return total / math.sqrt(2.0)
 
 
 @dataclass(frozen=True)
@@ -262,12 +221,30 @@ class Standardised:
         return feature_shape
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
+        """Return the mean of each column [width] and one deviation [1] of all columns about their means, float32.
+
+        The number of rows is public.
+        """
         width, rows = _numbers("standardised", self.columns, dataset.feature_shape), len(dataset.train)
-        return private_moments(lambda: _leading(dataset, width), width, rows, noise, self.noise_multiplier)
+        sums = moments(lambda: _leading(dataset, width), width)
+        released = noise.added(sums, self.noise_multiplier) * 2.0**0.5 / rows
+        error = 2.0**0.5 * self.noise_multiplier / rows * 0.5 * width**0.5
+        offsets = (released[:-1] * 0.5 * width**0.5).clamp(-0.5, 0.5)
+        squares = float(released[-1]) * 0.25
+        variance = squares - float((offsets**2).mean()) + error**2  # the noise of the means adds to their squares
+        deviation = math.sqrt(min(max(variance, _LEAST_DEVIATION**2), 0.25))
+        return {"mean": (0.5 + offsets).float(), "deviation": torch.tensor([deviation])}
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
-        change = in_blocks(_ROWS, lambda features: standardised_by(state, dataset.prepare(features).clone()))
-        return with_features(dataset, change, "numbers centred and scaled by private moments")
+        mean, deviation = state["mean"], state["deviation"]
+        width = len(mean)
+
+        def standardised(features: Tensor) -> Tensor:
+            rows = dataset.prepare(features).clone()
+            rows[:, :width] = (rows[:, :width] - mean) / deviation
+            return rows
+
+        return with_features(dataset, in_blocks(standardised), "numbers centred and scaled by private moments")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
         width = _numbers("standardised", self.columns, dataset.feature_shape)
@@ -288,167 +265,8 @@ def _numbers(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> 
 
 def _leading(dataset: Dataset, width: int) -> Iterator[Tensor]:
     """Yield the first ``width`` features of the training rows, block by block."""
-    for block in torch.split(dataset.train.features, _ROWS):
+    for block in torch.split(dataset.train.features, ROWS):
         yield dataset.prepare(block)[:, :width]
-
-
-@dataclass(frozen=True)
-class VisionTrunk:
-    """A torchvision network without its classifier: ``cut`` maps it to pictures -> [b, width].
-
-    smallest: smallest side of a picture, in pixels, that the network accepts.
-    """
-
-    width: int
-    smallest: int
-    cut: Callable[[nn.Module], nn.Module]
-
-
-def _vgg_trunk(network: nn.Module) -> nn.Module:
-    features = network.get_submodule("features")
-    return nn.Sequential(features, nn.AdaptiveAvgPool2d(1), nn.Flatten())
-
-
-def _resnet_trunk(network: nn.Module) -> nn.Module:
-    return nn.Sequential(*list(network.children())[:-1], nn.Flatten())
-
-
-TRUNKS: Final[Mapping[str, VisionTrunk]] = {
-    "resnet18": VisionTrunk(512, 1, _resnet_trunk),
-    "resnet50": VisionTrunk(2048, 1, _resnet_trunk),
-    "vgg16": VisionTrunk(512, 32, _vgg_trunk),
-}
-
-
-@dataclass(frozen=True)
-class FrozenFeatures:
-    """Features of a network trained on public data (Yu et al. 2019, Sec. V: VGG16 for CIFAR-10).
-
-    Guarantee: no privacy cost under add/remove, zero-out and replace-one adjacency, because each example is transformed
-    by itself and the network's weights do not depend on the training data.
-
-    `network`: vgg16, resnet18 or resnet50. `weights`: a file with the state dict, or ``imagenet`` for torchvision's
-    own, which are downloaded unless they are in torch's hub folder. `size`: pictures are resized to size x size first;
-    None leaves them as they are. `cache`: a folder (or URI) that keeps the features for other trials on the same
-    pictures, and for resuming. Features reveal much of a picture, so they are as private as the pictures.
-    """
-
-    network: str = "vgg16"
-    weights: str = "imagenet"
-    size: int | None = None
-    cache: str | None = None
-
-    def __post_init__(self) -> None:
-        require_texts("frozen_features", self.cache, network=self.network, weights=self.weights)
-        lookup(TRUNKS, self.network, "network")
-        if self.weights != "imagenet" and not Path(self.weights).is_file():
-            raise InvalidInput(
-                f"weights of frozen_features: there is no file {Path(self.weights).absolute()}; correct the path"
-            )
-        if self.size is not None:
-            keep_whole(self, "size", "size of frozen_features", at_least=1)
-
-    @property
-    def releases(self) -> tuple[Release, ...]:
-        return ()
-
-    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(feature_shape) != 3 or feature_shape[0] not in (1, 3):
-            raise InvalidInput(f"frozen_features needs pictures, but features have shape {feature_shape}")
-        trunk = TRUNKS[self.network]
-        if min(self._sides(feature_shape)) < trunk.smallest:
-            raise InvalidInput(
-                f"pictures of {feature_shape[1]} x {feature_shape[2]} pixels are too small for {self.network}; "
-                f"set `size` to {trunk.smallest} or more"
-            )
-        return (trunk.width,)
-
-    def _sides(self, feature_shape: tuple[int, ...]) -> tuple[int, int]:
-        return (feature_shape[1], feature_shape[2]) if self.size is None else (self.size, self.size)
-
-    def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
-        return {}
-
-    @without_tf32()
-    def transform(self, dataset: Dataset, state: State) -> Dataset:
-        self._require_pictures(dataset)
-        device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-        weights = self._weights_file()
-        trunk = functools.cache(lambda: self._load_trunk(weights).to(device))
-
-        def extract(features: Tensor) -> Tensor:
-            pictures: Tensor = IMAGENET_SCALING(features.to(device).expand(-1, 3, -1, -1))
-            if self.size is not None:
-                pictures = nn.functional.interpolate(pictures, (self.size, self.size), mode="bilinear", antialias=True)
-            with torch.no_grad():
-                extracted: Tensor = trunk()(pictures)
-            return extracted.cpu()
-
-        rows = _PIXELS // math.prod(self._sides(dataset.feature_shape))
-        features_of = in_blocks(min(max(rows, 1), _ROWS), extract)
-        if self.cache is not None:
-            features_of = kept_in(self.cache, fingerprint(self.network, self.size, _digest(weights)), features_of)
-        note = f"features of a frozen {self.network}, weights {Path(self.weights).name}"
-        return with_features(dataset, features_of, note)
-
-    def rehearse(self, dataset: Dataset) -> Dataset:
-        """Return random features of the network's output shape. Weights from a file are loaded, to check that they
-        fit.
-        """
-        self._require_pictures(dataset)
-        if self.cache is not None:
-            require_folder(self.cache)
-        if self.weights != "imagenet":
-            self._load_trunk(Path(self.weights))
-        return with_features(
-            dataset, lambda features: torch.randn(len(features), TRUNKS[self.network].width), "rehearsed"
-        )
-
-    def _require_pictures(self, dataset: Dataset) -> None:
-        self.output_shape(dataset.feature_shape)
-        stored = dataset.train.features.dtype
-        if stored != torch.uint8:
-            raise InvalidInput(
-                f"frozen_features needs pictures of bytes (torch.uint8), but those of {dataset.name!r} are {stored}"
-            )
-
-    def _weights_file(self) -> Path:
-        """Return the file of weights, downloaded if need be."""
-        if self.weights != "imagenet":
-            return Path(self.weights)
-        import torchvision  # late: importing it takes seconds
-
-        published = torchvision.models.get_model_weights(self.network).DEFAULT
-        file = Path(torch.hub.get_dir()) / "checkpoints" / Path(published.url).name
-        if not file.is_file():
-            try:
-                published.get_state_dict(progress=False, check_hash=True)
-            except (OSError, RuntimeError) as error:
-                raise InvalidInput(
-                    f"the weights of {self.network} are not at {file}, and {published.url} cannot be downloaded "
-                    f"({error}); put the file there, or name another by `weights`"
-                ) from error
-        return file
-
-    def _load_trunk(self, weights: Path) -> nn.Module:
-        import torchvision  # late: importing it takes seconds
-
-        with torch.device("meta"):
-            network = torchvision.models.get_model(self.network, weights=None)
-        stored = load_weights(weights)
-        try:
-            network.load_state_dict(stored, assign=True)
-        except RuntimeError as error:
-            reason = " ".join(str(error).split())[:120]
-            raise InvalidInput(
-                f"{weights} does not hold the weights of torchvision's {self.network} ({reason}); name another file"
-            ) from error
-        return TRUNKS[self.network].cut(network).float().eval().requires_grad_(False)
-
-
-def _digest(file: Path) -> str:
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
 PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {

@@ -15,7 +15,6 @@ from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.gradients.divided import set_values, whole_values
-from dpsweep.workers.gradients.modes import modes_of, set_modes
 from dpsweep.workers.training.counters import COUNTERS, Counters
 from dpsweep.workers.training.history import EpochRecord
 
@@ -128,29 +127,14 @@ class ModelValues:
 
 
 @dataclass(frozen=True)
-class ModelModes:
-    """The mode, training or evaluation, of every module of a model."""
+class StateOf:
+    """A component by the functions that read its state and set it."""
 
-    model: nn.Module
+    state: Callable[[], Any]
+    set: Callable[[Any], object]
 
-    def state(self) -> dict[str, bool]:
-        return modes_of(self.model)
-
-    def restore(self, state: Mapping[str, bool]) -> None:
-        set_modes(self.model, state)
-
-
-@dataclass(frozen=True)
-class CpuGenerator:
-    """A torch random number generator on the CPU."""
-
-    generator: torch.Generator
-
-    def state(self) -> torch.Tensor:
-        return self.generator.get_state()
-
-    def restore(self, state: torch.Tensor) -> None:
-        self.generator.set_state(state)
+    def restore(self, state: Any) -> None:
+        self.set(state)
 
 
 @dataclass(frozen=True)

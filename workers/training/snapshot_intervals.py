@@ -205,7 +205,7 @@ class SnapshotInterval:
         after = SnapshotInterval.from_step(start, self.latest, rate)
         after.before, after.since, after.ruled_since = ended, self.since - self.steps, self.ruled_since - self.steps
         if self.rule is not None:
-            after.keep_rule(self.rule)
+            after.rule = self.rule
             after.added = after._added(self.rule, self.latest.examples)
         return after
 
@@ -224,10 +224,6 @@ class SnapshotInterval:
             return (ended,)
         beyond = self.before.moments - self.before.moments.clamp(0.0, self.before.steps)
         return self.before, replace(ended, moments=ended.moments + beyond)
-
-    def keep_rule(self, rule: ClipRule) -> None:
-        """The last step was taken under ``rule``."""
-        self.rule = rule
 
     def extend(self, rule: ClipRule) -> None:
         """Add one step, taken under ``rule``."""
@@ -320,25 +316,23 @@ class SnapshotInterval:
             latest=measured if latest is None else measurement(_norms_restored(latest, device)),
             renewals=[Renewal.restored(each, device) for each in state["renewals"]],
             before=None if before is None else EndedInterval.restored(before, device, measurement),
-            **{name: state[name] for name in ("start", "rate", "ruled_since", "steps")},
-            **{name: state[name].to(device) for name in ("moments", "counted", "added", "since")},
+            **{name: state[name] for name in _NUMBERS},
+            **{name: state[name].to(device) for name in _COLUMNS},
         )
 
     def state(self) -> dict[str, Any]:
         return {
-            "start": self.start,
+            **{name: getattr(self, name) for name in (*_NUMBERS, *_COLUMNS)},
             "measured": self.measured.state(),
             "latest": None if self.latest is self.measured else self.latest.state(),
-            "rate": self.rate,
-            "moments": self.moments,
-            "counted": self.counted,
-            "added": self.added,
-            "since": self.since,
-            "ruled_since": self.ruled_since,
-            "steps": self.steps,
             "renewals": [Renewal.joined(self.renewals).state()] if self.renewals else [],
             "before": None if self.before is None else self.before.state(),
         }
+
+
+_NUMBERS: Final = ("start", "rate", "ruled_since", "steps")
+_COLUMNS: Final = ("moments", "counted", "added", "since")
+"""Fields of a `SnapshotInterval` that a checkpoint stores as they are."""
 
 
 def _repeated(value: float, like: Tensor) -> Tensor:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, assert_never
 
 import torch
@@ -26,7 +27,8 @@ from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_evaluated_on
 from dpsweep.workers.evaluation.rates import mean_by_group
 from dpsweep.workers.evaluation.scores import Evaluation
-from dpsweep.workers.gradients.modes import RandomState, modes_of
+from dpsweep.workers.gradients.checks import trained_parameters
+from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
 from dpsweep.workers.gradients.pass_results import WeightedSum
 from dpsweep.workers.machine.devices import sent
 from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed, seed_torch
@@ -42,7 +44,7 @@ from dpsweep.workers.training.history import EpochRecord
 from dpsweep.workers.training.norm_recorder import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
 from dpsweep.workers.training.one_run_audit import Canaries, audit_gradient_scores
 from dpsweep.workers.training.optimizers import InTurn, make_average, make_learning_rate_schedule
-from dpsweep.workers.training.run_state import CpuGenerator, CudaGenerator, ModelModes, RunState, Stateful
+from dpsweep.workers.training.run_state import CudaGenerator, RunState, Stateful, StateOf
 from dpsweep.workers.training.snapshot_intervals import Measurement, generator_rate
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, check_spec, moment_order, with_chosen_norms
 
@@ -77,7 +79,7 @@ class Trainer:
         self._modes = modes_of(self._model)
         device = self._data.device
         self._dataset = with_evaluated_on(device, dataset)
-        self._parameters = {name: p for name, p in self._model.named_parameters() if p.requires_grad}
+        self._parameters = trained_parameters(self._model)
         self.canaries, self.gradient_canaries = self._make_canaries(mechanism)
         self._optimizer = parts.optimizer(self._parameters)
         self._learning_rate = make_learning_rate_schedule(
@@ -92,7 +94,7 @@ class Trainer:
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(norms)
         self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
-        """What stores norms: wait for it before a checkpoint, complete it after training, and close it in any case."""
+        """What stores norms: wait for it before a checkpoint, and close it in any case."""
         self._facts = local.facts
         self._order = moment_order(spec, mechanism)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
@@ -103,7 +105,7 @@ class Trainer:
         """Everything that changes from step to step, besides `RunState`, by its name in the checkpoint."""
         return {
             "model": self.local.values,
-            "modes": ModelModes(self._model),
+            "modes": StateOf(partial(modes_of, self._model), partial(set_modes, self._model)),
             "optimizer": self._optimizer,
             **({"average": self._average} if self._average else {}),
             **({"canaries": self.canaries} if self.canaries else {}),
@@ -111,8 +113,8 @@ class Trainer:
             "sampler": self._sampler,
             "noise": self._noise,
             **self._step_noise.kept,
-            "augmentation": CpuGenerator(self.local.augmentation_rng),
-            "torch": CpuGenerator(torch.default_generator),
+            "augmentation": _generator(self.local.augmentation_rng),
+            "torch": _generator(torch.default_generator),
             "cuda": CudaGenerator(device),
             "interval": self._everyone,
         }
@@ -264,7 +266,7 @@ class Trainer:
             self._everyone.renew_as_old_as(oldest_norm(step, self._planned.steps_per_epoch))
             self._everyone.continue_at(step, rate)
         else:
-            self.store_norms()
+            self._everyone.store()
             self._run.clipping = self._method.refresh(self._run.clipping, self._everyone.open(step, rate))
 
     @property
@@ -315,9 +317,11 @@ class Trainer:
         """
         return () if self._spec.norms.are_off else self._everyone.so_far()
 
-    def store_norms(self) -> None:
-        """Have all snapshots stored that are not yet. Call it before the next refresh and at the end of training."""
+    def complete_norms(self) -> None:
+        """Have all snapshots stored that are not yet, and marked as complete, at the end of training."""
         self._everyone.store()
+        for recorder in self.recorders:
+            recorder.complete()
 
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:
         """Return the clipped sum under the rule of this step.
@@ -462,6 +466,10 @@ class Trainer:
             self._decided_from = self._run.clipping
             self._rule = self._method.decide(self._run.clipping, NO_ANSWER, self._facts)
             self._everyone.keep_rule(self._rule)
+
+
+def _generator(generator: torch.Generator) -> StateOf:
+    return StateOf(generator.get_state, generator.set_state)
 
 
 def new_courses(groups: Tensor) -> list[GroupCourse]:

@@ -29,7 +29,9 @@ from dpsweep.workers.evaluation.attack_results import AttackResults, write_attac
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes, write_wrong
 from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
 from dpsweep.workers.evaluation.references import reference_scores
+from dpsweep.workers.gradients.checks import trained_parameters
 from dpsweep.workers.gradients.divided import whole_values
+from dpsweep.workers.gradients.modes import set_modes
 from dpsweep.workers.machine.checkpoint import (
     fingerprint,
     forget_checkpoint,
@@ -57,7 +59,6 @@ from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterward
 from dpsweep.workers.training.one_run_audit import audit
 from dpsweep.workers.training.preprocessing import make_preprocessing
 from dpsweep.workers.training.reproducible import explained, reproducible
-from dpsweep.workers.training.run_state import ModelModes
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.trials.data_parallel import (
@@ -146,7 +147,7 @@ def follow_trial(
         local.values.restore(stored["trainer"]["model"])
         if optimizer is not None:
             optimizer.restore(stored["trainer"]["optimizer"])
-        ModelModes(local.model).restore(stored["trainer"]["modes"])
+        set_modes(local.model, stored["trainer"]["modes"])
         restore_random_state(local, stored["ranks"][group.rank - 1])
         noise = make_noise_source(spec.noise_source, spec.seed, local.data.device)
         share = share_of_rank(mechanism.strategy, noise, stored["trainer"], group.rank, group.size)
@@ -202,9 +203,7 @@ def close_trial(
                 trainer.step()
                 if trainer.at_epoch_end:
                     trainer.end_epoch()
-            trainer.store_norms()
-            for recorder in trainer.recorders:
-                recorder.complete()
+            trainer.complete_norms()
         write_counters(files.private_training, trainer.counters)
         write_trace(files.trace, replace(trainer.trace(), ended_by_results=True))
 
@@ -364,8 +363,7 @@ def _divided(parts: Parts, spec: TrialSpec, group: RankGroup | None) -> tuple[Pa
     parts = replace(parts, model=lambda: model, digest=lambda _: digest)
     if not divides_trained(lending.shard):
         return parts, None
-    trained = {name: each for name, each in model.named_parameters() if each.requires_grad}
-    optimizer = DividedOptimizer(parts.optimizer, trained, lending)
+    optimizer = DividedOptimizer(parts.optimizer, trained_parameters(model), lending)
     return replace(parts, optimizer=lambda _: optimizer), optimizer
 
 
@@ -389,7 +387,7 @@ def _require_rounding(spec: TrialSpec, before: str, here: str) -> None:
 
     Their noise is repeated, and would not hide the difference. A checkpoint of each epoch is stored before it is shown.
     """
-    if here != before and spec.execution.checkpoint_every_epochs > 1.0:
+    if here != before and not spec.execution.stores_before_showing:
         raise InvalidInput(
             f"the trial was stored by {before}, and {here} may round otherwise the epochs shown since: go on there, or "
             f"{START_ANEW}; with execution.checkpoint_every_epochs of at most 1, none are shown before they are stored"
@@ -412,9 +410,7 @@ def _train(
             in_turn = None if begun.optimizer is None else DividedUpdate(begun.optimizer, group)
             trainer.divide(DividedGradients(trainer.local, group, begun.random_states), DividedNoise(group), in_turn)
         _train_to_the_end(spec, trainer, begun.save, report, meter)
-        trainer.store_norms()
-        for recorder in trainer.recorders:
-            recorder.complete()
+        trainer.complete_norms()
         predictions = trainer.predictions()
     write_device_use(files.device, meter.use())
     inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
@@ -436,14 +432,14 @@ def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
 def _train_to_the_end(
     spec: TrialSpec, trainer: Trainer, save: Callable[[], None], report: OnProgress, meter: DeviceMeter
 ) -> None:
-    saves_per_epoch, steps_per_epoch = 1.0 / spec.execution.checkpoint_every_epochs, trainer.mechanism.steps_per_epoch
-    earlier = trainer.history
+    execution, steps_per_epoch, earlier = spec.execution, trainer.mechanism.steps_per_epoch, trainer.history
     while trainer.may_continue():
         trainer.step()
         meter.sample()
         progress = replace(_end_epoch(trainer, meter.use()), earlier=earlier) if trainer.at_epoch_end else None
-        shown_often = progress is not None and saves_per_epoch >= 1.0  # stored before it is shown (`_require_rounding`)
-        if shown_often or is_due(trainer.step_count, saves_per_epoch, steps_per_epoch) or not trainer.may_continue():
+        is_due_now = is_due(trainer.step_count, 1.0 / execution.checkpoint_every_epochs, steps_per_epoch)
+        is_shown = progress is not None and execution.stores_before_showing
+        if is_due_now or is_shown or not trainer.may_continue():
             save()
         if progress is not None:
             report(progress)
