@@ -17,6 +17,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 
+from pydantic import NonNegativeInt
+
 from dpsweep.accounting.attacks import AttackRisk
 from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.reasons import Reason
@@ -222,7 +224,7 @@ class Density:
 
     x_edges: tuple[float, ...]
     y_edges: tuple[float, ...]
-    counts: tuple[tuple[int, ...], ...]
+    counts: tuple[tuple[NonNegativeInt, ...], ...]
 
 
 @dataclass(frozen=True)

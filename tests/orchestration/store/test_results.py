@@ -12,11 +12,19 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
-from dpsweep.orchestration.store.results import StoredResult, read_result, read_result_of, write_result
+from dpsweep.orchestration.store.published import Density
+from dpsweep.orchestration.store.results import (
+    StoredResult,
+    read_exact_statistics,
+    read_result,
+    read_result_of,
+    write_exact_statistics,
+    write_result,
+)
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.sample_grids import small
-from tests.orchestration.sample_results import result_of, stopped_of
+from tests.orchestration.sample_results import EXACT, result_of, stopped_of
 
 
 def test_the_reasons_of_a_trial_are_stored_and_an_unknown_one_is_refused(tmp_path: Path) -> None:
@@ -75,3 +83,12 @@ def test_a_number_that_readers_cannot_use_is_damage(tmp_path: Path, forged: str)
     write_sealed(uri, json.dumps(values).encode())
     with pytest.raises(DataCorruption, match=r"is no result of this version|counts epochs or groups"):
         read_result(uri)
+
+
+def test_a_negative_count_of_an_exact_density_is_damage(tmp_path: Path) -> None:
+    """Figures show the logarithm of one more."""
+    uri = str(tmp_path / "summary.json")
+    forged = Density((0.0, 1.0), (0.0, 1.0), ((-1,),))
+    write_exact_statistics(uri, replace(EXACT, loss_density=forged))
+    with pytest.raises(DataCorruption, match="holds no statistics of this version"):
+        read_exact_statistics(uri, "restore it")
