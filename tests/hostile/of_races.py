@@ -59,6 +59,7 @@ TWO: Final = Users(VICTIM, ATTACKER)
 
 def races(folder: Path, seconds: float, users: Users) -> Iterator[Raced]:
     """Run each command for as long, on a folder whose parts change places with links."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # as of `tried`: a fork waits for ever for threads that it has not
     process = FORKS.Process(target=_race_all, args=(str(folder), seconds, users))
     process.start()
     process.join()
