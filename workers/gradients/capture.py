@@ -8,6 +8,7 @@ from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
+from weakref import ref
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.gradients.divided import is_away
 from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, Summed
 from dpsweep.workers.gradients.fallback import run_per_row
-from dpsweep.workers.gradients.layers import ON_LAST_AXES, Form, Layer, on_copies
+from dpsweep.workers.gradients.layers import ON_LAST_AXES, Form, Layer, Unverified, on_copies
 from dpsweep.workers.gradients.linear import affine
 from dpsweep.workers.gradients.per_row import NotCovered, PerRow, Reading, plain, reading_per_row
 from dpsweep.workers.gradients.rules import Differentiate
@@ -48,18 +49,35 @@ class Input:
             )
 
 
+class Unreached(Unverified):
+    """Gradients of outputs of ``layers`` did not arrive."""
+
+    def __init__(self, layers: Collection[str]) -> None:
+        super().__init__(f"the loss depends on {', '.join(sorted(layers))} in some batches but not in others")
+        self.layers = layers
+
+
 @dataclass(frozen=True)
 class Use:
     """One call of a layer.
 
-    edges: graph edges with respect to which the losses are differentiated. differentiate: maps the gradients at these
-    edges to per-example gradients; it may read ``input``.
+    edges: graph edges with respect to which the losses are differentiated; none where a hook receives the gradient.
+    differentiate: maps the gradients to per-example gradients; it may read ``input``.
     """
 
     layer: Layer
     edges: Sequence[GradientEdge]
     differentiate: Differentiate
     input: Input | None = None
+
+    def gradients(self, *grads: Tensor | None) -> Mapping[str, ExampleGradients]:
+        """Return the per-example gradients by parameter name; none without any gradient of an output."""
+        if all(grad is None for grad in grads):
+            return {}
+        if self.input is not None:
+            self.input.require_unchanged()
+        names = self.layer.parameters
+        return {names[local]: found for local, found in self.differentiate(*grads).items() if local in names}
 
 
 @dataclass
@@ -68,15 +86,39 @@ class Capture:
 
     `rows`: leading dimension of every activation. `examples`: rows / K, with K rows per example. `layers`: the layers
     that must run in the same form again if activation checkpointing recomputes them. `without_output`: names of layers
-    whose rule must not read the output. `calls`: number of calls of each layer with a rule, by its name.
+    whose rule must not read the output. `held`: names of layers whose gradients no hook receives. `calls`: number of
+    calls of each layer with a rule, by its name.
     """
 
     rows: int
     examples: int
     layers: Sequence[Layer] = ()
     without_output: Collection[str] = ()
+    held: Collection[str] = ()
     uses: list[Use] = field(default_factory=list)
     calls: Counter[str] = field(default_factory=Counter)
+    _awaited: dict[int, Use] = field(default_factory=dict)
+    _arrived: dict[int, Mapping[str, ExampleGradients]] | None = None
+
+    def add(self, layer: Layer, output: Tensor, differentiate: Differentiate, activation: Tensor) -> None:
+        """Capture the gradient of an output.
+
+        A hook receives it as soon as it is known, so that memory of layers with small gradients is freed in the
+        backward pass. Autograd runs hooks of tensors on the way to what it differentiates by: not that of a layer
+        whose activation depends on no other one.
+        """
+        read = Input.now(layer, activation)
+        if layer.name in self.held or not activation.requires_grad:
+            self.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, read))
+            return
+        self._awaited[len(self.uses)] = Use(layer, [], differentiate, read)
+        output.register_hook(partial(_arrive, ref(self), len(self.uses)))  # a cycle would hold the memory
+        self.uses.append(Use(layer, [], _nothing))
+
+    def receive(self, place: int, grad: Tensor) -> None:
+        """Differentiate the use at ``place`` by the gradient of its output, in `backward_with`."""
+        if self._arrived is not None and place in self._awaited:
+            self._arrived[place] = self._awaited.pop(place).gradients(grad)
 
     def backward(self, losses: Tensor, scale: float) -> dict[str, ExampleGradients]:
         """Return per-example gradients of ``scale * losses`` [rows] by parameter name; unused parameters have none.
@@ -92,45 +134,58 @@ class Capture:
         """As `backward`, and autograd's gradients of ``scale * losses.sum()`` with respect to ``tensors``."""
         places: list[GradientEdge | Tensor] = [edge for use in self.uses for edge in use.edges]
         places.extend(tensors)
-        if not losses.requires_grad or not places:
+        if not losses.requires_grad or (not self.uses and not tensors):
             return {}, [None] * len(tensors)
+        self._arrived = arrived = dict[int, Mapping[str, ExampleGradients]]()
         with torch.enable_grad():
             total = losses.sum()  # torch.autograd.grad of a vector would import sympy
             total = total if scale == 1.0 else total * scale
         again = capturing(self.layers, self.rows, self.examples) if self.layers else nullcontext()
         try:
             with again:  # activation checkpointing runs layers again: use the same form
-                grads_at = torch.autograd.grad(total, places, allow_unused=True)  # type: ignore[arg-type]
+                grads = torch.autograd.grad(total, places, allow_unused=True) if places else ()  # type: ignore[arg-type]
         except RuntimeError:  # torch names no layer
-            for use in self.uses:
+            for use in (*self.uses, *self._awaited.values()):
                 if use.input is not None:
                     use.input.require_unchanged()
             raise
-        remaining = iter(grads_at)
+        if self._awaited:
+            raise Unreached({use.layer.name for use in self._awaited.values()})
+        remaining: list[Tensor | None] = [*reversed(grads)]
+        del grads
         found: dict[str, list[ExampleGradients]] = {}
-        for use in self.uses:
-            grads = [next(remaining) for _ in use.edges]
-            if all(grad is None for grad in grads):
-                continue
-            if use.input is not None:
-                use.input.require_unchanged()
-            for local, gradients in use.differentiate(*grads).items():
-                if local in use.layer.parameters:
-                    found.setdefault(use.layer.parameters[local], []).append(gradients)
+        for place, use in enumerate(self.uses):
+            own = arrived[place] if place in arrived else use.gradients(*(remaining.pop() for _ in use.edges))
+            for name, gradients in own.items():
+                found.setdefault(name, []).append(gradients)
         by_name = {name: parts[0] if len(parts) == 1 else Summed(parts) for name, parts in found.items()}
-        return by_name, list(remaining)
+        return by_name, remaining[::-1]
+
+
+def _arrive(capture: ref[Capture], place: int, grad: Tensor) -> None:
+    alive = capture()
+    if alive is not None:
+        alive.receive(place, grad)
+
+
+def _nothing(*grads: Tensor | None) -> Mapping[str, ExampleGradients]:
+    return {}
 
 
 @contextmanager
 def capturing(
-    layers: Sequence[Layer], rows: int, examples: int, without_output: Collection[str] = ()
+    layers: Sequence[Layer],
+    rows: int,
+    examples: int,
+    without_output: Collection[str] = (),
+    held: Collection[str] = (),
 ) -> Iterator[Capture]:
     """Within this context a forward pass of the model fills the capture; afterwards the model is restored.
 
     The context replaces the forward of each layer and uses no hooks: a replaced forward sees exactly the layer's own
     input and output, whatever hooks the user has registered, and is faster.
     """
-    capture = Capture(rows, examples, on_copies(layers), without_output)
+    capture = Capture(rows, examples, on_copies(layers), without_output, held)
     replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
     try:
         for layer in layers:
@@ -167,7 +222,7 @@ def _recorded(layer: Layer, capture: Capture, activation: Tensor, run: Callable[
         assert layer.rule is not None
         read = None if layer.name in capture.without_output else output
         differentiate = layer.rule(layer.module, activation, read, capture.examples)
-        capture.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, Input.now(layer, activation)))
+        capture.add(layer, output, differentiate, activation)
     return output
 
 

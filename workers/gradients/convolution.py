@@ -6,7 +6,7 @@ Of weight-standardised ones, the kernel's gradient is projected by the Jacobian 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -43,7 +43,10 @@ from dpsweep.workers.gradients.rules import Differentiate
 from dpsweep.workers.models import WeightStandardizedConv2d
 
 CACHED_NUMBERS = 600_000
-"""Number of values per chunk of examples; about as many as fit in a core's cache."""
+"""Values of a chunk of examples on a CPU; about as many as fit in a core's cache."""
+
+NUMBERS_AT_ONCE = 2**27
+"""Values of a chunk on another device: enough to keep it busy, and a small part of its memory."""
 
 CHANNEL_BLOCK = 8
 """Channels that oneDNN's grouped convolutions compute at once. For numbers of input or output channels per group that
@@ -178,8 +181,9 @@ class Correlations(Planned):
         return len(self.grads) // self.examples
 
     def _chunks(self, numbers: int) -> Iterator[Correlations]:
-        """Parts of the batch that fit in the cache. numbers: values that the computation needs per example."""
-        size = max(1, CACHED_NUMBERS // numbers) if self.grads.device.type == "cpu" else self.examples
+        """Yield parts of the batch. numbers: values that the computation needs per example."""
+        at_once = CACHED_NUMBERS if self.grads.device.type == "cpu" else NUMBERS_AT_ONCE
+        size = max(1, at_once // numbers)
         for start in range(0, self.examples, size):
             rows = slice(start * self._rows, (start + size) * self._rows)
             part = self.grads[rows]
@@ -216,27 +220,40 @@ class Correlations(Planned):
 
         In half precision it would round its results.
         """
-        parts = []
-        for chunk in self._chunks(prod(self.geometry.shape) * self._rows):
-            rows, size = len(chunk.grads), self.inputs.shape[2:]
-            stacked = self.geometry.weight_gradient(
-                widen(chunk.inputs).reshape(1, -1, *size),
-                widen(chunk.grads).reshape(1, -1, *self.grads.shape[2:]),
-                rows,
-            )
-            parts.append(summed_rows(stacked.view(rows, *self.geometry.shape), chunk.examples))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        return self._joined(chunk._stacked_kernels() for chunk in self._chunks(prod(self.geometry.shape) * self._rows))
+
+    def _stacked_kernels(self) -> Tensor:
+        rows = len(self.grads)
+        stacked = self.geometry.weight_gradient(
+            widen(self.inputs).reshape(1, -1, *self.inputs.shape[2:]),
+            widen(self.grads).reshape(1, -1, *self.grads.shape[2:]),
+            rows,
+        )
+        return summed_rows(stacked.view(rows, *self.geometry.shape), self.examples)
 
     def _instantiate_by_unfolding(self) -> Tensor:
-        geometry, parts = self.geometry, []
-        groups, positions = geometry.groups, self.grads.shape[2:]
-        for chunk in self._chunks(groups * prod(geometry.shape[1:]) * prod(positions) * self._rows):
-            patches = geometry.patches(chunk.inputs, positions)
-            by_group = patches.reshape(len(patches), groups, prod(geometry.shape[1:]), -1)
-            by_output = chunk.grads.view(len(patches) * groups, geometry.shape[0] // groups, -1)
-            per_row = product(by_output, by_group.flatten(0, 1).mT)
-            parts.append(summed_rows(per_row.view(-1, *geometry.shape), chunk.examples))
-        return parts[0] if len(parts) == 1 else torch.cat(parts)
+        numbers = self.geometry.groups * prod(self.geometry.shape[1:]) * prod(self.grads.shape[2:]) * self._rows
+        return self._joined(chunk._products_of_patches() for chunk in self._chunks(numbers))
+
+    def _products_of_patches(self) -> Tensor:
+        geometry, rows = self.geometry, len(self.grads)
+        patches = geometry.patches(self.inputs, self.grads.shape[2:])
+        by_group = patches.reshape(rows * geometry.groups, prod(geometry.shape[1:]), -1)
+        by_output = self.grads.view(rows * geometry.groups, geometry.shape[0] // geometry.groups, -1)
+        per_row = product(by_output, by_group.mT)
+        return summed_rows(per_row.view(-1, *geometry.shape), self.examples)
+
+    def _joined(self, chunks: Iterable[Tensor]) -> Tensor:
+        """Return the gradients of all chunks. Each is freed before the next one is computed."""
+        joined, start = None, 0
+        for chunk in chunks:
+            if len(chunk) == self.examples:
+                return chunk
+            joined = chunk.new_empty(self.examples, *chunk.shape[1:]) if joined is None else joined
+            joined[start : start + len(chunk)] = chunk
+            start += len(chunk)
+        assert joined is not None, "a batch has examples"
+        return joined
 
     # -- by Gram matrices ---------------------------------------------------------------------------------------------
 
@@ -274,10 +291,13 @@ class Correlations(Planned):
 
     def _gram_of_patches(self) -> Tensor:
         """Ghost norms from unfolded patches: more products than from pixels, and fewer passes over memory."""
-        patches = self.geometry.patches(self.inputs, self.grads.shape[2:])
-        by_tap = patches.reshape(len(patches), prod(self.geometry.shape[1:]), -1)
-        factors = (_by_example(each, self.examples).flatten(2) for each in (by_tap, self.grads))
-        return gram_norm_sq(*(product(each.mT, each) for each in factors))
+        norms, positions = [], self.grads.shape[2:]
+        for chunk in self._chunks(self._rows * prod(positions) * prod(self.geometry.shape[1:])):
+            patches = self.geometry.patches(chunk.inputs, positions)
+            by_tap = patches.reshape(len(patches), prod(self.geometry.shape[1:]), -1)
+            factors = (_by_example(each, chunk.examples).flatten(2) for each in (by_tap, chunk.grads))
+            norms.append(gram_norm_sq(*(product(each.mT, each) for each in factors)))
+        return norms[0] if len(norms) == 1 else torch.cat(norms)
 
     def _patch_gram(self) -> Tensor:
         """[B, K, *positions, K, *positions]: inner products of the patches of two output positions."""

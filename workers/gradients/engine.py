@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput, count_of, public_text
-from dpsweep.workers.gradients.capture import Capture, capturing
+from dpsweep.workers.gradients.capture import Capture, Unreached, capturing
 from dpsweep.workers.gradients.checks import check_model, has_half_precision, require_trained, unchanged
 from dpsweep.workers.gradients.compared_passes import (
     Capturing,
@@ -146,10 +146,9 @@ class GradientEngine:
         self._layers = self._named_layers = find_layers(model)
         self._read = dict(model.named_parameters())
         self._parameters = {name: p for name, p in self._read.items() if p.requires_grad}
-        self._verified = set[tuple[tuple[str, bool], ...]]()
+        self._verified, self._held = set[tuple[tuple[str, bool], ...]](), set[str]()
         self._later, self._varies = LaterBatches(), False
-        self._outputs = Outputs(self._layers)
-        self._looks = Looks()
+        self._outputs, self._looks = Outputs(self._layers), Looks()
         self._modes: tuple[tuple[str, bool], ...] = ()
         can_record = micro_batch_size is not None and next(iter(self._read.values())).device.type == "cuda"
         self._recordings = Recordings(model, per_example_loss) if launches == "recorded" and can_record else None
@@ -234,6 +233,8 @@ class GradientEngine:
         try:
             batches = self._micro_batches(x, y)
             return self._looks.settled(batches, partial(compute, batches))
+        except Unreached as error:
+            self._held.update(error.layers)
         except Unverified:
             self._varies, self._layers = True, find_layers(self.model, self._whole)
             self._verified.clear()
@@ -418,7 +419,11 @@ class GradientEngine:
                 whole |= dict.fromkeys(wider, "it gives layers other rows than those of the batch")
 
     def _compare(self, x: Tensor, y: Tensor) -> bool:
-        return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)
+        try:
+            return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)
+        except Unreached as error:
+            self._held.update(error.layers)
+            return self._compare(x, y)
 
     def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
         """Verify the gradients by the current forms of all layers on a few examples, and on a micro-batch together.
@@ -442,8 +447,7 @@ class GradientEngine:
             some = self._some(x, y, spread(examples, 0, _AGAIN))
             self._check(anew, *some, turn=0, sizes=() if known.aligned else (1,))
             return True
-        few = self._some(x, y, spread(examples, 0, _FEW))
-        conclusive = self._prove(anew, *few, alone=_ALONE)
+        conclusive = self._prove(anew, *self._some(x, y, spread(examples, 0, _FEW)), alone=_ALONE)
         if examples > _FEW:
             self._prove(anew, *self._some(x, y, range(examples)), alone=0)
         if conclusive:
@@ -502,30 +506,29 @@ class GradientEngine:
     def _pass(self, batch: MicroBatch, look: Look, *, keep: bool) -> Pass:
         before = RandomState.of(batch.x.device) if self._outputs.are_read else None
         forward = partial(self._forward, batch.x, batch.y, keep=keep)
-        norms, total, prepared, gradients, squares = self._in_room(forward, batch.x.device)
+        norms, total, gradients, squares = self._in_room(forward, batch.x.device)
         finite = None
         if not look.finds_finite(total):
             if before is not None and self._outputs.look_again():
                 before.restore()
                 return self._pass(batch, look, keep=keep)
-            norms, finite = self._combination.precise(squares, {**gradients, **prepared}, norms.losses)
+            norms, finite = self._combination.precise(squares, gradients, norms.losses)
         elif isinstance(look, Together):
             infinite_for_nan(norms)
-        return Pass(norms.of_first(batch.examples), finite, prepared)
+        return Pass(norms.of_first(batch.examples), finite, gradients if keep else {})
 
     def _forward(self, x: Tensor, y: Tensor, *, keep: bool) -> Forwarded:
         losses, gradients = self._differentiate(x, y)
         squares: dict[str, Tensor] = {}
-        prepared: dict[str, ExampleGradients] = {}
         square_together(gradients.values())
         gram_together(gradients.values())
-        for name, factors in gradients.items():
-            if keep:
-                squares[name], prepared[name] = factors.prepare(self._planner)
+        for name in gradients:
+            if keep:  # the form that replaces another one frees its memory
+                squares[name], gradients[name] = gradients[name].prepare(self._planner)
             else:
-                squares[name] = factors.norm_sq(self._planner)
+                squares[name] = gradients[name].norm_sq(self._planner)
         norms = self._combination.of_squares(squares, losses)
-        return Forwarded(norms, self._outputs.confirmed(norms.norms.sum()), prepared, gradients, squares)
+        return Forwarded(norms, self._outputs.confirmed(norms.norms.sum()), gradients, squares)
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Return the losses [B], and the per-example gradients of every parameter in factored form."""
@@ -536,7 +539,7 @@ class GradientEngine:
         return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1), gradients
 
     def _capturing(self, rows: int) -> AbstractContextManager[Capture]:
-        return capturing(self._layers, rows, rows // self._multiplicity, self._outputs.ignored)
+        return capturing(self._layers, rows, rows // self._multiplicity, self._outputs.ignored, self._held)
 
     def _losses(self, x: Tensor, y: Tensor) -> Tensor:
         if self._autocast is None:

@@ -132,13 +132,12 @@ class BatchNorms:
 class Forwarded(NamedTuple):
     """Result of a forward and a backward pass over examples and padding.
 
-    `total`: sum of the norms, not finite if any must be computed again. `prepared`: gradients for a weighted sum.
-    `squares`: squared norms of ``gradients``, by parameter.
+    `total`: sum of the norms, not finite if any must be computed again. `gradients`: prepared for a weighted sum if one
+    follows. `squares`: their squared norms, by parameter.
     """
 
     norms: BatchNorms
     total: Tensor
-    prepared: Mapping[str, ExampleGradients]
     gradients: Mapping[str, ExampleGradients]
     squares: Mapping[str, Tensor]
 

@@ -87,8 +87,8 @@ class Recording:
         self._x, self._y, self._reads = torch.zeros_like(x), torch.zeros_like(y), reads
         self._graph = torch.cuda.CUDAGraph()
         with _recording(self._graph, x.device, pool):
-            self._norms, self._total, prepared = forward(self._x, self._y)[:3]
-        self._sum = None if weights is None else _RecordedSum(weights, prepared, weighted, pool)
+            self._norms, self._total, gradients, _ = forward(self._x, self._y)
+        self._sum = None if weights is None else _RecordedSum(weights, gradients, weighted, pool)
 
     def norms(self, x: Tensor, y: Tensor) -> tuple[BatchNorms, Tensor]:
         """Return norms and losses of all examples, padding included, and their sum; they are copies."""
@@ -191,10 +191,10 @@ class Recordings:
         self._made += 1
         reads = HiddenState(self._model, self._loss)
         with _refusing_changes(self._model, reads), _refusing_draws(x.device), _refusing_waits():
-            prepared = forward(x, y).prepared
+            gradients = forward(x, y).gradients
             if weights is not None:
-                weighted(prepared, weights)
-            del prepared
+                weighted(gradients, weights)
+            del gradients
         self._pool = self._pool or torch.cuda.graph_pool_handle()
         return Recording(x, y, weights, forward, weighted, reads, self._pool)
 
