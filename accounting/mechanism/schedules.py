@@ -298,7 +298,7 @@ def make_schedule(name: str, initial_noise_multiplier: float, /, **params: Any) 
 
 
 NOISES: Mapping[str, Callable[..., NoiseSchedule | NoiseStrategy]] = {**SCHEDULES, **CORRELATED}
-"""What the noise of a trial may be: a schedule with independent noise, or a strategy with constant noise."""
+"""The noise of a trial: a schedule with independent noise, or a strategy with constant noise."""
 
 
 def make_noise(

@@ -56,7 +56,7 @@ _KEPT: Final = 1.0 - 1e-6
 _LITTLE: Final = 100.0
 """Mass of Q that grids of blocks may lose, over the tail, where both directions are asked for."""
 _DECADES: Final = 4
-"""What grids may lose is rounded down to a power of 10 with a multiple of this as exponent, so that laws are reused."""
+"""The mass that grids may lose is rounded down to a power of 10 whose exponent is a multiple of this, to reuse laws."""
 
 
 @dataclass(frozen=True)

@@ -27,7 +27,7 @@ _MOST = 0.99
 """Largest share of a point's mass that is pooled with another cell, so that what is left keeps its digits."""
 
 _SURELY = 1.0 - 1e-9
-"""What is taken of a mass that must suffice after rounding, too."""
+"""Factor on a mass that must suffice after rounding, too."""
 
 
 @helper

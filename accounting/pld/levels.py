@@ -29,7 +29,7 @@ _DIGITS: Final = 13
 _NEAREST: Final = 1e-5
 """Least distance of two levels that others lie between, relative to their coordinate."""
 MARGIN: Final = 1e-9
-"""What is added to the share of the stronger round, far above its error from rounding."""
+"""Added to the share of the stronger round, far above its error from rounding."""
 
 
 @dataclass(frozen=True)

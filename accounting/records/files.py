@@ -367,7 +367,7 @@ _ADVICE = {
     **dict.fromkeys(("read", "list"), "check the path, who may read it, and the network of a store"),
     "delete": "what was deleted before stays so. Fix access, then repeat the command",
 }
-"""What to do about an error, by the action that was refused, if it is not `_FREE_SPACE`."""
+"""The next step about an error, by the action that was refused, if it is not `_FREE_SPACE`."""
 
 
 def _put_object(filesystem: fs.FileSystem, path: str, pieces: Sequence[bytes | memoryview]) -> None:

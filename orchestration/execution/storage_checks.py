@@ -150,7 +150,7 @@ def patiently(root: str, work: Callable[[], Answer]) -> Answer:
 
 
 SHARED = "choose an --output that every node shares, such as s3:// or NFS"
-"""What to do about storage that a node does not share."""
+"""The next step about storage that a node does not share."""
 
 
 @dataclass(frozen=True)

@@ -196,7 +196,7 @@ class SweepSpec(SweepSection):
     accounting: AccountingSettings = AccountingSettings()
     """Accounting of trained trials."""
     release: Named = Component("none")
-    """What may be shown about the training examples' epsilons: ``none``, ``private`` or ``raw``."""
+    """Epsilons of the training examples that may be shown: ``none``, ``private`` or ``raw``."""
     compare: CompareSettings = CompareSettings()
     """Metric by which settings are compared."""
     scheduler: SchedulerSettings = SchedulerSettings()

@@ -50,10 +50,11 @@ class Input:
 
 
 class Unreached(Unverified):
-    """Gradients of outputs of ``layers`` did not arrive."""
+    """Gradients of outputs of ``layers`` did not arrive at their hooks."""
 
     def __init__(self, layers: Collection[str]) -> None:
-        super().__init__(f"the loss depends on {', '.join(sorted(layers))} in some batches but not in others")
+        named = ", ".join(sorted(layers))
+        super().__init__(f"the loss depends on {named} in some micro-batches only; call a layer where it does")
         self.layers = layers
 
 

@@ -43,7 +43,7 @@ class Proof:
 
 
 _PROOFS: Final[dict[str, Proof]] = {}
-"""What was shown in this process, by digest."""
+"""Proofs of this process, by digest."""
 
 _FOLDER: Final = "proofs"
 _FORM: Final = re.compile(r"([1-9][0-9]{0,9}) (aligned|other)")

@@ -73,7 +73,7 @@ class Trainer:
 
         self.local = local = LocalGradients(spec, dataset, parts)
         self.gradients: BatchGradients = local
-        """What computes norms and clipped sums."""
+        """The engine that computes norms and clipped sums."""
         self._in_turn: InTurn | None = None
         self._model, self._data = local.model, local.data
         self._modes = modes_of(self._model)
@@ -94,7 +94,7 @@ class Trainer:
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(norms)
         self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
-        """What stores norms: wait for it before a checkpoint, and close it in any case."""
+        """The writer of norms: wait for it before a checkpoint, and close it in any case."""
         self._facts = local.facts
         self._order = moment_order(spec, mechanism)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))

@@ -1,4 +1,4 @@
-"""What a trained model says of the rows of another table, in the names and units of the one that it was trained on."""
+"""Predictions of a trained model for the rows of another table, in the names and units of the one of its training."""
 
 from __future__ import annotations
 

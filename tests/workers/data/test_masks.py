@@ -84,7 +84,7 @@ def test_parts_and_groups(tmp_path: Path) -> None:
     ("params", "message"),
     [
         ({"classes": ["ground"]}, "classes of 'pictures' must be at least 2"),
-        ({"values": [0]}, "`values` has 1 numbers, but must have a different one for each of `classes`"),
+        ({"values": [0]}, "`values` has 1 number, but must have a different one for each of `classes`"),
         ({"values": [0, 0]}, "a different one for each of `classes`"),
         ({"ignored": None}, "a mask has a number besides 0, 1, those of `classes`; declare it by `values`, or as `ign"),
         ({"group_names": ["a"]}, "`group_names` needs `groups`, the CSV file"),

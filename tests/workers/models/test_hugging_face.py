@@ -195,7 +195,7 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
         "gpt2", {"head": "causal_lm", "trainable": "head"}, "trains nothing .* shares the weights of the embedding",
     ),
     "a base whose head is no embedding": (
-        "llama", {"head": "causal_lm"}, "lacks 1 tensors that head causal_lm needs, as lm_head.weight",
+        "llama", {"head": "causal_lm"}, "lacks 1 tensor that head causal_lm needs, as lm_head.weight",
     ),
     "another shape of a trunk": (
         "other sizes", {"head": "masked_lm"}, "has bert.*dense.bias of 12 numbers, .* head masked_lm need 10; give",

@@ -75,5 +75,5 @@ def test_it_is_not_begun_anew(tmp_path: Path) -> None:
 def test_steps_of_several_ranks_are_not_repeated_by_one(tmp_path: Path) -> None:
     spec = trial(1.0)
     step = stopped(spec, tmp_path)
-    with pytest.raises(InvalidInput, match="began with its gradients shared by 1 ranks"):
+    with pytest.raises(InvalidInput, match="began with its gradients shared by 1 rank "):
         close_trial(spec, str(tmp_path), step, ranks=2)
