@@ -62,8 +62,8 @@ class Unreached(Unverified):
 class Use:
     """One call of a layer.
 
-    edges: graph edges with respect to which the losses are differentiated; none where a hook receives the gradient.
-    differentiate: maps the gradients to per-example gradients; it may read ``input``.
+    edges: graph edges by which the losses are differentiated; none where a hook receives the gradient. differentiate:
+    maps the gradients to per-example gradients; it may read ``input``.
     """
 
     layer: Layer
@@ -183,7 +183,7 @@ def capturing(
 ) -> Iterator[Capture]:
     """Within this context a forward pass of the model fills the capture; afterwards the model is restored.
 
-    The context replaces the forward of each layer and uses no hooks: a replaced forward sees exactly the layer's own
+    The context replaces the forward of each layer and hooks no module: a replaced forward sees exactly the layer's own
     input and output, whatever hooks the user has registered, and is faster.
     """
     capture = Capture(rows, examples, on_copies(layers), without_output, held)

@@ -244,7 +244,7 @@ class Correlations(Planned):
         return summed_rows(per_row.view(-1, *geometry.shape), self.examples)
 
     def _joined(self, chunks: Iterable[Tensor]) -> Tensor:
-        """Return the gradients of all chunks. Each is freed before the next one is computed."""
+        """Return what is computed of all chunks, by example. Each is freed before the next one is computed."""
         joined, start = None, 0
         for chunk in chunks:
             if len(chunk) == self.examples:
@@ -282,22 +282,24 @@ class Correlations(Planned):
         Gram matrix of pixels summed along its diagonals, one axis after the other. This takes 1 / prod(kernel) of the
         operations of a product of unfolded patches.
         """
-        norms = []
-        for chunk in self._chunks((self._rows * prod(self.inputs.shape[2:])) ** 2):
-            grads = _by_example(chunk.grads, chunk.examples).flatten(2)
-            grad_gram = product(grads.mT, grads)
-            norms.append(gram_norm_sq(chunk._patch_gram().view(grad_gram.shape), grad_gram))
-        return norms[0] if len(norms) == 1 else torch.cat(norms)
+        numbers = (self._rows * prod(self.inputs.shape[2:])) ** 2
+        return self._joined(chunk._norms_of_pixels() for chunk in self._chunks(numbers))
+
+    def _norms_of_pixels(self) -> Tensor:
+        grads = _by_example(self.grads, self.examples).flatten(2)
+        grad_gram = product(grads.mT, grads)
+        return gram_norm_sq(self._patch_gram().view(grad_gram.shape), grad_gram)
 
     def _gram_of_patches(self) -> Tensor:
         """Ghost norms from unfolded patches: more products than from pixels, and fewer passes over memory."""
-        norms, positions = [], self.grads.shape[2:]
-        for chunk in self._chunks(self._rows * prod(positions) * prod(self.geometry.shape[1:])):
-            patches = self.geometry.patches(chunk.inputs, positions)
-            by_tap = patches.reshape(len(patches), prod(self.geometry.shape[1:]), -1)
-            factors = (_by_example(each, chunk.examples).flatten(2) for each in (by_tap, chunk.grads))
-            norms.append(gram_norm_sq(*(product(each.mT, each) for each in factors)))
-        return norms[0] if len(norms) == 1 else torch.cat(norms)
+        numbers = self._rows * prod(self.grads.shape[2:]) * prod(self.geometry.shape[1:])
+        return self._joined(chunk._norms_of_patches() for chunk in self._chunks(numbers))
+
+    def _norms_of_patches(self) -> Tensor:
+        patches = self.geometry.patches(self.inputs, self.grads.shape[2:])
+        by_tap = patches.reshape(len(patches), prod(self.geometry.shape[1:]), -1)
+        factors = (_by_example(each, self.examples).flatten(2) for each in (by_tap, self.grads))
+        return gram_norm_sq(*(product(each.mT, each) for each in factors))
 
     def _patch_gram(self) -> Tensor:
         """[B, K, *positions, K, *positions]: inner products of the patches of two output positions."""

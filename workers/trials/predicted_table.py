@@ -21,7 +21,7 @@ _OF_LIKELIHOOD: Final = ("cross_entropy", "binary_logistic", "binary_cross_entro
 
 
 def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dict[str, Values], tuple[str, ...]]:
-    """Return columns with an entry for each row of the table, in its order, and notes on missing and undeclared values.
+    """Return columns with an entry for each row of the table, in its order, and notes on values.
 
     table: the path of a .csv, .tsv or .parquet file, or a data frame. Labels, groups and users are not needed. For
     classes, ``prediction`` is the name of one, and ``probability of NAME`` follow; of several labels, each has a column
