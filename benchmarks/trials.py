@@ -80,7 +80,7 @@ SHARES: Mapping[str, tuple[Any, str]] = {
     "norm passes": (NormRecorder, "measure"),
     "old norms": (NormRecorder, "renew_as_old_as"),
     "contributions": (SnapshotInterval, "extend"),
-    "shards": (NormRecorder, "write"),
+    "shards": (NormRecorder, "_write"),
 }
 """Functions whose share of a trial's CPU time is measured; none of them calls another."""
 

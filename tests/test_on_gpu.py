@@ -64,8 +64,8 @@ def dry_run(out: Path, *names: str) -> dict[str, Any]:
     return found
 
 
-def test_a_dry_run_forwards_every_model_and_compares_steps(tmp_path: Path) -> None:
-    found = dry_run(tmp_path, "imports", "noise", "steps")
+def test_a_dry_run_forwards_every_model_and_compares_steps_and_trials(tmp_path: Path) -> None:
+    found = dry_run(tmp_path, "imports", "noise", "steps", "trials")
     measured = {goal["goal"]: goal["value"] for goal in found["goals"]}
     assert len(measured) == len(goals({})) == 21
     # Tiny steps may add no page to the process: of memory, only the ratio's place is certain on a CPU.

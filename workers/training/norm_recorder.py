@@ -86,7 +86,7 @@ class NormRecorder:
         ended = self._opened
         self._interval = ended.continued(step, rate)
         if ended.before is not None:
-            self._writer.write(self._snapshot(ended.before))
+            self._write(ended.before)
 
     def renew(self, rows: Tensor, norms: BatchNorms) -> None:
         """Take norms and losses of the examples at the positions ``rows`` from a batch, before its step is added."""
@@ -106,7 +106,7 @@ class NormRecorder:
     def store(self) -> None:
         """Queue the snapshots of all intervals that are not stored yet."""
         for interval in self._interval.settled() if self._interval is not None else ():
-            self._writer.write(self._snapshot(interval))
+            self._write(interval)
 
     def so_far(self) -> tuple[NormSnapshot, ...]:
         """Return the snapshots that `store` would queue; the open interval does not change, so that the run goes on
@@ -158,6 +158,10 @@ class NormRecorder:
     def _measurement(self, norms: BatchNorms) -> Measurement:
         """Norms and losses [n] of the first n rows."""
         return Measurement(self._data.examples(self._rows[: len(norms.losses)], norms), norms.losses)
+
+    def _write(self, interval: EndedInterval) -> None:
+        """Have the snapshot of ``interval`` stored. A resumed run may store it again, but only with equal bytes."""
+        self._writer.write(self._snapshot(interval))
 
     def _snapshot(self, interval: EndedInterval) -> NormSnapshot:
         examples = interval.measured.examples
