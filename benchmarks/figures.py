@@ -81,7 +81,7 @@ def _training_times(stored: Stored) -> str:
     """Paper C, Figure 6: accuracy by the epochs that the budget lasts, for each schedule."""
     by_schedule: dict[str, list[StoredSetting]] = {}
     for setting in stored["c-figure6"].settings:
-        by_schedule.setdefault(str(setting.parameters["schedule"]).partition("-")[0], []).append(setting)
+        by_schedule.setdefault(str(setting.parameters["schedule"]).partition(" (")[0], []).append(setting)
     uniform = stored["c-table2-uniform"].settings[0].numbers
 
     def panel(title: str, number: str) -> Panel:

@@ -121,22 +121,22 @@ def mnist(title: str, *more: Item) -> Experiment:
 
 def search() -> Iterator[Item]:
     """DPSGD and DPSGD-F with every bound, noise of the counts and memory of the counts that was tried."""
-    for bound, printed in (("1.0", ("-.1081", "-.6807")), ("2.0", ("-.0587", "-.3286")), ("5.0", ("-.0240", "-.1099"))):
+    for bound, printed in (("1", ("-.1081", "-.6807")), ("2", ("-.0587", "-.3286")), ("5", ("-.0240", "-.1099"))):
         yield from _by_group(
-            f"flat-bound{bound} · constant",
-            f"DPSGD, bound {bound[0]}",
+            f"flat (bound {bound}) · constant",
+            f"DPSGD, bound {bound}",
             "accuracy_change",
             dict(zip(("", "8"), printed, strict=True)),
             "change",
         )
-    for bound in ("1.0", "2.0"):
-        for noise in ("2.0", "10.0"):
-            for memory in ("0.0", "0.95"):
+    for bound in ("1", "2"):
+        for noise in ("2", "10"):
+            for memory in ("0", "0.95"):
                 yield from _by_group(
-                    f"dpsgd_f-bound{bound}-count_noise_multiplier{noise}-count_memory{memory} · constant",
-                    f"DPSGD-F, bound {bound[0]}, count noise {noise.partition('.')[0]}, memory {float(memory):g}",
+                    f"dpsgd_f (bound {bound}, count noise multiplier {noise}, count memory {memory}) · constant",
+                    f"DPSGD-F, bound {bound}, count noise {noise}, memory {memory}",
                     "accuracy_change",
-                    {group: _PRINTED_F[group] for group in ("", "8")} if bound == "1.0" else {"": "none", "8": "none"},
+                    {group: _PRINTED_F[group] for group in ("", "8")} if bound == "1" else {"": "none", "8": "none"},
                     "change",
                 )
 
@@ -145,14 +145,14 @@ def bounds() -> Iterator[Item]:
     """Paper D, Table 3: DPSGD at each clipping bound, for all examples and for classes 2 and 8."""
     yield from _by_group("non-private", "SGD", "accuracy", _PRINTED_SGD, "share")
     for bound, printed in (
-        ("1.0", ("-.1081", "-.0707", "-.6807")),
-        ("2.0", ("-.0587", "-.0426", "-.3286")),
-        ("3.0", ("-.0390", "-.0232", "-.2013")),
-        ("4.0", ("-.0286", "-.0194", "-.1376")),
-        ("5.0", ("-.0240", "-.0145", "-.1099")),
+        ("1", ("-.1081", "-.0707", "-.6807")),
+        ("2", ("-.0587", "-.0426", "-.3286")),
+        ("3", ("-.0390", "-.0232", "-.2013")),
+        ("4", ("-.0286", "-.0194", "-.1376")),
+        ("5", ("-.0240", "-.0145", "-.1099")),
     ):
         changes = dict(zip(_GROUPS_OF_MNIST, printed, strict=True))
-        yield from _by_group(f"flat-bound{bound} · constant", f"C = {bound[0]}", "accuracy_change", changes, "change")
+        yield from _by_group(f"flat (bound {bound}) · constant", f"C = {bound}", "accuracy_change", changes, "change")
 
 
 def noises() -> Iterator[Item]:
@@ -230,8 +230,8 @@ def attacked() -> tuple[Item, ...]:
 def thresholds() -> Iterator[Item]:
     """Paper A, Appendix C; the paper's numbers are for CIFAR-10."""
     shares = {"0.1": "about .70 (CIFAR-10)", "1.5": "about .02 (CIFAR-10)"}
-    for multiple in ("0.1", "0.3", "0.5", "1.0", "1.5"):
-        setting, of = f"flat-bound{{'median_multiple': {multiple}, 'noise_multiplier': 20}} · constant", f"{multiple} M"
+    for multiple in ("0.1", "0.3", "0.5", "1", "1.5"):
+        setting, of = f"flat (bound median multiple {multiple}) · constant", f"{multiple} M"
         share = shares.get(multiple, "")
         yield Item(f"{of}: test accuracy", setting, "accuracy")
         yield Item(f"{of}: share within 1 % of the worst case", setting, "share_at_worst_case", share)
@@ -310,27 +310,29 @@ def hinge() -> Iterator[Item]:
 
 
 LINEAR: Final = {
-    f"end {end:g}": (f"per_layer · exponential · learning rate schedule linear-end{10 * end:g}", "")
+    f"end {end:g}": (f"per_layer · exponential · learning rate schedule linear (end {10 * end:g})", "")
     for end in (0.01, 0.03, 0.05, 0.07)
 }
 DECAYS: Final = {
-    f"decay {decay}": (f"per_layer · exponential-decay{decay}", "") for decay in ("0.005", "0.02", "0.05", "0.2", "0.5")
+    f"decay {decay}": (f"per_layer · exponential (decay {decay})", "")
+    for decay in ("0.005", "0.02", "0.05", "0.2", "0.5")
 }
 FACTORS: Final = {
-    f"factor {factor}": (f"per_layer · validation-factor{factor}", "") for factor in ("0.3", "0.5", "0.7", "0.9")
+    f"factor {factor}": (f"per_layer · validation (factor {factor})", "") for factor in ("0.3", "0.5", "0.7", "0.9")
 }
 UNITS: Final = {
-    f"{units} units": (f"per_layer · exponential · model pca_mlp-hidden{units}", "") for units in (200, 400, 800, 1600)
+    f"{units} units": (f"per_layer · exponential · model pca_mlp (hidden {units})", "")
+    for units in (200, 400, 800, 1600)
 }
 INITIAL: Final = {
-    f"initial noise {sigma}": (f"per_layer · exponential-decay{decay} · sigma {sigma}", "")
+    f"initial noise {sigma}": (f"per_layer · exponential (decay {decay}) · sigma {sigma}", "")
     for sigma, decay in ((7, "0.0037"), (10, "0.0138"), (14, "0.0222"), (20, "0.0303"))
 }
 INITIAL_AT_ONE_DECAY: Final = {
     f"initial noise {sigma}": (f"per_layer · exponential · sigma {sigma}", "") for sigma in (7, 10, 14, 20)
 }
 LASTING: Final = {
-    f"{name}, {epochs} epochs": (f"per_layer · {name}-{key}{value}", "")
+    f"{name}, {epochs} epochs": (f"per_layer · {name} ({key} {value})", "")
     for name, key, values in (
         ("time", "decay", ("0.076", "0.019", "0.0048")),
         ("step", "factor", ("0.5459", "0.851", "0.956")),
@@ -341,7 +343,7 @@ LASTING: Final = {
 }
 LAYERS: Final = {
     f"{layers} hidden": (
-        f"per_layer-bound{bound} · exponential · model mlp-hidden[{', '.join(['1000'] * layers)}]",
+        f"per_layer (bound {bound}) · exponential · model mlp (hidden [{', '.join(['1000'] * layers)}])",
         printed,
     )
     for layers, bound, printed in ((1, "5.656854", ".931"), (2, "6.928203", ".921"), (3, "8", ".898"))

@@ -100,7 +100,7 @@ RESULTS: Final[Mapping[str, tuple[Result, ...]]] = {
         Result(
             "Appendices C and E, bounds",
             "a-thresholds",
-            "1.0 M: share within 1 % of the worst case",
+            "1 M: share within 1 % of the worst case",
             "on MNIST, not CIFAR-10: fewer pay the worst case at higher bounds, as printed",
         ),
         Result(

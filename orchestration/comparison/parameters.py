@@ -68,7 +68,7 @@ def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]
 def choices(trials: Iterable[PublishedTrial]) -> list[dict[str, Label]]:
     """Return of each trial what was chosen differently in others, seeds apart, by the names of a sweep file.
 
-    Each choice is there once. A label such as ``flat-bound0.3`` gives way to the name and the parameters that it is
+    Each choice is there once. A label such as ``flat (bound 0.3)`` gives way to the name and the parameters that it is
     made of, and a noise multiplier to the target that it follows from; a given one is the label ``sigma``.
     """
     found = []

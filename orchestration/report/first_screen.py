@@ -536,7 +536,7 @@ def distinctive(names: Sequence[str]) -> list[str]:
     ['non-private', 'flat · constant · rows 1', 'flat · constant · rows 2']
     >>> distinctive(["non-private", *(f"flat · constant · user sampling els · most records {most}" for most in (1, 2))])
     ['non-private', 'most records 1', 'most records 2']
-    >>> distinctive(["non-private · model mlp", *(f"flat-bound3 · exponential · level {n} · model mlp" for n in "12")])
+    >>> distinctive(["non-private · model mlp", *(f"flat (b 3) · exponential · level {n} · model mlp" for n in "12")])
     ['non-private · model mlp', 'level 1', 'level 2']
     """
     parts = [name.split(" · ") for name in names]

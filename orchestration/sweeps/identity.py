@@ -20,7 +20,7 @@ import functools
 import hashlib
 import json
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, fields, is_dataclass, replace
 from pathlib import PurePath
 from typing import Any, Final
@@ -113,7 +113,6 @@ def _number(value: Any) -> Any:
 
 Choice = Mapping[str, Any]
 """The value of a trial on each grid axis that applies to it."""
-_ABSENT: Final = object()
 
 
 def short_name(name: str) -> str:
@@ -176,48 +175,94 @@ _LEVELS = {"epsilon", "sigma"}
 
 
 def _texts(axis: str, values: Sequence[Any]) -> dict[Any, str]:
-    if axis not in _TEXTS and all(value is None or isinstance(value, Component) for value in values):
-        texts = varying_texts(values)
-    else:
-        texts = list(map(_TEXTS.get(axis, _numbered("")), values))
+    own = _TEXTS.get(axis)
+    texts = list(map(own, values)) if own else varying_texts([_component(value) for value in values])
     return {
         value: text if texts.count(text) == 1 else f"{text}.{texts[:index].count(text) + 1}"
         for index, (value, text) in enumerate(zip(values, texts, strict=True))
     }
 
 
+def _component(value: Any) -> Component | None:
+    """Return a value of an axis as a component: its name, and every parameter in which it can differ from others."""
+    match value:
+        case DataSpec():
+            return Component(value.name, {**value.params, **_fields(value, "name", "params", "split_seed", "part")})
+        case SamplingSpec():
+            return Component(value.method, _fields(value, "method"))
+        case NormSpec():
+            return Component(_text(value.refreshes_per_epoch), _fields(value, "refreshes_per_epoch"))
+        case Component() | None:
+            return value
+    return Component(_text(value))
+
+
+def _fields(value: DataSpec | SamplingSpec | NormSpec, *left_out: str) -> dict[str, Any]:
+    return {each.name: getattr(value, each.name) for each in fields(value) if each.name not in left_out}
+
+
 def varying_texts(values: Sequence[Component | None]) -> list[str]:
     """Return one text per component: its name, with the parameters in which others of this name differ.
 
     >>> varying_texts([Component("flat", {"bound": 0.5, "x": 1}), Component("flat", {"bound": 2, "x": 1})])
-    ['flat-bound0.5', 'flat-bound2']
+    ['flat (bound 0.5)', 'flat (bound 2)']
+    >>> varying_texts([Component("hugging_face", {"path": path, "adapter": {"name": "lora", "rank": rank}})
+    ...                for path, rank in [("/models/tiny/first", 4), ("/models/small/first", 8)]])
+    ['hugging_face (path tiny/first, adapter rank 4)', 'hugging_face (path small/first, adapter rank 8)']
     """
-
-    def varies(value: Component, key: str) -> bool:
-        namesakes = [each.params for each in values if each and each.name == value.name]
-        return any(params.get(key, _ABSENT) != value.params[key] for params in namesakes)
-
+    flat = [dict(_leaves(value.params)) if value else {} for value in values]
+    spellings: dict[str, dict[str, set[str]]] = {}
+    for name in {value.name for value in values if value}:
+        namesakes = [params for value, params in zip(values, flat, strict=True) if value and value.name == name]
+        keys = dict.fromkeys(key for params in namesakes for key in params)
+        spellings[name] = {key: {params.get(key, "") for params in namesakes} for key in keys}
     return [
-        "-".join([short_name(value.name), *(f"{key}{value.params[key]}" for key in value.params if varies(value, key))])
-        if value
-        else "none"
-        for value in values
+        _varying_text(value.name, params, spellings[value.name]) if value else "none"
+        for value, params in zip(values, flat, strict=True)
     ]
 
 
-_MARKS: Final = {"per_epoch": "x", "cycle_length": "by"}
-"""Short words for numbers of samplings in labels."""
+def _varying_text(name: str, params: Mapping[str, str], spellings: Mapping[str, set[str]]) -> str:
+    """Return the name and those parameters that are not spelt alike everywhere."""
+    own = [
+        f"{words}{' ' if words[-1:].isalpha() else ': '}{_shortened(text, spellings[key])}"
+        for key, text in params.items()
+        if len(spellings[key]) > 1
+        for words in (key.removesuffix(".name").replace("_", " ").replace(".", " "),)
+    ]
+    return _cut(f"{short_name(name)} ({', '.join(own)})" if own else short_name(name), _LONGEST_LABEL)
 
 
-def _sampling_text(sampling: SamplingSpec) -> str:
-    most = "" if sampling.max_batch_size is None else f"max{sampling.max_batch_size}"
-    given = {name: value for name, value in sampling.numbers.items() if value is not None}
-    own = "".join(f"{_MARKS.get(name, name)}{value}" for name, value in given.items())
-    return f"{sampling.method}{sampling.batch_size}{most}{own}"
+def _leaves(params: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the values of nested parameters as texts, by dotted names."""
+    for key, value in params.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", _text(value)
 
 
-def _data_text(data: DataSpec) -> str:
-    return "-".join([short_name(data.name), *(f"{group}x{amount}" for group, amount in data.keep.items())])
+def _text(value: object) -> str:
+    if isinstance(value, float) and float(f"{value:g}") == value:
+        return f"{value:g}"
+    return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=repr)
+
+
+def _shortened(text: str, spellings: set[str]) -> str:
+    """Return the last parts of a path that distinguish it from others; any other text cut in its middle."""
+    parts = text.split("/")
+    others = [each.split("/") for each in spellings if each != text] if len(parts) > 1 else []
+    ends = (parts[-count:] for count in range(1, len(parts)) if any(parts[-count:]))
+    return _cut("/".join(next((end for end in ends if all(each[-len(end) :] != end for each in others)), parts)))
+
+
+def _cut(text: str, most: int = 40) -> str:
+    half = most // 2
+    return text if len(text) <= most else f"{text[: half - 1]}…{text[-half:]}"
+
+
+_LONGEST_LABEL: Final = 120
+"""Maximum length of the text of a component. Labels that are cut to the same text are numbered."""
 
 
 def _numbered(word: str) -> Callable[[Any], str]:
@@ -225,10 +270,7 @@ def _numbered(word: str) -> Callable[[Any], str]:
 
 
 _TEXTS: Final[Mapping[str, Callable[[Any], str]]] = {
-    "data": _data_text,
-    "norms": lambda norms: f"norms_{norms.refreshes_per_epoch}",
     "split_seed": _numbered("split"),
-    "sampling": _sampling_text,
     "epochs": _numbered("epochs"),
     "seed": _numbered("seed"),
     "candidate": _numbered("candidate"),

@@ -247,7 +247,7 @@ def test_each_choice_is_there_once_by_its_name_in_the_sweep_file() -> None:
     """A label that repeats a parameter would take half of its importance away."""
 
     def made(seed: int, bound: float, rate: float) -> PublishedTrial:
-        found = trial(outcomes((0.9, 0.9)), f"flat-bound{bound}", seed, optimizer=f"sgd-rate{rate}", candidate=seed)
+        found = trial(outcomes((0.9, 0.9)), f"flat ({bound})", seed, optimizer=f"sgd ({rate})", candidate=seed)
         params: dict[str, Any] = {"spec.clipping.name": "flat", "spec.clipping.params.bound": bound}
         params |= {"spec.optimizer.name": "sgd", "spec.optimizer.params.rate": rate}
         return replace(found, params={**params, "spec.noise.initial_noise_multiplier": 1.5 + bound})

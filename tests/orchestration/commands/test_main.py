@@ -38,7 +38,7 @@ def test_trials_of_one_name_are_told_apart(tmp_path: Path, command: Command) -> 
         rows = [line for line in table.splitlines() if line.startswith((" flat-constant", "flat-constant"))]
         assert "differs in" in table
         assert len(rows) == 4
-        for difference in ("flat-bound0.5, epochs 1", "flat-bound0.5, epochs 2", "flat-bound1.0, epochs 1"):
+        for difference in ("flat (bound 0.5), epochs 1", "flat (bound 0.5), epochs 2", "flat (bound 1), epochs 1"):
             assert sum(difference in row for row in rows) == 1, rows
     code, planned, _ = command("plan", write(tmp_path))
     assert (code, "differs in" in planned) == (0, False)

@@ -36,9 +36,9 @@ class TestListsInside:
         assert {point.spec.optimizer.params["learning_rate"] for point in points} == {2, 8}
         assert {point.spec.optimizer.params["momentum"] for point in points} == {0.9}
         assert [point.labels["clipping"] for point in points if point.is_private][:5] == [
-            *("flat-bound0.5", "flat-bound1", "flat-bound2", "dpsgd_f-bound1", "dpsgd_f-bound2")
+            *("flat (bound 0.5)", "flat (bound 1)", "flat (bound 2)", "dpsgd_f (bound 1)", "dpsgd_f (bound 2)")
         ]
-        assert {point.labels["optimizer"] for point in points} == {"sgd-learning_rate2", "sgd-learning_rate8"}
+        assert {point.labels["optimizer"] for point in points} == {"sgd (learning rate 2)", "sgd (learning rate 8)"}
 
     def test_it_is_the_same_as_a_list_of_components(self) -> None:
         inside = points_of(clipping={"name": "quantile", "bound": [0.5, 1], "quantile": [0.3, 0.5]})
@@ -55,7 +55,7 @@ class TestListsInside:
         )
         assert len(points) == len({point.key for point in points}) == 4 * 2 * 4
         assert {point.spec.norms.refreshes_per_epoch for point in points} == {1.0, "every_step"}
-        assert {point.labels["norms"] for point in points} == {"norms_1.0", "norms_every_step"}
+        assert {point.labels["norms"] for point in points} == {"1", "every_step"}
         assert {point.spec.data.keep["8"] for point in points} == {0.1, 0.5}
 
     def test_what_takes_lists_keeps_one_list_and_varies_over_several(self) -> None:
@@ -216,7 +216,7 @@ class TestNoisePerSchedule:
 def test_labels_show_only_what_varies() -> None:
     clippings = [{"name": "dpsgd_f", "bound": bound, "count_memory": 0.9} for bound in (1, 2)]
     points = points_of(clipping=[*clippings, "flat"])
-    assert [point.labels["clipping"] for point in points] == ["dpsgd_f-bound1", "dpsgd_f-bound2", "flat"]
+    assert [point.labels["clipping"] for point in points] == ["dpsgd_f (bound 1)", "dpsgd_f (bound 2)", "flat"]
 
 
 def test_axes_that_vary_together_are_repeated_only_if_they_are_so_together() -> None:

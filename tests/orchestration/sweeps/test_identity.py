@@ -118,8 +118,49 @@ def test_baselines_with_an_optimizer_of_their_own_run_once_for_all() -> None:
     (baseline,) = [point for point in found.values() if not point.is_private]
     private = [point for point in found.values() if point.is_private]
     assert "optimizer" not in baseline.labels
-    assert [point.labels["optimizer"] for point in private] == ["sgd-learning_rate0.1", "sgd-learning_rate0.2"]
+    assert [point.labels["optimizer"] for point in private] == ["sgd (learning rate 0.1)", "sgd (learning rate 0.2)"]
     assert {point.baseline for point in private} == {baseline.key}
+
+
+LABELS: dict[str, tuple[dict[str, Any], list[str]]] = {
+    "folders, by the ends of their paths": (
+        {"model": [{"name": "hugging_face", "path": f"/data/{'deep/' * 40}{name}/v1"} for name in ("tiny", "small")]},
+        ["hugging_face (path tiny/v1)", "hugging_face (path small/v1)"],
+    ),
+    "nested parameters": (
+        {
+            "model": [
+                {"name": "hugging_face", "path": "models/tiny", "adapter": {"name": "lora", "rank": rank}}
+                for rank in (4, 8)
+            ]
+        },
+        ["hugging_face (adapter rank 4)", "hugging_face (adapter rank 8)"],
+    ),
+    "batches": (
+        {"sampling": {"method": "poisson", "batch_size": [64, 128]}},
+        ["poisson (batch size 64)", "poisson (batch size 128)"],
+    ),
+    "data": (
+        {"data": {"name": "digits", "keep": {8: [0.1, 0.5]}}},
+        ["digits (keep 8: 0.1)", "digits (keep 8: 0.5)"],
+    ),
+    "lists": ({"model": {"name": "mlp", "hidden": [[16], [8, 4]]}}, ["mlp (hidden [16])", "mlp (hidden [8, 4])"]),
+}
+
+
+@pytest.mark.parametrize("case", LABELS)
+def test_labels_read_as_words(case: str) -> None:
+    changes, expected = LABELS[case]
+    (axis,) = changes
+    assert [point.labels[axis] for point in points(clipping="flat", **changes).values()] == expected
+
+
+def test_long_labels_are_cut_and_stay_unique() -> None:
+    paths = [f"/{'a' * 300}{middle}{'b' * 300}" for middle in "xyz"]
+    found = points(clipping="flat", model=[{"name": "hugging_face", "path": path} for path in paths])
+    labels = [str(point.labels["model"]) for point in found.values()]
+    assert len(set(labels)) == 3
+    assert max(map(len, labels)) < 130
 
 
 def test_two_trials_with_one_key_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

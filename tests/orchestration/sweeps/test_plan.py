@@ -438,7 +438,7 @@ def test_maxima_and_adjacencies_are_planned(tmp_path: Path) -> None:
     most = {"method": "poisson", "batch_size": 128, "max_batch_size": 160}
     chosen = {"clipping": "flat", "noise": "constant", "epochs": 1, "privacy": {"target_epsilon": 5, "delta": 1e-5}}
     plain, capped = planned(**chosen, sampling=[{"method": "poisson", "batch_size": 128}, most]).trials
-    assert capped.point.labels["sampling"] == "poisson128max160"
+    assert capped.point.labels["sampling"] == "poisson (max batch size 160)"
     assert capped.worst_case.epsilon <= 5.0
     assert capped.spec.noise.initial_noise_multiplier > plain.spec.noise.initial_noise_multiplier
     run_trial(capped.spec, str(tmp_path))
