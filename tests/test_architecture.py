@@ -138,6 +138,28 @@ def test_every_file_has_a_name_of_its_own() -> None:
     assert {name for name, count in Counter(path.stem for path in files).items() if count > 1} == set()
 
 
+def _named_types(tree: ast.Module) -> Iterator[tuple[str, str]]:
+    """Public classes and type aliases of a module, with the text of an alias: types of variables aside."""
+    for node in tree.body:
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_"):
+            yield node.name, f"class {node.name} at line {node.lineno}"
+        elif isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
+            name, meaning = node.targets[0].id, ast.unparse(node.value).replace("npt.", "")
+            if re.fullmatch("[A-Z][a-z]+([A-Z][a-z]+)*", name) and not meaning.startswith("TypeVar("):
+                yield name, meaning
+
+
+def test_the_name_of_a_type_means_one_thing() -> None:
+    meanings = dict[str, dict[str, str]]()
+    for package in PACKAGES[:3]:
+        for path in (ROOT / package).rglob("*.py"):
+            for name, meaning in _named_types(_tree(path)):
+                place = f"{path}: {meaning}" if meaning.startswith("class ") else meaning
+                meanings.setdefault(name, {})[place] = path.relative_to(ROOT).as_posix()
+    assert len(meanings) > 500
+    assert {name: list(places.values()) for name, places in meanings.items() if len(places) > 1} == {}
+
+
 def test_no_imports_go_in_a_circle() -> None:
     """Files of one room too; imports for types alone count."""
     names = {

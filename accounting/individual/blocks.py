@@ -1,9 +1,9 @@
 """Tables of blocks of random allocation, for single examples: logs of moments at nodes, with error bounds.
 
-A node is a place of `contributions.BlockLaw`, so a shift. There the mean of likelihood ratios is replaced by a discrete
-law above it in convex order (`dpsweep.accounting.pld.mean_from_above`), which dominates the block. A block between two
-nodes is dominated by a public draw between both, linear in the place. For moments A and B at the nodes it has the
-moment (1 - t) A + t B. The log of that is linear in t up to an error that A and B bound.
+A node is a place of `contributions.AllocationBlock`, so a shift. There the mean of likelihood ratios is replaced by a
+discrete law above it in convex order (`dpsweep.accounting.pld.mean_from_above`), which dominates the block. A block
+between two nodes is dominated by a public draw between both, linear in the place. For moments A and B at the nodes it
+has the moment (1 - t) A + t B. The log of that is linear in t up to an error that A and B bound.
 
 For real exponents, r^2 / 8 and r bound it, with r = |log B / A|. This is Hoeffding's lemma.
 
@@ -29,7 +29,7 @@ from numpy.typing import NDArray
 from scipy import fft
 
 from dpsweep.accounting.individual.contour import UNKNOWN, Complex, Contour, beside_nodes
-from dpsweep.accounting.individual.contributions import LARGEST_LOSS, Array, BlockLaw
+from dpsweep.accounting.individual.contributions import LARGEST_LOSS, AllocationBlock, Array
 from dpsweep.accounting.individual.table_cache import kept
 from dpsweep.accounting.pld import AllocatedRound, Direction, EvenLaw, mean_from_above
 
@@ -51,7 +51,7 @@ _FLAT: Final = (5.0, 0.9)
 """Decay at which a contour may end, and its share of the decay at the longest one, where spectra decay no further."""
 
 
-def lattice_damping(law: BlockLaw, contour: Contour) -> float:
+def lattice_damping(law: AllocationBlock, contour: Contour) -> float:
     """Return the precision of damping that makes negligible all repetitions of a spectrum of blocks."""
     return 2.0 * _DAMPING / (contour.spacing * (_lattice(law) - contour.size)) ** 2
 
@@ -62,7 +62,7 @@ def enough_decay(decays: Array, wanted: float) -> NDArray[np.bool_]:
     return np.asarray(decays >= np.minimum(wanted, np.maximum(least, share * decays[:, -1:])))
 
 
-def _lattice(law: BlockLaw) -> int:
+def _lattice(law: AllocationBlock) -> int:
     """Return the number of points of a lattice, which is its length over its spacing."""
     return int(min(2 ** math.ceil(math.log2(_PER_BLOCK * math.sqrt(law.blocks))), _MOST_LATTICE))
 
@@ -76,7 +76,7 @@ def cut_by_repetitions(decays: Array) -> Array:
 
 
 @kept(16 * 2**20)
-def block_moments(law: BlockLaw, nodes: bytes, exponents: bytes) -> Array:
+def block_moments(law: AllocationBlock, nodes: bytes, exponents: bytes) -> Array:
     """Return upper bounds on log E_Q[M^e] at nodes, for real e outside [0, 1], whose chords are upper bounds as well.
 
     M is the likelihood ratio; shape [nodes, exponents]. Infinite where a law loses too much.
@@ -89,7 +89,7 @@ def block_moments(law: BlockLaw, nodes: bytes, exponents: bytes) -> Array:
     return np.nan_to_num(found + beside_nodes(excess), nan=np.inf, posinf=np.inf)
 
 
-def _log_moments(law: BlockLaw, shift: float, orders: Array) -> Array:
+def _log_moments(law: AllocationBlock, shift: float, orders: Array) -> Array:
     if shift == 0.0:
         return np.zeros_like(orders)
     atoms = _law(law.steps, shift, law.tail)
@@ -116,7 +116,7 @@ def _pooled(atoms: EvenLaw) -> tuple[Array, Array]:
 
 
 @kept(256 * 2**20)
-def block_spectra(law: BlockLaw, nodes: bytes, tilt: float, period: float, direction: Direction) -> Array:
+def block_spectra(law: AllocationBlock, nodes: bytes, tilt: float, period: float, direction: Direction) -> Array:
     """Return a table [nodes, 4 `MOST_POINTS` + 1] along Re z = tilt: see `spectrum_columns`.
 
     Columns: real and imaginary parts of log A at the points of a contour of this period. Then the error of their chords
@@ -146,7 +146,7 @@ def spectrum_columns(table: Array, size: int) -> tuple[Complex, Array, Array]:
 
 
 def _spectrum(
-    law: BlockLaw, shift: float, tilt: float, period: float, direction: Direction
+    law: AllocationBlock, shift: float, tilt: float, period: float, direction: Direction
 ) -> tuple[Complex, Array, Array]:
     """Return log A at the first points, the log of the largest |A| from each point on, and log A's rounding error.
 
@@ -183,7 +183,7 @@ def _spectrum(
     return np.asarray(logs_of_moments), log_sizes[: MOST_POINTS + 1], errors
 
 
-def _shifts(law: BlockLaw, nodes: bytes) -> list[float]:
+def _shifts(law: AllocationBlock, nodes: bytes) -> list[float]:
     shifts = law.shifts(np.frombuffer(nodes))
     return [max(shift, _LEAST_SHIFT) if shift > 0.0 else 0.0 for shift in shifts.tolist()]
 

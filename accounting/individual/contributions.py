@@ -16,7 +16,7 @@ that query's sensitivity:
   one Gaussian, at worst the one with the largest u of its steps (paper C, Theorem 2).
 - Full batches and shuffled epochs under ``replace_one``: moved is 1 + c and side is 2, because nothing is known about
   the record that takes the example's place (docs/group-proof.md, Theorem 5).
-- Random allocation: a block is one round of its largest u, and has a law of its own (`BlockLaw`,
+- Random allocation: a block is one round of its largest u, and has a law of its own (`AllocationBlock`,
   `dpsweep.accounting.individual.blocks`).
 
 Renyi and privacy-loss accounting need only the sum of log E_Q[(P/Q)^z] over the steps. It is smooth in u, so each step
@@ -59,7 +59,7 @@ _LARGEST_BLOCK = 1.0 / 0.3
 _SPENT = 1e-6
 """Share of delta for blocks of random allocation that lose mass to infinity."""
 LARGEST_LOSS = 1e3
-"""Largest mass that a block may lose, over `BlockLaw.tail`."""
+"""Largest mass that a block may lose, over `AllocationBlock.tail`."""
 _MOSTLY = 0.75
 """Probability of batches that are cut above which all are accounted for as cut."""
 
@@ -101,7 +101,7 @@ class StepLaw(NamedTuple):
     chance: float
 
 
-class BlockLaw(NamedTuple):
+class AllocationBlock(NamedTuple):
     """A block of ``steps`` steps of random allocation.
 
     In the one that an example joins it moves the sum by at most ``top`` noise standard deviations. Each block may
@@ -128,7 +128,7 @@ class BlockLaw(NamedTuple):
         return np.minimum(np.sqrt(places) * _PLACE_UP, 1.0)
 
 
-Law = StepLaw | BlockLaw
+StepsLaw = StepLaw | AllocationBlock
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ class SampledNodes:
     They are values of u, or of a block's place.
     """
 
-    law: Law
+    law: StepsLaw
     precisions: Array
 
     @property
@@ -205,7 +205,7 @@ class StepWeights:
         return replace(self, sampled=sampled, steps=replace(self.steps, nodes=places[self.steps.nodes]))
 
 
-Spread = Callable[[Mapping[Law, tuple[Stretch, ...]], Array], tuple[tuple[SampledNodes, ...], SparseRows]]
+Spreading = Callable[[Mapping[StepsLaw, tuple[Stretch, ...]], Array], tuple[tuple[SampledNodes, ...], SparseRows]]
 """Reduces the stretches with each law, given contributions [snapshots, rows]."""
 
 
@@ -241,13 +241,13 @@ class RecordedContributions:
                     found |= part.offset + self.values[:, part.column] > 0.0
         return found
 
-    def costs(self, spread: Spread, tail: float = 0.0) -> StepWeights:
-        """Return the step weights of each example; ``spread`` reduces the sampled steps. tail: of `BlockLaw`."""
+    def costs(self, spread: Spreading, tail: float = 0.0) -> StepWeights:
+        """Return the step weights of each example; ``spread`` reduces the sampled steps. tail: of `AllocationBlock`."""
         values = np.ascontiguousarray(self.values.T, np.float64)
         trace = self.trace
         releases = [release.noise_multiplier**-2 for release in trace.releases if isinstance(release, GaussianRelease)]
         precision = np.full(len(self.values), float(sum(releases)))
-        sampled: dict[Law, tuple[Stretch, ...]] = {}
+        sampled: dict[StepsLaw, tuple[Stretch, ...]] = {}
         places: list[Array] = []
         top = min(_largest_shift(trace), _LARGEST_BLOCK)
         for sampling, chance, stretches in _stretches(tuple(self.steps), trace):
@@ -256,7 +256,7 @@ class RecordedContributions:
                     for worst, epochs in _worst_by_epoch(stretches, values, sampling.steps_per_epoch):
                         precision += epochs * worst
                 case Draws.ALLOCATED:
-                    block = BlockLaw(min(sampling.steps_per_round, MOST_ALLOCATED), top, tail, _blocks(trace))
+                    block = AllocationBlock(min(sampling.steps_per_round, MOST_ALLOCATED), top, tail, _blocks(trace))
                     for worst, blocks in _worst_by_epoch(stretches, values, sampling.steps_per_round):
                         alone = worst > top**2 if block.steps > 1 else np.ones_like(worst, np.bool_)
                         precision += np.where(alone, blocks * worst, 0.0)
@@ -359,7 +359,7 @@ def density_of_blocks(trace: Trace) -> int:
 
 
 def tail_of_blocks(trace: Trace, delta: float) -> tuple[float, float]:
-    """Return `BlockLaw.tail` for this run, and what is left of ``delta``.
+    """Return `AllocationBlock.tail` for this run, and what is left of ``delta``.
 
     Each block may lose `LARGEST_LOSS` tails. An upper bound on epsilon at the delta left is one at ``delta``.
 

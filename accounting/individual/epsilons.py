@@ -27,11 +27,11 @@ from dpsweep.accounting.mechanism.rounds import enforced_epsilon
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.registry import lookup
 
-Bounds = tuple[Array, Array | None]
+EpsilonBounds = tuple[Array, Array | None]
 """Upper and lower epsilon [rows]; None where the method bounds nothing from below."""
 
 
-def _by_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
+def _by_rdp(recorded: RecordedContributions, delta: float) -> EpsilonBounds:
     from dpsweep.accounting.individual.rdp import (
         rdp_epsilons,  # loads numba and compiled code, which takes half a second
     )
@@ -39,19 +39,19 @@ def _by_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
     return rdp_epsilons(recorded, delta), None
 
 
-def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> Bounds:
+def _by_classic_rdp(recorded: RecordedContributions, delta: float) -> EpsilonBounds:
     from dpsweep.accounting.individual.rdp import classic_epsilons
 
     return classic_epsilons(recorded, delta), None
 
 
-def _by_pld(recorded: RecordedContributions, delta: float) -> Bounds:
+def _by_pld(recorded: RecordedContributions, delta: float) -> EpsilonBounds:
     from dpsweep.accounting.individual.exact_composition import pld_epsilons
 
     return pld_epsilons(recorded, delta)
 
 
-INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], Bounds]] = {
+INDIVIDUAL_ACCOUNTANTS: Mapping[str, Callable[[RecordedContributions, float], EpsilonBounds]] = {
     "rdp": _by_rdp,
     "rdp-classic": _by_classic_rdp,
     "pld": _by_pld,
@@ -132,8 +132,8 @@ def individual_reasons(trace: Trace) -> tuple[Reason, ...]:
 def _account_block(
     recorded: RecordedContributions,
     delta: float,
-    account: Callable[[RecordedContributions, float], Bounds],
-) -> Bounds:
+    account: Callable[[RecordedContributions, float], EpsilonBounds],
+) -> EpsilonBounds:
     upper, lower = account(recorded, delta)
     unprotected = recorded.unprotected()
     above = np.where(unprotected, np.inf, upper)

@@ -50,19 +50,19 @@ from dpsweep.accounting.individual.contour import (
     moment_table,
 )
 from dpsweep.accounting.individual.contributions import (
+    AllocationBlock,
     Array,
-    BlockLaw,
-    Law,
     RecordedContributions,
     SampledNodes,
     StepLaw,
+    StepsLaw,
     StepWeights,
     density_of_blocks,
     tail_of_blocks,
 )
 from dpsweep.accounting.individual.inversion import (
     FLOAT_ERROR,
-    LARGEST_EPSILON,
+    LARGEST_INVERTED,
     NEGLIGIBLE,
     STEP_ERROR,
     Bucket,
@@ -162,11 +162,11 @@ def bounds_of_costs(costs: StepWeights, renyi: RenyiCosts, gap: float) -> tuple[
     """Return the upper and lower epsilon [rows] of these costs, and the rows where they are too far apart.
 
     Too far is more than `LOOSE` relative to the upper one and more than ``gap``. renyi: costs of the same rows, on
-    these or other nodes; rows above `LARGEST_EPSILON` never count as too far apart.
+    these or other nodes; rows above `LARGEST_INVERTED` never count as too far apart.
     """
     upper, lower = _interpolated_epsilons(costs, renyi)
     upper = np.minimum(upper, _of_one_gaussian(costs, renyi.delta))
-    loose = (upper - lower > np.maximum(LOOSE * upper, gap)) & (renyi.epsilons <= LARGEST_EPSILON)
+    loose = (upper - lower > np.maximum(LOOSE * upper, gap)) & (renyi.epsilons <= LARGEST_INVERTED)
     return upper, lower, np.flatnonzero(loose)
 
 
@@ -210,12 +210,12 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts) -> tuple[Array
 
 
 @kept(256 * 2**20)
-def _moment_columns(law: Law, nodes: bytes, contour: Contour, direction: Direction) -> Array:
+def _moment_columns(law: StepsLaw, nodes: bytes, contour: Contour, direction: Direction) -> Array:
     """Return logs of moments and the decay at `_cut_sizes` as one table [nodes, 2 points + pieces + cuts].
 
     Columns: real parts, imaginary parts, the largest error in each piece of the contour plus `STEP_ERROR`, decay.
     """
-    if isinstance(law, BlockLaw):
+    if isinstance(law, AllocationBlock):
         period = 2.0 * np.pi / contour.spacing
         log_moments, errors, decay = spectrum_columns(
             block_spectra(law, nodes, contour.tilt, period, direction), contour.size
@@ -301,14 +301,14 @@ class _Group:
         table = stacked([self._decays(part, sizes) for part in self.costs.sampled], len(ends))
         decay = weighted_sums(self.costs, table, np.array([0.0 * ends, 0.5 * ends**2]), self.places)
         wanted = -np.log(NEGLIGIBLE)
-        if any(isinstance(part.law, BlockLaw) for part in self.costs.sampled):
+        if any(isinstance(part.law, AllocationBlock) for part in self.costs.sampled):
             return enough_decay(decay, wanted)
         return np.asarray(decay >= wanted)
 
     def _decays(self, part: SampledNodes, sizes: Sequence[int]) -> Array:
         """Return the decay beyond contours of these sizes at each node of ``part``; shape [nodes, sizes]."""
         nodes, tilt, period = part.precisions.tobytes(), self.bucket.tilt, 2.0 * np.pi / self._contour(1).spacing
-        if isinstance(part.law, BlockLaw):
+        if isinstance(part.law, AllocationBlock):
             spectra = block_spectra(part.law, nodes, tilt, period, self.direction)
             return spectrum_columns(spectra, 1)[2][:, list(sizes)]
         exponent = exponent_of(self.direction, tilt)
@@ -319,7 +319,7 @@ class _Group:
 
         With blocks, lower bounds hold for the pairs that replace them.
         """
-        repeated = [part.law for part in self.costs.sampled if isinstance(part.law, BlockLaw)]
+        repeated = [part.law for part in self.costs.sampled if isinstance(part.law, AllocationBlock)]
         v = max([v, *(lattice_damping(law, contour) for law in repeated)])
         table, plain, cuts = self._columns(contour), _plain_columns(self.costs.pure, contour, v), _cuts(contour, v)
         for start in range(0, len(rows), _BLOCK):

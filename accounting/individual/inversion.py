@@ -61,7 +61,7 @@ STEP_ERROR = 1e-14
 _DAMPING = 20.0
 """Terms beyond the contour are damped by at least exp(-20) = 2e-9."""
 
-LARGEST_EPSILON = 1e3
+LARGEST_INVERTED = 1e3
 """Above it the Renyi bound is returned: it is nearly tight there, and the contour would need too much memory."""
 
 
@@ -85,8 +85,8 @@ class Bucket:
 
 
 def buckets(costs: StepWeights, renyi: RenyiCosts) -> Iterator[Bucket]:
-    """Assign each row with 0 < Renyi epsilon <= `LARGEST_EPSILON` to a bucket, which depends on that row alone."""
-    active = np.flatnonzero((renyi.epsilons > 0.0) & (renyi.epsilons <= LARGEST_EPSILON))
+    """Assign each row with 0 < Renyi epsilon <= `LARGEST_INVERTED` to a bucket, which depends on that row alone."""
+    active = np.flatnonzero((renyi.epsilons > 0.0) & (renyi.epsilons <= LARGEST_INVERTED))
     tilt_steps = _steps(renyi.orders[active] - 1.0, _TILT_STEP)
     periods, rdp = np.empty(len(active)), np.empty((len(active), _TAIL_ORDERS))
     for at in _alike(tilt_steps):

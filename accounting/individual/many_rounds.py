@@ -15,7 +15,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from dpsweep.accounting.individual.contributions import Law, StepLaw, StepWeights, Stretch, one_by_one
+from dpsweep.accounting.individual.contributions import StepLaw, StepsLaw, StepWeights, Stretch, one_by_one
 from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld import (
     MIN_DELTA,
@@ -40,7 +40,7 @@ _GAIN = 0.5
 _RARELY = 1e-3
 """Largest probability of all cases of a round but the likeliest: more would be too costly as steps of their own."""
 
-Steps = Mapping[Law, tuple[Stretch, ...]]
+Steps = Mapping[StepsLaw, tuple[Stretch, ...]]
 
 
 def epsilon_of_many_rounds(rounds: GroupRounds, delta: float, tolerance: float = TOLERANCE) -> PairBounds:
@@ -90,7 +90,7 @@ def _as_steps(rounds: GroupRounds) -> Steps | None:
     """
     if rounds.allocated:
         return None
-    counts: dict[Law, list[Stretch]] = defaultdict(list)
+    counts: dict[StepsLaw, list[Stretch]] = defaultdict(list)
     for law, count in rounds.laws:
         if law.dropped or not all(map(_is_sampled_gaussian, (mixture for _, mixture in law.cases))):
             return None

@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.blocks import block_moments
 from dpsweep.accounting.individual.contributions import (
+    AllocationBlock,
     Array,
-    BlockLaw,
-    Law,
     RecordedContributions,
     StepLaw,
+    StepsLaw,
     StepWeights,
     tail_of_blocks,
 )
@@ -141,9 +141,9 @@ def _stacked(costs: StepWeights) -> Array:
 
 
 @functools.lru_cache(maxsize=32)
-def _table(law: Law, nodes: bytes) -> Array:
+def _table(law: StepsLaw, nodes: bytes) -> Array:
     """Return the table of one law for `_stacked`; cached (up to 4 MB each): all parts of a trial share nodes."""
-    if isinstance(law, BlockLaw):
+    if isinstance(law, AllocationBlock):
         both = (block_moments(law, nodes, exponents.tobytes()) for exponents in (ORDERS, 1.0 - ORDERS))
         table = np.maximum(*both) / (ORDERS - 1.0)
     else:

@@ -12,7 +12,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from dpsweep.accounting.individual.contributions import Array, Law, SampledNodes, SparseRows, StepWeights, Stretch
+from dpsweep.accounting.individual.contributions import Array, SampledNodes, SparseRows, StepsLaw, StepWeights, Stretch
 from dpsweep.accounting.individual.kernels import mark, spread, sums
 
 NODES = 256
@@ -32,7 +32,7 @@ _SEVERAL_PARTS = 1 << 17
 
 
 def spread_linearly(
-    sampled: Mapping[Law, tuple[Stretch, ...]], values: Array, nodes: int = NODES
+    sampled: Mapping[StepsLaw, tuple[Stretch, ...]], values: Array, nodes: int = NODES
 ) -> tuple[tuple[SampledNodes, ...], SparseRows]:
     """Return the nodes of each sampling rate, and the weights on them: each step is split between the two nodes beside
     its u.

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.blocks import block_moments
 from dpsweep.accounting.individual.contour import Contour, exponent_of, moment_table
-from dpsweep.accounting.individual.contributions import Array, BlockLaw, Law, StepWeights
+from dpsweep.accounting.individual.contributions import AllocationBlock, Array, StepsLaw, StepWeights
 from dpsweep.accounting.individual.inversion import FLOAT_ERROR, STEP_ERROR, plain_exponent, tilts_from
 from dpsweep.accounting.individual.spreading import stacked, weighted_sums
 from dpsweep.accounting.individual.table_cache import kept
@@ -73,11 +73,11 @@ def _plain(pure: tuple[float, ...], tilt: float) -> tuple[Array, Array, Array]:
 
 
 @kept(16 * 2**20)
-def _log_moments(law: Law, nodes: bytes, contour: Contour, direction: Direction) -> Array:
+def _log_moments(law: StepsLaw, nodes: bytes, contour: Contour, direction: Direction) -> Array:
     """Return the upper bounds [nodes] on log A at the real point of a contour; they include the error of
     interpolation.
     """
-    if isinstance(law, BlockLaw):
+    if isinstance(law, AllocationBlock):
         exponent = np.array([exponent_of(direction, contour.tilt)])
         return block_moments(law, nodes, exponent.tobytes())[:, 0] + STEP_ERROR
     table = moment_table(law, np.frombuffer(nodes), contour, direction)

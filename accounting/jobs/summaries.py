@@ -69,7 +69,7 @@ class Counting:
 
 
 @dataclass(frozen=True, eq=False)
-class Moments:
+class PointMoments:
     """Moments of points [dimensions, count]: mean, low, high [dimensions], sum of (point - mean)(point - mean)^T.
 
     Parts merge by the formulas of Chan, Golub and LeVeque (1983), which lose no digits to cancellation.
@@ -82,7 +82,7 @@ class Moments:
     high: Array
 
     @staticmethod
-    def of(points: Array) -> Moments:
+    def of(points: Array) -> PointMoments:
         """Return the moments of points [dimensions, count]."""
         size, count = points.shape
         mean = points.mean(axis=1) if count else np.zeros(size)
@@ -91,15 +91,15 @@ class Moments:
         scatter = np.array(
             [[float((one * other).sum()) for other in centred] for one in centred]
         )  # rounding in BLAS depends on the number of threads
-        return Moments(count, mean, np.array(scatter), low, high)
+        return PointMoments(count, mean, np.array(scatter), low, high)
 
-    def merged(self, other: Moments) -> Moments:
+    def merged(self, other: PointMoments) -> PointMoments:
         """Return the moments of both sets of points."""
         count = self.count + other.count
         if 0 in (self.count, other.count):
             return self if other.count == 0 else other
         gap = other.mean - self.mean
-        return Moments(
+        return PointMoments(
             count,
             self.mean + gap * (other.count / count),
             self.scatter + other.scatter + np.outer(gap, gap) * (self.count * other.count / count),
@@ -129,8 +129,8 @@ class Members:
     epsilons over the bound.
     """
 
-    epsilons: Moments
-    with_loss: Moments
+    epsilons: PointMoments
+    with_loss: PointMoments
     shares: float
 
     @staticmethod
@@ -140,7 +140,7 @@ class Members:
         """
         usable = (losses > 0.0) & np.isfinite(losses)
         pairs = np.stack([values[usable], np.log(losses[usable].astype(np.float64))])
-        return Members(Moments.of(values[None, :]), Moments.of(pairs), float(shares.sum()))
+        return Members(PointMoments.of(values[None, :]), PointMoments.of(pairs), float(shares.sum()))
 
     def merged(self, other: Members) -> Members:
         """Return the statistics of both sets of examples."""

@@ -29,7 +29,7 @@ from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.sensitivity import SensitivityMixture
 
-Method = Literal["pld", "gdp", "rdp"]
+CeilingMethod = Literal["pld", "gdp", "rdp"]
 """The method behind an upper bound: the law of the loss, one dominating Gaussian, or Renyi divergences."""
 
 _STRONGEST = 1e6  # mean shift above which the Gaussian's closed form is too inaccurate

@@ -23,7 +23,7 @@ import numpy as np
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.numerics.gaussian import gaussian_delta, gaussian_epsilon
 from dpsweep.accounting.pld.ceilings import (
-    Method,
+    CeilingMethod,
     gaussian_ceiling,
     gaussian_delta_ceiling,
     renyi_ceiling,
@@ -62,7 +62,7 @@ class PairBounds(NamedTuple):
 
     upper: float
     lower: float
-    method: Method = "pld"
+    method: CeilingMethod = "pld"
 
 
 def require_pld_delta(delta: float) -> float:

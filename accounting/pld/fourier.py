@@ -39,7 +39,7 @@ from dpsweep.accounting.pld.block_laws import MOST_LEFT, BlockLaw, laws_from_abo
 from dpsweep.accounting.pld.curve import Composed, Curve
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import LatticePlan, transform_error
-from dpsweep.accounting.pld.levels import Between, Round
+from dpsweep.accounting.pld.levels import AnyRound, Between
 from dpsweep.accounting.pld.loss import (
     MAX_ATOMS,
     Bound,
@@ -211,7 +211,7 @@ class UpperProduct:
     """
 
     plan: LatticePlan
-    of_round: Callable[[Round], tuple[_Factor, float]]
+    of_round: Callable[[AnyRound], tuple[_Factor, float]]
     total: _Factor | None = None
     mean: float = 0.0
 
@@ -230,7 +230,7 @@ class UpperProduct:
         """Return the composition with a plain Gaussian mechanism, whose mean moves by ``shift`` standard deviations."""
         return self.then([RoundLaw.certain(SensitivityMixture((shift,), (1.0,)))], 1)
 
-    def then(self, rounds: Sequence[Round | Between], count: int) -> UpperProduct:
+    def then(self, rounds: Sequence[AnyRound | Between], count: int) -> UpperProduct:
         """Return the composition with ``count`` further rounds of each of ``rounds``."""
         factors, means = zip(*map(self._factor, rounds), strict=True)
         power = _times(factors).power(count)
@@ -243,7 +243,7 @@ class UpperProduct:
         bottom = min(self.mean, centre) - (self.plan.centre - self.plan.bottom)
         return _curve(self.total, replace(self.plan, centre=centre, bottom=bottom), "upper")
 
-    def _factor(self, one: Round | Between) -> tuple[_Factor, float]:
+    def _factor(self, one: AnyRound | Between) -> tuple[_Factor, float]:
         if isinstance(one, Between):
             return _drawn(self.of_round(one.weaker), self.of_round(one.stronger), one.share)
         return self.of_round(one)
@@ -274,7 +274,7 @@ def _drawn(one: tuple[_Factor, float], other: tuple[_Factor, float], share: floa
     return factor, weights[0] * first_mean + weights[1] * second_mean
 
 
-def _with_mean(law: Round, plan: LatticePlan) -> tuple[_Factor, float]:
+def _with_mean(law: AnyRound, plan: LatticePlan) -> tuple[_Factor, float]:
     if isinstance(law, AllocatedRound):
         rounded = on_lattice(by_doubling(law, plan.tail, "upper", COARSE), plan.spacing, plan.direction, "upper")
     else:

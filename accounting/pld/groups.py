@@ -24,7 +24,7 @@ from dpsweep.accounting.mechanism.reductions import is_attained, is_attained_by
 from dpsweep.accounting.mechanism.rounds import gaussian_rounds, pure_epsilons, require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.roots import root
-from dpsweep.accounting.pld.ceilings import Method
+from dpsweep.accounting.pld.ceilings import CeilingMethod
 from dpsweep.accounting.pld.chains import Chain, delta_of_chain, epsilon_of_chain, rounds_or_chain
 from dpsweep.accounting.pld.composition import (
     MIN_DELTA,
@@ -55,7 +55,7 @@ class CertifiedEpsilon:
     upper: float
     lower: float | None
     delta: float
-    method: Method = "pld"
+    method: CeilingMethod = "pld"
     kind: Claim = "guarantee"
 
 

@@ -22,7 +22,7 @@ from dpsweep.accounting.numerics.gaussian import LEVEL_SCALE
 from dpsweep.accounting.pld.saddlepoint import Cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array, RoundLaw
 
-Round = RoundLaw | AllocatedRound
+AnyRound = RoundLaw | AllocatedRound
 
 _DIGITS: Final = 13
 """Decimals by which sensitivities of one kind are told from others, over the largest."""
@@ -36,8 +36,8 @@ MARGIN: Final = 1e-9
 class Between:
     """A public draw: the round `stronger` with the probability `share`, else `weaker`."""
 
-    weaker: Round
-    stronger: Round
+    weaker: AnyRound
+    stronger: AnyRound
     share: float
 
 
@@ -45,7 +45,7 @@ class Between:
 class _Kind:
     """Rounds that differ only in their noise, ascending by the largest sensitivity of each; `sizes`: [rounds]."""
 
-    rounds: tuple[Round, ...]
+    rounds: tuple[AnyRound, ...]
     sizes: Array
 
     @property
@@ -54,7 +54,9 @@ class _Kind:
         return coordinate(self.sizes, float(self.sizes[0]))
 
 
-def from_few(rounds: Iterable[Round], table: Cumulants, tilt: float, allowed: float) -> Mapping[Round, Round | Between]:
+def from_few(
+    rounds: Iterable[AnyRound], table: Cumulants, tilt: float, allowed: float
+) -> Mapping[AnyRound, AnyRound | Between]:
     """Return what dominates each of ``rounds``: itself, or a draw between two of them, which are few in all.
 
     The cumulants of rounds of one kind at ``tilt`` grow together by about the share ``allowed``. table: of some of the
@@ -62,7 +64,7 @@ def from_few(rounds: Iterable[Round], table: Cumulants, tilt: float, allowed: fl
     """
     known = {each: place for place, each in enumerate(table.rounds)}
     logs = table.each(tilt)
-    found: dict[Round, Round | Between] = {}
+    found: dict[AnyRound, AnyRound | Between] = {}
     for kind in _kinds(rounds):
         rows = [place for place, each in enumerate(kind.rounds) if each in known]
         entries = [known[kind.rounds[row]] for row in rows]
@@ -72,8 +74,8 @@ def from_few(rounds: Iterable[Round], table: Cumulants, tilt: float, allowed: fl
     return found
 
 
-def _kinds(rounds: Iterable[Round]) -> list[_Kind]:
-    alike: dict[object, list[tuple[Round, Array]]] = defaultdict(list)
+def _kinds(rounds: Iterable[AnyRound]) -> list[_Kind]:
+    alike: dict[object, list[tuple[AnyRound, Array]]] = defaultdict(list)
     for each in rounds:
         if isinstance(each, AllocatedRound):
             alike[each.steps].append((each, np.array([each.shift])))
@@ -114,7 +116,7 @@ def _chosen(places: Array, logs: Array, counts: Array, allowed: float) -> Sequen
     return nodes
 
 
-def _placed(kind: _Kind, nodes: Sequence[int]) -> Iterator[tuple[Round, Round | Between]]:
+def _placed(kind: _Kind, nodes: Sequence[int]) -> Iterator[tuple[AnyRound, AnyRound | Between]]:
     yield from ((kind.rounds[node], kind.rounds[node]) for node in nodes)
     for weaker, stronger in pairwise(nodes):
         places = coordinate(kind.sizes[weaker : stronger + 1], float(kind.sizes[weaker]))

@@ -22,7 +22,7 @@ from dpsweep.accounting.pld.composition import is_too_coarse, require_pld_delta,
 from dpsweep.accounting.pld.fourier import UpperProduct
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan, spacing_for
-from dpsweep.accounting.pld.levels import Round, from_few
+from dpsweep.accounting.pld.levels import AnyRound, from_few
 from dpsweep.accounting.pld.loss import DIRECTIONS, Direction
 from dpsweep.accounting.pld.saddlepoint import Cumulants, Saddle, cumulants, saddle_at_delta
 
@@ -94,7 +94,7 @@ def _upper_of_direction(
     roomy = replace(plan, points=2 * fft.next_fast_len(math.ceil(_ROOM * plan.points / 2), real=True))
     levels = from_few([each for each, _ in _sampled(runs[-1])], table, saddle.tilt, tolerance)
     product = UpperProduct.begun(runs[0].gaussian, runs[0].pure, roomy)
-    before, gaussian, found = Counter[Round](), runs[0].gaussian, []
+    before, gaussian, found = Counter[AnyRound](), runs[0].gaussian, []
     for run in runs:
         now = Counter(dict(_sampled(run)))
         further = sorted((now - before).items(), key=itemgetter(1))
@@ -109,5 +109,5 @@ def _upper_of_direction(
     return found
 
 
-def _sampled(run: GroupRounds) -> tuple[tuple[Round, int], ...]:
+def _sampled(run: GroupRounds) -> tuple[tuple[AnyRound, int], ...]:
     return (*run.laws, *run.allocated)

@@ -80,7 +80,7 @@ class Background:
             raise self._failure
 
 
-Floats = npt.NDArray[np.floating[Any]]
+FloatArray = npt.NDArray[np.floating[Any]]
 Integers = npt.NDArray[np.integer[Any]]
 
 ROUNDING = 1e-6
@@ -98,9 +98,9 @@ class NormSnapshot:
     step: int
     example_ids: Integers
     groups: Integers
-    norms: Floats
-    contributions: Floats
-    losses: Floats
+    norms: FloatArray
+    contributions: FloatArray
+    losses: FloatArray
 
     def __post_init__(self) -> None:
         keep_whole(self, "step", "step of a norm snapshot", at_least=0)
@@ -120,7 +120,7 @@ def _distinct(ids: Integers) -> bool:
 _SNAPSHOT_COLUMNS = ("example_ids", "groups", "norms", "contributions", "losses")
 
 
-def check_contributions(contributions: Floats, where: str) -> None:
+def check_contributions(contributions: FloatArray, where: str) -> None:
     """Raise `InvalidInput` unless every contribution lies in [0, 1]; NaN does not.
 
     The contributions are private, so the message quotes none of them.
@@ -183,7 +183,7 @@ def _batch(snapshot: NormSnapshot) -> pa.RecordBatch:
     return pa.record_batch([pa.array(column) for column in columns], schema=NORM_SCHEMA)
 
 
-def _round_up_to_float32(contributions: Floats) -> npt.NDArray[np.float32]:
+def _round_up_to_float32(contributions: FloatArray) -> npt.NDArray[np.float32]:
     """Return the nearest 32-bit values not below the given ones, because storing must not lower an example's cost."""
     stored = np.asarray(contributions).astype(np.float32)
     below = stored < np.asarray(contributions)

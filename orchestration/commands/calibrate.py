@@ -176,7 +176,7 @@ class Solution:
         return f"{self.solved_for}: {self.value}  ({cost}, {self.reached.kind}, {count_of(self.trace.steps, 'step')})"
 
 
-Solver = Callable[[RunFlags, Budget], tuple[float, Trace]]
+Solve = Callable[[RunFlags, Budget], tuple[float, Trace]]
 """Solves for what meets a budget; returns the value found and the trace of the run with that value. The flags describe
 the rest of the run."""
 
@@ -207,7 +207,7 @@ def _solve_decay(flags: RunFlags, budget: Budget) -> tuple[float, Trace]:
     return found, trace_of(schedule, flags.epochs)
 
 
-def _solve_length(of_length: Callable[[RunFlags, int], RunFlags], at_most: int) -> Solver:
+def _solve_length(of_length: Callable[[RunFlags, int], RunFlags], at_most: int) -> Solve:
     def solve(flags: RunFlags, budget: Budget) -> tuple[float, Trace]:
         if flags.epochs is not None or flags.steps is not None:
             raise InvalidInput("the length of the run is what is being solved for: drop --epochs and --steps")
@@ -222,7 +222,7 @@ def _solve_length(of_length: Callable[[RunFlags, int], RunFlags], at_most: int) 
     return solve
 
 
-_SOLVERS: Mapping[str, Solver] = {
+_SOLVERS: Mapping[str, Solve] = {
     "noise-multiplier": _solve_noise,
     "decay": _solve_decay,
     "epochs": _solve_length(lambda flags, length: replace(flags, epochs=length), LARGEST_EPOCHS),

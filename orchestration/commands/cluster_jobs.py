@@ -31,7 +31,7 @@ from dpsweep.orchestration.execution.environment import prepare_environment
 from dpsweep.orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
 
 if TYPE_CHECKING:
-    from dpsweep.orchestration.execution.submission import Package, SubmittedSweep, SubmittedSweeps
+    from dpsweep.orchestration.execution.submission import ShippedCode, SubmittedSweep, SubmittedSweeps
     from dpsweep.orchestration.sweeps.schema import SweepSpec
     from dpsweep.workers.own_code.imports import UserCode
 
@@ -328,7 +328,7 @@ def _warn_of_unseen_output(output: str, reason: str) -> None:
     warn(f"whether {output} holds another sweep cannot be seen from here ({reason}); the job will tell")
 
 
-def _describe(package: Package) -> None:
+def _describe(package: ShippedCode) -> None:
     """Print the files to send with their sizes, and the files of the user's packages that are left out."""
     files = ", ".join(f"{name} ({file_size(size)})" for name, size in package.own)
     _say(f"sent: {files}; dpsweep ({file_size(package.dpsweep)}); no data")

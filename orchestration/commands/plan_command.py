@@ -19,7 +19,7 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_envi
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.prediction import Prediction
-    from dpsweep.orchestration.sweeps.people import Comparison
+    from dpsweep.orchestration.sweeps.people import WaysCompared
     from dpsweep.orchestration.sweeps.planned import Plan
     from dpsweep.orchestration.sweeps.schema import SweepSpec
 
@@ -89,7 +89,7 @@ def _show_release(spec: SweepSpec, planned: Plan, noise_multiplier: float) -> No
         print(line)
 
 
-def _show_users(spec: SweepSpec, compared: Sequence[Comparison]) -> None:
+def _show_users(spec: SweepSpec, compared: Sequence[WaysCompared]) -> None:
     """Print which way of protecting users is recommended, for a sweep that protects users."""
     from dpsweep.orchestration.commands.options import show, stdout
     from dpsweep.orchestration.commands.plan_notes import UNDECLARED, noise_line, source_of, ways_lines, ways_table

@@ -15,7 +15,7 @@ from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.mechanism.units import User
 from dpsweep.orchestration.commands.printed_tables import empty_table
 from dpsweep.orchestration.comparison.formats import at_most, number, percent
-from dpsweep.orchestration.sweeps.people import Comparison
+from dpsweep.orchestration.sweeps.people import WaysCompared
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.workers.sampling.rows_per_user import release_of, released
 from dpsweep.workers.sampling.users import sampled
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from dpsweep.orchestration.sweeps.schema import SweepSpec
 
 
-def ways_table(found: Comparison) -> Table:
+def ways_table(found: WaysCompared) -> Table:
     """Return the ways of a comparison: noise multiplier, share of rows used, and noise per coordinate."""
     shown = empty_table("way", "rows per user", "rows used", "a step", "noise multiplier", "noise", "if unrelated")
     for way in found.ways:
@@ -36,7 +36,7 @@ def ways_table(found: Comparison) -> Table:
     return shown
 
 
-def ways_lines(found: Comparison, source: str) -> Iterator[str]:
+def ways_lines(found: WaysCompared, source: str) -> Iterator[str]:
     """Yield the heading of `ways_table`, then the recommendation. source: of the rows per user, in words."""
     ways = " or ".join(_samplings(found))
     yield (
@@ -47,7 +47,7 @@ def ways_lines(found: Comparison, source: str) -> Iterator[str]:
     yield f"recommended: {_recommended(found)}"
 
 
-def noise_line(found: Comparison) -> str:
+def noise_line(found: WaysCompared) -> str:
     """Return the meaning of the last two columns of `ways_table`."""
     size = "" if found.parameters is None else f"; its norm is √{found.parameters:,} times as large"
     meant = f"noise: of one coordinate of the mean gradient, in clipping bounds of a row{size}"
@@ -59,11 +59,11 @@ def noise_line(found: Comparison) -> str:
     )
 
 
-def _samplings(found: Comparison) -> list[str]:
+def _samplings(found: WaysCompared) -> list[str]:
     return list(dict.fromkeys(way.sampling for way in found.ways))
 
 
-def _recommended(found: Comparison) -> str:
+def _recommended(found: WaysCompared) -> str:
     els, uls = found.els, found.uls
     if found.verdict == "unreachable" or els is None:
         return "none, as no noise meets the target; raise it, or take fewer steps"

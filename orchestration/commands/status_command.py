@@ -37,7 +37,7 @@ from dpsweep.orchestration.comparison.formats import (
 )
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import (
     LOST,
     PERIOD,
@@ -51,7 +51,7 @@ from dpsweep.orchestration.store.status_snapshot import (
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.submission import SubmittedSweep
 
-Address = Annotated[str | None, CLUSTER_ADDRESS]
+AnyAddress = Annotated[str | None, CLUSTER_ADDRESS]
 
 MOST_SHOWN: Final = 30
 """Number of trials that are all shown by default; of more, those that run and have failed, and a summary."""
@@ -60,7 +60,7 @@ _WORDS: Final = one_of([each.value for each in TrialState])
 
 def status(
     sweep: Annotated[str, typer.Argument(help="Folder or URI of a sweep, or the id of a job.", metavar="DIR|URI|ID")],
-    address: Address = None,
+    address: AnyAddress = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show every change until the sweep has ended.")] = False,
     trials: Annotated[
         bool, typer.Option("--trials", help=f"Show every trial; by default those of up to {MOST_SHOWN} trials.")
@@ -272,7 +272,7 @@ _AS_WRITTEN = (
 )
 
 
-def _recording(recording: Recording) -> list[Text]:
+def _recording(recording: RecordingStatus) -> list[Text]:
     if missing := recording.missing() if recording.failure else "":
         return [plain(missing, "yellow")]
     return [plain(f"MLflow: {recording.page}", "dim")]
@@ -378,7 +378,7 @@ def list_sweeps(
             help="Folder or URI below which sweeps are looked for; without it, --address.", metavar="FOLDER"
         ),
     ] = None,
-    address: Address = None,
+    address: AnyAddress = None,
     as_json: AsJson = False,
 ) -> None:
     """List the sweeps below a folder; without a folder, the submitted sweeps of a cluster, the newest last."""

@@ -28,10 +28,10 @@ from dpsweep.orchestration.comparison.stored import owned_record, stored_record
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
-from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus
 
 if TYPE_CHECKING:
-    from dpsweep.orchestration.execution.reaccounting import Answer, OnPart
+    from dpsweep.orchestration.execution.reaccounting import OnPart, TrialCosts
     from dpsweep.orchestration.store.published import GroupEpsilon
 
 
@@ -285,7 +285,7 @@ def _together_text(found: PrivacyEstimate, also: str) -> str:
     return "\n  ".join((said, *in_words(found.reasons)))
 
 
-def _summary(answer: Answer) -> str:
+def _summary(answer: TrialCosts) -> str:
     own = answer.individuals
     return (
         f"{answer.key}: {count_of(answer.examples, 'example')} in {seconds(answer.seconds)} "
@@ -295,7 +295,7 @@ def _summary(answer: Answer) -> str:
     )
 
 
-def _print_details(answer: Answer, groups: Sequence[GroupEpsilon]) -> None:
+def _print_details(answer: TrialCosts, groups: Sequence[GroupEpsilon]) -> None:
     for group in groups:
         typer.echo(f"  {for_terminal(group.name)}: {group.examples:,.0f} examples, mean ε {number(group.mean)}")
     for estimate in answer.groups:
@@ -349,7 +349,7 @@ class _Printer:
     def __init__(self) -> None:
         self.last, self._pace = NOTHING_RECORDED, Pace()
 
-    def __call__(self, recording: Recording) -> None:
+    def __call__(self, recording: RecordingStatus) -> None:
         self.last = recording
         if recording.goes_on and self._pace.is_due():
             print(for_terminal(recording.line()), file=sys.stderr, flush=True)

@@ -93,7 +93,7 @@ _BySweep = Mapping[str, list[PublishedTrial]]
 
 
 @dataclass(frozen=True)
-class Compared:
+class SweepSetting:
     """A setting as one sweep ran it. folder: folder of the sweep. worst_group: the metric of groups by which the sweep
     compares its settings."""
 
@@ -139,7 +139,7 @@ class MatchedSetting:
     name: str
     short_name: str
     parameters: Mapping[str, Label]
-    lines: tuple[Compared, ...]
+    lines: tuple[SweepSetting, ...]
 
 
 @dataclass(frozen=True)
@@ -316,12 +316,12 @@ def _matched(
 ) -> Iterator[MatchedSetting]:
     """Yield the settings, each named by what distinguishes it from the others.
 
-    called: their first word; "" for the clipping method. worst_groups: `Compared.worst_group` by folder.
+    called: their first word; "" for the clipping method. worst_groups: `SweepSetting.worst_group` by folder.
     """
     of_sweeps = {each.name for each in between}
     for (identity, trials), parameters in zip(found.items(), varying([dict(key) for key in found]), strict=True):
         lines = tuple(
-            Compared(
+            SweepSetting(
                 folder, Setting(setting_name(of_sweep[0]), of_sweep[0].setting, tuple(of_sweep)), worst_groups[folder]
             )
             for folder, of_sweep in trials.items()
@@ -404,7 +404,7 @@ def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
     return tuple(dict.fromkeys(metric for line in lines for metric in line.metrics))
 
 
-def cells(line: Compared, found: Comparison) -> Sequence[str]:
+def cells(line: SweepSetting, found: Comparison) -> Sequence[str]:
     """Return the table cells of one sweep's setting, after its name and sweep: number of seeds, composed ε, every
     metric.
     """

@@ -49,13 +49,13 @@ _CELLS_AT_ONCE: Final = 2**24
 _FEW_CELLS: Final = 64
 """Up to this number, a product of matrices sums them faster than sorting does."""
 Single = npt.NDArray[np.float32]
-Name = tuple[str, str]
+NumberName = tuple[str, str]
 """Name of a group, or "" for all test examples, and name of a metric."""
-Run = tuple[object, ...]
+SeedPair = tuple[object, ...]
 """Training seed and split seed, by which trials are paired."""
 TEST_USER: Final = "test user"
 """Word for the units of test data that name users."""
-Join = Callable[[RunValues, RunValues, Sequence[Name]], Moments]
+Join = Callable[[RunValues, RunValues, Sequence[NumberName]], Moments]
 """Joins the numbers of two settings, which have these names."""
 
 
@@ -83,8 +83,8 @@ class _Numbers:
     examples.
     """
 
-    values: Mapping[Name, Single]
-    units: Mapping[Name, float]
+    values: Mapping[NumberName, Single]
+    units: Mapping[NumberName, float]
     groups: tuple[str, ...]
     test_set: str
     unit: str
@@ -130,7 +130,7 @@ class Evidence:
         low, high = np.percentile(runs.resampled[..., 0].mean(0), [50.0 * (1.0 - LEVEL), 50.0 * (1.0 + LEVEL)])
         return float(low), float(high)
 
-    def _interval(self, setting: Setting, name: Name, tail: float) -> ConfidenceInterval | None:
+    def _interval(self, setting: Setting, name: NumberName, tail: float) -> ConfidenceInterval | None:
         whole, extreme = self._runs(setting.trials, [name]), _extreme(name)
         if whole is None or not np.isfinite(value := float(whole.values.mean())):
             return None
@@ -161,14 +161,18 @@ class Evidence:
         return self._once(self._difference, (one, other), (group, name), (1.0 - level) / comparisons / 2.0)
 
     def _once(
-        self, find: Callable[..., ConfidenceInterval | None], settings: Sequence[Setting], name: Name, tail: float
+        self,
+        find: Callable[..., ConfidenceInterval | None],
+        settings: Sequence[Setting],
+        name: NumberName,
+        tail: float,
     ) -> ConfidenceInterval | None:
         asked = (*(tuple(trial.key for trial in each.trials) for each in settings), name, tail)
         if asked not in self._found:
             self._found[asked] = find(*settings, name, tail)
         return self._found[asked]
 
-    def _difference(self, one: Setting, other: Setting, name: Name, tail: float) -> ConfidenceInterval | None:
+    def _difference(self, one: Setting, other: Setting, name: NumberName, tail: float) -> ConfidenceInterval | None:
         of_one, of_other = ({_run(trial): trial for trial in setting.trials} for setting in (one, other))
         common = [run for run in of_one if run in of_other and self._same_test(of_one[run], of_other[run])]
         ours, theirs = (
@@ -196,10 +200,10 @@ class Evidence:
         least, most = _format(name).possible
         return ends and ends.within(least - most, most - least)
 
-    def _joined(self, one: Setting, other: Setting, common: Sequence[Run]) -> Join:
+    def _joined(self, one: Setting, other: Setting, common: Sequence[SeedPair]) -> Join:
         """Return how the numbers of two settings are compared, which share these runs; without any, unpaired."""
 
-        def join(first: RunValues, second: RunValues, names: Sequence[Name]) -> Moments:
+        def join(first: RunValues, second: RunValues, names: Sequence[NumberName]) -> Moments:
             if one.is_baseline == other.is_baseline or not common:
                 pool = None if one.is_baseline or other.is_baseline else self._pool(one, names)
                 return (paired if common else unpaired)(first, second, pool)
@@ -209,7 +213,7 @@ class Evidence:
         return join
 
     def _pool_beside(
-        self, one: Setting, other: Setting, common: Sequence[Run], names: Sequence[Name], against: RunValues
+        self, one: Setting, other: Setting, common: Sequence[SeedPair], names: Sequence[NumberName], against: RunValues
     ) -> SpreadOfSeeds | None:
         """Return the spread between seeds of the private settings, each together with the baseline in these runs.
 
@@ -256,7 +260,7 @@ class Evidence:
 
     def _cells(
         self, trials: Sequence[PublishedTrial], extreme: Extreme | None, groups: Set[str] | None = None
-    ) -> tuple[tuple[Name, ...], RunValues] | None:
+    ) -> tuple[tuple[NumberName, ...], RunValues] | None:
         """Return the numbers of groups that an extreme is of, with their names; None if too few have one.
 
         `groups`: groups to take, by default all that have a number in every trial.
@@ -275,7 +279,7 @@ class Evidence:
         runs = self._runs(trials, names) if len(known) > extreme.is_between_groups else None
         return None if runs is None else (names, runs)
 
-    def _pool(self, setting: Setting, names: Sequence[Name]) -> SpreadOfSeeds | None:
+    def _pool(self, setting: Setting, names: Sequence[NumberName]) -> SpreadOfSeeds | None:
         """Return the spread between seeds of the private settings, if the setting is one of them."""
         if setting.is_baseline:
             return None
@@ -284,7 +288,7 @@ class Evidence:
             self._pools[asked] = pooled(self._alike(names))
         return self._pools[asked]
 
-    def _alike(self, names: Sequence[Name]) -> list[RunValues]:
+    def _alike(self, names: Sequence[NumberName]) -> list[RunValues]:
         """Numbers of the private settings that share the most frequent seeds and splits, their runs in one order."""
         by_runs: dict[tuple[tuple[str, ...], ...], list[RunValues]] = {}
         for setting in self._private:
@@ -295,7 +299,7 @@ class Evidence:
                 by_runs.setdefault(where, []).append(found)
         return max(by_runs.values(), key=len, default=[])
 
-    def _runs(self, trials: Sequence[PublishedTrial], names: Sequence[Name]) -> RunValues | None:
+    def _runs(self, trials: Sequence[PublishedTrial], names: Sequence[NumberName]) -> RunValues | None:
         if not trials or any(trial.key not in self._numbers for trial in trials):
             return None
         found = [self._numbers[trial.key] for trial in trials]
@@ -318,19 +322,19 @@ def _finite(found: ConfidenceInterval) -> ConfidenceInterval | None:
     return found if np.isfinite((found.value, found.low, found.high)).all() else None
 
 
-def _run(trial: PublishedTrial) -> Run:
+def _run(trial: PublishedTrial) -> SeedPair:
     return tuple(trial.labels.get(name) for name in RUNS)
 
 
-def _format(name: Name) -> Format:
+def _format(name: NumberName) -> Format:
     return (group_metric(name[1]) if name[0] else metric(name[1])).format
 
 
-def _extreme(name: Name) -> Extreme | None:
+def _extreme(name: NumberName) -> Extreme | None:
     return None if name[0] else metric(name[1]).extreme
 
 
-def _reach(name: Name) -> tuple[float, float]:
+def _reach(name: NumberName) -> tuple[float, float]:
     least, most = _format(name).possible
     return (least, most) if np.isfinite((least, most)).all() else (0.0, 1.0)  # not asked for: it is no share
 
@@ -360,7 +364,7 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
     first = members[0].outcomes
     of_group = first.num_classes**2 if isinstance(first, Outcomes) else first.kept.shape[1]
     cells = len(first.group_names) * of_group
-    found: dict[str, list[dict[Name, Single]]] = {each.trial.key: [] for each in members}
+    found: dict[str, list[dict[NumberName, Single]]] = {each.trial.key: [] for each in members}
     users = next((each.outcomes.users for each in members if each.outcomes.users is not None), None)
     owners = np.arange(len(first.groups)) if users is None else np.unique(users, return_inverse=True)[1]
     for weights in _weights(test_set, owners, resamples, max(1, _CELLS_AT_ONCE // cells)):
@@ -384,7 +388,7 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
     }
 
 
-def _units(each: _TestedTrial, names: Iterable[Name]) -> dict[Name, float]:
+def _units(each: _TestedTrial, names: Iterable[NumberName]) -> dict[NumberName, float]:
     """Return the number of independent units behind each number of a trial."""
     outcomes = each.outcomes
     of_group = {name: outcomes.groups == place for place, name in enumerate(outcomes.group_names)}
@@ -489,7 +493,7 @@ def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], 
     return found
 
 
-def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[Name, Single]]:
+def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[NumberName, Single]]:
     for one in METRICS:
         values = one.measure(tested) if one.measure else None
         if values is not None:

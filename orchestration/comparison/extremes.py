@@ -63,7 +63,7 @@ def _count(found: AnyOutcomes, members: Mask) -> float:
     return float(members.sum() if found.users is None else len(np.unique(found.users[members])))
 
 
-Kind = Literal["lowest", "highest", "gap", "ratio"]
+ExtremeKind = Literal["lowest", "highest", "gap", "ratio"]
 _MOST_PAIRS: Final = 400
 """With more pairs of groups, a difference of gaps follows from the interval of each gap."""
 _DRAWS: Final = 2000
@@ -77,7 +77,7 @@ class Extreme:
     `kind`: the lowest or highest value, the gap between these, or the ratio of the lowest to the highest.
     """
 
-    kind: Kind
+    kind: ExtremeKind
     of: tuple[str, ...]
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.jobs.release import ReleasedStatistics
-from dpsweep.accounting.jobs.summaries import CountedEpsilons, Members, Moments
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Members, PointMoments
 from dpsweep.accounting.mechanism.estimates import Claim, Kind, PrivacyEstimate, weakest
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.mechanism.trace import Trace
@@ -113,7 +113,7 @@ def exact_statistics(
     )
 
 
-def loss_correlation(moments: Moments) -> float | None:
+def loss_correlation(moments: PointMoments) -> float | None:
     """Return Pearson's r of epsilon_i and the natural log of the loss of example i (paper A, Figure 5): private data.
 
     `moments`: joint moments of the two, without examples whose loss is zero or not finite. None with fewer than 10

@@ -49,9 +49,9 @@ from dpsweep.orchestration.comparison.values import (
 )
 from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial, task_of
 from dpsweep.workers.evaluation import rates
-from dpsweep.workers.tasks import MAIN_SCORES, TASKS, Score, Task, Unit
+from dpsweep.workers.tasks import MAIN_SCORES, TASKS, Score, ScoreUnit, Task
 
-_FORMATS: Final[Mapping[Unit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}
+_FORMATS: Final[Mapping[ScoreUnit, Format]] = {"share": PERCENT, "number": NUMBER, "fit": FIT}
 
 
 def _metrics(task: Task) -> Iterator[Metric]:

@@ -41,7 +41,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedTrial, TrialState
 from dpsweep.orchestration.store.release_modes import record_failure
 from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, read_result_of
-from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording, SweepStatus, TrialStatus, status_of
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus, SweepStatus, TrialStatus, status_of
 from dpsweep.orchestration.sweeps.manifest import Manifest
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -222,7 +222,7 @@ class Coordinator:
         self._warn(f"trial {key} {why}")
         return True
 
-    def _note_recording(self, recording: Recording) -> None:
+    def _note_recording(self, recording: RecordingStatus) -> None:
         if self._status.recording is not None:
             self._status.recording = recording
 

@@ -238,7 +238,7 @@ def reserved_cpus(settings: AccountingSettings) -> float:
     return settings.cpus or (0.0 if settings.resource else LEAST_QUANTITY)
 
 
-Value = tuple[dict[str, str], float]
+Labelled = tuple[dict[str, str], float]
 """Tags of a gauge besides ``sweep``, and its value."""
 
 
@@ -248,16 +248,16 @@ class SweepGauge:
 
     name: str
     description: str
-    values: Callable[[SweepSnapshot], Iterable[Value]]
+    values: Callable[[SweepSnapshot], Iterable[Labelled]]
     tags: tuple[str, ...] = ()
 
 
-def _trials(snapshot: SweepSnapshot) -> Iterable[Value]:
+def _trials(snapshot: SweepSnapshot) -> Iterable[Labelled]:
     counts = snapshot.counts()
     return [({"state": state.value}, float(counts[state])) for state in TrialState]
 
 
-def _epsilon(snapshot: SweepSnapshot) -> Iterable[Value]:
+def _epsilon(snapshot: SweepSnapshot) -> Iterable[Labelled]:
     known = [trial.epsilon for trial in snapshot.trials if trial.epsilon is not None]
     return [({}, max(known))] if known else []
 

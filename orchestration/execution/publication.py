@@ -21,7 +21,7 @@ from dpsweep.orchestration.execution.apart import run_apart
 from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedSweep
-from dpsweep.orchestration.tracking.plain_comparison import Compared, comparison
+from dpsweep.orchestration.tracking.plain_comparison import TrackedComparison, comparison
 from dpsweep.orchestration.tracking.tracker import RunStatus, Tracker
 
 
@@ -34,7 +34,7 @@ class Published:
 
     sentences: Sequence[str]
     decision: tuple[str, ...]
-    compared: Compared
+    compared: TrackedComparison
     unknown_cost: str
 
 

@@ -69,7 +69,7 @@ class OfUsers:
 
 
 @dataclass(frozen=True)
-class Answer:
+class TrialCosts:
     """The costs of one trial. individuals: exact statistics of its training examples, private data.
 
     examples: number of accounted examples. seconds: duration of the accounting. folder: where epsilons are stored.
@@ -103,7 +103,7 @@ OnPart = Callable[[str, int, int], None]
 
 def account_again(
     folder: SweepFiles, request: ReaccountingRequest, address: str, on_part: OnPart, warn: Warn
-) -> Iterator[Answer]:
+) -> Iterator[TrialCosts]:
     """Account the trials one after the other, and store each answer privately in a folder named by delta and method.
 
     Parts that are already stored there for the same norms are not computed again. Raises: InvalidInput, before any
@@ -150,7 +150,7 @@ def _answer(
     request: ReaccountingRequest,
     scatter: Scatter,
     on_part: OnPart,
-) -> Answer:
+) -> TrialCosts:
     require_unaltered(files, result, files.trace)
     begun, trace = time.monotonic(), read_trace(files.trace)
     delta = result.worst_case.delta if request.delta is None else request.delta
@@ -178,7 +178,9 @@ def _answer(
     individuals = exact_statistics(
         CountedEpsilons(summary, StoredEpsilons(job.folder)), names, worst, individual_reasons(trace)
     )
-    answer = Answer(result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder, users)
+    answer = TrialCosts(
+        result.key, worst, groups, individuals, summary.examples, time.monotonic() - begun, folder, users
+    )
     write_account(folder, answer.as_dict())
     return answer
 

@@ -99,7 +99,7 @@ class JobDescription:
 
 
 @dataclass(frozen=True)
-class Package:
+class ShippedCode:
     """Folders for Ray to ship.
 
     `own`: names and sizes in bytes of the user's files. `left_out`: files of the user's packages that are not shipped.
@@ -120,7 +120,7 @@ _DESCRIPTION = TypeAdapter(JobDescription)
 @contextlib.contextmanager
 def packaged(
     text: str, origin: str, output: str, code: UserCode, asked: Asked = ONLY_TO_RUN, tracking: str = ""
-) -> Iterator[Package]:
+) -> Iterator[ShippedCode]:
     """Yield the package of a sweep in temporary folders, which are removed when the ``with`` block ends.
 
     It holds the user's packages without hidden files, ``__pycache__`` and files with a suffix of data or weights.
@@ -137,7 +137,7 @@ def packaged(
         dpsweep = own_package()
         sources = (file for module in code.modules for file in module.sources())
         digests = {file.place: hashlib.sha256(file.content).hexdigest() for file in sources}
-        yield Package((dpsweep, *shipped, str(job)), own, tuple(left_out), _bytes_of(dpsweep), digests)
+        yield ShippedCode((dpsweep, *shipped, str(job)), own, tuple(left_out), _bytes_of(dpsweep), digests)
 
 
 def read_job() -> JobDescription:
@@ -232,7 +232,7 @@ class SubmittedSweep:
 
     `id`: Ray's submission id. `sweep_id`: the same without the number of the attempt. `output`: the sweep's folder or
     URI, as the cluster sees it. `state`: Ray's name for it. `submitted`: seconds since 1970 UTC. `owner`, `priority`:
-    as its `Turn`. `code`: JSON of `Package.code`.
+    as its `Turn`. `code`: JSON of `ShippedCode.code`.
     """
 
     id: str
@@ -326,7 +326,7 @@ class SubmittedSweeps:
         self,
         sweep_id: str,
         output: str,
-        package: Package,
+        package: ShippedCode,
         environment: Mapping[str, str],
         turn: Turn,
         warn: Warn,

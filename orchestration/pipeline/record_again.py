@@ -30,7 +30,7 @@ from dpsweep.orchestration.store.layout import SweepFiles, absolute
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import LOST, PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
@@ -39,7 +39,7 @@ from dpsweep.orchestration.tracking.opening import open_tracker
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder
 from dpsweep.orchestration.tracking.tracker import tracked
 
-Show = Callable[[Recording], None]
+Show = Callable[[RecordingStatus], None]
 
 
 def record_again(
@@ -47,7 +47,7 @@ def record_again(
     tracking_uri: str | None,
     show: Show = lambda recording: None,
     warn: Callable[[str], None] = lambda sentence: None,
-) -> Recording:
+) -> RecordingStatus:
     """Record a stored sweep, and its tuning, in MLflow; what is there already is kept, and nothing is recorded twice.
 
     `tracking_uri`: by default the store that the sweep's driver recorded in, else the SQLite store in the sweep's
@@ -84,7 +84,7 @@ def _end_elsewhere(files: SweepFiles, uri: str) -> str:
     return end_abandoned(files, replace(before, heartbeat=0.0))
 
 
-def _recorded(files: SweepFiles, uri: str, show: Show) -> Recording:
+def _recorded(files: SweepFiles, uri: str, show: Show) -> RecordingStatus:
     record = checked_record(files)
     data = record.data()
     trials = {trial.key: trial for trial in data.trials}
@@ -119,19 +119,19 @@ class _Status:
         self._last = NOTHING_RECORDED
         self._written = 0.0
 
-    def __call__(self, recording: Recording) -> None:
+    def __call__(self, recording: RecordingStatus) -> None:
         self._last = recording
         self._show(recording)
         if recording.goes_on and time.monotonic() - self._written >= PERIOD:
             self._written = time.monotonic()
             self._write("recording")
 
-    def begin(self, recording: Recording) -> None:
+    def begin(self, recording: RecordingStatus) -> None:
         """Note where it is recorded before MLflow shows a run as running, so that after a kill whoever asks ends it."""
         self(recording)
         self._write("recording")
 
-    def end(self, recording: Recording) -> None:
+    def end(self, recording: RecordingStatus) -> None:
         """Note how the recording ended: an interrupted sweep stays interrupted."""
         before = self._before
         if before is None:

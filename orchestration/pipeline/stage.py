@@ -32,7 +32,7 @@ from dpsweep.orchestration.store.layout import SweepFiles, output_files
 from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, NOTHING_SPENT, Limits, Spent, Turn
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.store.status import Recording, SweepStatus, TrialStatus
+from dpsweep.orchestration.store.status import RecordingStatus, SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.manifest import Manifest, opened, past_of, read_manifest, write_manifest
 from dpsweep.orchestration.sweeps.planned import Plan, accept
@@ -61,7 +61,7 @@ class Outcome:
     tracking_uri: str
     seconds: float
     stopped: str | None = None
-    recording: Recording | None = None
+    recording: RecordingStatus | None = None
     decision: tuple[str, ...] = ()
     unknown_cost: str = ""
     spent: Spent = NOTHING_SPENT
@@ -107,7 +107,7 @@ class RunRequest:
     connect: Connect = own_connection
     spent: Spent = NOTHING_SPENT
     goes_on: Callable[[SweepRecord], bool] = is_over
-    unrecorded: Recording | None = None
+    unrecorded: RecordingStatus | None = None
 
     def of(self, text: str) -> RunRequest:
         """Return the request for ``text`` in place of the sweep's file.
@@ -346,7 +346,7 @@ def _versions_warning(before: Mapping[str, str], now: Mapping[str, str]) -> str:
 
 def recording_in(
     uri: str, tracker: Tracker, files: SweepFiles, sweep_id: str, experiment: str | None = None
-) -> Recording | None:
+) -> RecordingStatus | None:
     """Return the recording of a sweep at its start; None without MLflow. experiment: by default `experiment_name`."""
     if uri == NO_TRACKING:
         return None
@@ -355,6 +355,6 @@ def recording_in(
     page = f"{server}/{tracker.address(sweep_id)}"
     elsewhere = "" if uri == embedded_tracking_uri(files.local_folder) else f" --tracking-uri {shlex.quote(known)}"
     command = f"dpsweep record {shlex.quote(files.root)}{elsewhere}"
-    begun = Recording(store=known, page=page, experiment=experiment or experiment_name(), command=command)
+    begun = RecordingStatus(store=known, page=page, experiment=experiment or experiment_name(), command=command)
     note_given(begun, sweep_id, files)
     return begun

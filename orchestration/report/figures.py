@@ -36,7 +36,7 @@ def look_of(shown: Format) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class Axis:
+class FigureAxis:
     """A number of a trial as an axis of a figure. look: keys of plotly."""
 
     title: str
@@ -65,7 +65,7 @@ class Scene:
         return group_metric(task_called(self.task).main)
 
 
-_EPSILON_AXIS = Axis("worst-case ε (log scale)", epsilon, {"type": "log", "tickformat": ".3~g", "dtick": "D2"})
+_EPSILON_AXIS = FigureAxis("worst-case ε (log scale)", epsilon, {"type": "log", "tickformat": ".3~g", "dtick": "D2"})
 
 
 def utility_fairness(scene: Scene) -> Plot | None:
@@ -101,18 +101,18 @@ def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
     }
 
 
-def total_axis(scene: Scene, where: str = " on test data") -> Axis:
+def total_axis(scene: Scene, where: str = " on test data") -> FigureAxis:
     """Return the axis of the accuracy on all test examples, or of the main score of the task."""
-    return Axis(f"{spoken(scene.main)}{where}", main, look_of(scene.main.format))
+    return FigureAxis(f"{spoken(scene.main)}{where}", main, look_of(scene.main.format))
 
 
-def worst_axis(scene: Scene) -> Axis:
+def worst_axis(scene: Scene) -> FigureAxis:
     """Return the axis of the worst-group metric that the sweep compares settings by."""
     of = scene.worst_group
-    return Axis(f"{spoken_worst(of)} of the worst-served group", of.value, look_of(of.format))
+    return FigureAxis(f"{spoken_worst(of)} of the worst-served group", of.value, look_of(of.format))
 
 
-def _privacy(scene: Scene, y: Axis) -> Plot | None:
+def _privacy(scene: Scene, y: FigureAxis) -> Plot | None:
     """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
     private = [setting for setting in scene.settings if not setting.is_baseline]
     if len(levels(private)) < 2:
@@ -128,7 +128,7 @@ def _privacy(scene: Scene, y: Axis) -> Plot | None:
     return figure
 
 
-def _scatter(scene: Scene, x: Axis, y: Axis) -> Plot:
+def _scatter(scene: Scene, x: FigureAxis, y: FigureAxis) -> Plot:
     """Return one marker per setting at its mean over seeds, whiskers over their range, a faint dot per seed."""
     figure = blank(height=430)
     style, front = scene.style, best_trade_offs(scene.settings, scene.worst_group, scene.useless)

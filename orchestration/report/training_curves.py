@@ -26,7 +26,7 @@ from dpsweep.orchestration.comparison.rate_metrics import spoken
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.statistics import spread
 from dpsweep.orchestration.report.figures import (
-    Axis,
+    FigureAxis,
     Scene,
     apart,
     blank,
@@ -316,7 +316,7 @@ def _line_of(setting: Setting, name: str) -> tuple[object, ...]:
     return (*setting.method, *(setting.labels.get(each) for each in COMPARED if each != name.partition(".")[0]))
 
 
-def _curve(scene: Scene, name: str, up: Axis) -> Plot:
+def _curve(scene: Scene, name: str, up: FigureAxis) -> Plot:
     figure = blank(height=320)
     methods: dict[tuple[object, ...], list[tuple[float, Setting]]] = {}
     for setting in scene.settings:

@@ -35,7 +35,7 @@ _NO_WORD = (StorageError, InvalidInput)
 
 
 @dataclass(frozen=True)
-class Claim:
+class DriverClaim:
     """The claim of the driver that runs a sweep. renewed: seconds since 1970 UTC, or 0 once the driver has ended."""
 
     token: str
@@ -86,7 +86,7 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
 
     period: seconds between renewals. Raises: InvalidInput when another driver renews its claim.
     """
-    mine = Claim(secrets.token_hex(8), socket.gethostname(), os.getpid(), time.time())
+    mine = DriverClaim(secrets.token_hex(8), socket.gethostname(), os.getpid(), time.time())
     while True:
         _await_free(uri, period)
         _write(uri, replace(mine, renewed=time.time()))
@@ -126,7 +126,7 @@ def _await_free(uri: str, period: float) -> None:
             )
 
 
-def _renew(uri: str, mine: Claim, over: threading.Event) -> None:
+def _renew(uri: str, mine: DriverClaim, over: threading.Event) -> None:
     with contextlib.suppress(*_NO_WORD):
         if not _is_ours(uri, mine):
             over.set()
@@ -135,24 +135,24 @@ def _renew(uri: str, mine: Claim, over: threading.Event) -> None:
             _write(uri, replace(mine, renewed=time.time()))
 
 
-def _is_ours(uri: str, mine: Claim) -> bool:
+def _is_ours(uri: str, mine: DriverClaim) -> bool:
     found = _read(uri)
     return found is None or found.token == mine.token
 
 
-def _read(uri: str) -> Claim | None:
+def _read(uri: str) -> DriverClaim | None:
     """Return the claim, if there is one. It is read twice if it seems damaged, as it is cut if it is replaced
     meanwhile.
     """
     try:
         with contextlib.suppress(ValueError, TypeError):
-            return Claim(**parsed_json(read_bytes(uri)))
-        return Claim(**parsed_json(read_bytes(uri)))
+            return DriverClaim(**parsed_json(read_bytes(uri)))
+        return DriverClaim(**parsed_json(read_bytes(uri)))
     except FileNotFoundError:
         return None
     except (ValueError, TypeError) as error:
         raise InvalidInput(f"{uri} is damaged; delete it when no dpsweep is running there") from error
 
 
-def _write(uri: str, claim: Claim) -> None:
+def _write(uri: str, claim: DriverClaim) -> None:
     write_bytes_atomically(uri, json.dumps(asdict(claim)).encode())

@@ -23,7 +23,7 @@ from dpsweep.workers.training.history import Progress
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingStatus:
     """The number of trials of a sweep that are recorded in MLflow.
 
     `recorded`, `trials`: trials recorded as they ended, of those to record; both 0 until all trials have ended.
@@ -59,7 +59,7 @@ class Recording:
     def line(self) -> str:
         """Return how far it is, and why the last attempt failed.
 
-        >>> Recording(39, 300, 4.2).line(), Recording(300, 300, 4.2).line()
+        >>> RecordingStatus(39, 300, 4.2).line(), RecordingStatus(300, 300, 4.2).line()
         ('recording in MLflow, 39 of 300, 4 a second', 'recording in MLflow, 300 of 300, now their comparison')
         """
         pace = f"{self.per_second:.0f} a second" if self.per_second >= 1.0 else f"{60.0 * self.per_second:.0f} a minute"
@@ -78,7 +78,7 @@ class Recording:
         return f"{what}{why}; `{self.command}` records the rest"
 
 
-NOTHING_RECORDED: Final = Recording()
+NOTHING_RECORDED: Final = RecordingStatus()
 
 
 @dataclass(frozen=True)
@@ -187,7 +187,7 @@ class SweepStatus:
         self.began, self._began = time.time(), time.monotonic()
         self.goes_on = False
         """Whether the run adds trials when these have ended."""
-        self.recording: Recording | None = None
+        self.recording: RecordingStatus | None = None
         """How far the recording in MLflow has come; None without MLflow."""
 
     @property

@@ -28,7 +28,7 @@ from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.limits import NOTHING_SPENT, Spent
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.workers.machine.memory import DeviceUse
 
 PERIOD = 5.0
@@ -130,7 +130,7 @@ class SweepSnapshot:
     parts: int = 0
     shard_bytes: int = 0
     told: tuple[str, ...] = ()
-    recording: Recording | None = None
+    recording: RecordingStatus | None = None
 
     def counts(self) -> Mapping[TrialState, int]:
         """Return the number of trials by state; 0 for a state that no trial is in."""

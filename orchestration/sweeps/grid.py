@@ -32,7 +32,7 @@ from dpsweep.workers.spec import AttackSpec, Component, NoiseSpec, TrialSpec, Us
 BASELINE = "none"
 """The clipping method of a non-private baseline."""
 
-Axes = Mapping[str, Sequence[tuple[int, Any]]]
+AxisChoices = Mapping[str, Sequence[tuple[int, Any]]]
 """The values of each axis with their indices in the sweep's list, by name of the axis."""
 Chosen = Mapping[str, tuple[int, Any]]
 """One value of each axis, with its index."""
@@ -51,7 +51,7 @@ def values_of(chosen: Chosen) -> Choice:
     return {axis: value for axis, (_, value) in chosen.items()}
 
 
-def combinations(axes: Axes) -> Iterator[Chosen]:
+def combinations(axes: AxisChoices) -> Iterator[Chosen]:
     """Yield the product of all axes."""
     for chosen in itertools.product(*axes.values()):
         yield dict(zip(axes, chosen, strict=True))
@@ -84,12 +84,12 @@ _SHARED: Final = (
 )
 
 
-def shared_axes(sweep: SweepSpec) -> Axes:
+def shared_axes(sweep: SweepSpec) -> AxisChoices:
     """Return the axes that private trials and baselines share."""
     return {**{axis: _placed(getattr(sweep, axis)) for axis in _SHARED}, "seed": _placed(sweep.seeds)}
 
 
-def private_axes(sweep: SweepSpec) -> Axes:
+def private_axes(sweep: SweepSpec) -> AxisChoices:
     """Return the axes that only private trials have: clipping, schedule, target ``epsilon`` or noise ``sigma``, and
     how users are protected.
     """

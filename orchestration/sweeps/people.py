@@ -24,7 +24,7 @@ from dpsweep.workers.sampling.rows_per_user import RELEASE, median_rows, release
 from dpsweep.workers.sampling.users import population, rows_kept
 from dpsweep.workers.spec import UserSampling, UserSpec
 
-Verdict = Literal["els", "uls", "unknown", "unreachable", "els_alone"]
+WayVerdict = Literal["els", "uls", "unknown", "unreachable", "els_alone"]
 """The way with less noise; ``unknown`` where that depends on how alike the rows of a user are, ``unreachable`` where no
 noise meets the target. ``els_alone`` where only that is proven."""
 
@@ -49,7 +49,7 @@ class Way:
 
 
 @dataclass(frozen=True)
-class Comparison:
+class WaysCompared:
     """The ways that trials with this target may take on one data set, and which has less noise.
 
     `rows`, `steps`: gradients of rows of a step, and steps, equal for all. `parameters`: of the model, or None.
@@ -64,12 +64,12 @@ class Comparison:
     users: int
     parameters: int | None
     ways: tuple[Way, ...]
-    verdict: Verdict
+    verdict: WayVerdict
     els: Way | None
     uls: Way | None
 
 
-def comparisons(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Iterator[Comparison]:
+def comparisons(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> Iterator[WaysCompared]:
     """Yield one comparison for each data set and target of the private trials, by the rows per user. They are
     declared, or read off the data where the adjacency takes them as known.
 
@@ -94,7 +94,7 @@ def _compared(
     target: float,
     histogram: RowsPerUser,
     samplings: Sequence[UserSampling],
-) -> Comparison:
+) -> WaysCompared:
     """Compare these ``samplings``, each with caps of 1, 2, 4, ... rows and the median; with those that were counted
     (`RowsKept`) if rows may have several owners.
     """
@@ -117,7 +117,7 @@ def _compared(
                 noise = sigma / drawn
                 used = remaining[most] / total
                 ways.append(Way(sampling, most, sigma, drawn, used, noise, noise / _shorter(sampling, mean_rows)))
-    return Comparison(
+    return WaysCompared(
         trial.dataset.name,
         target,
         trial.spec.delta,
@@ -130,7 +130,7 @@ def _compared(
     )
 
 
-def _alone(ways: Sequence[Way], median: int) -> tuple[Verdict, Way | None, Way | None]:
+def _alone(ways: Sequence[Way], median: int) -> tuple[WayVerdict, Way | None, Way | None]:
     """Return the verdict of `_best` where only ``els`` is proven: the largest cap up to the median number of rows."""
     best = max((way for way in ways if way.most <= median), key=lambda way: way.most, default=None)
     return ("unreachable" if best is None else "els_alone"), best, None
@@ -170,7 +170,7 @@ def _noise_multiplier(
         return None
 
 
-def _best(ways: Sequence[Way], median: int) -> tuple[Verdict, Way | None, Way | None]:
+def _best(ways: Sequence[Way], median: int) -> tuple[WayVerdict, Way | None, Way | None]:
     """Return the verdict at the median number of rows per user, and the best of each way.
 
     ``els`` keeps the median number of rows: more would add noise for the rows of few. ``uls`` keeps at least as many,

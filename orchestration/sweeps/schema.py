@@ -22,16 +22,16 @@ from dpsweep.orchestration.sweeps.sections import (
     Attacks,
     Audit,
     Axis,
+    AxisGroups,
     BaselineSettings,
     CompareSettings,
-    Data,
+    DataField,
     Execution,
     Named,
     Norms,
-    Pairs,
     PrivacySettings,
     ResourceSettings,
-    Sampling,
+    SamplingField,
     SchedulerSettings,
     Several,
     SweepSection,
@@ -147,7 +147,7 @@ class SweepSpec(SweepSection):
     """Name of the sweep and its default folder; at most 100 characters."""
     drafted: bool = False
     """Values that ``dpsweep init`` read off the rows are not confirmed yet: no epsilon is a guarantee."""
-    data: Axis[Data]
+    data: Axis[DataField]
     """A data source and its splits."""
     model: Axis[Named]
     """The model, or a function of your own."""
@@ -163,7 +163,7 @@ class SweepSpec(SweepSection):
     """Random changes of the training examples."""
     averaging: Axis[Named | None] = (None,)
     """Average of the parameters over steps; the averaged model is evaluated and kept."""
-    sampling: Axis[Sampling]
+    sampling: Axis[SamplingField]
     """How batches are drawn."""
     epochs: Axis[Epochs]
     """Length of training; an epoch has n / batch_size steps, rounded up."""
@@ -211,7 +211,7 @@ class SweepSpec(SweepSection):
     """Hyperparameters that each setting tunes before settings are compared."""
     adapted: Adapted | None = None
     """Tuned values of a sweep with ``tune``; written by dpsweep."""
-    zip: Pairs | None = None
+    zip: AxisGroups | None = None
     """Axes that vary together, such as ``[clipping, optimizer]``, or several such lists."""
 
     @property

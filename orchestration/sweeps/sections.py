@@ -131,10 +131,10 @@ Named = Annotated[Component, BeforeValidator(_component)]
 Several = Annotated[tuple[T, ...], BeforeValidator(_as_tuple)]
 Axis = Annotated[Several[T], Field(min_length=1)]
 Quantity = Annotated[float, AfterValidator(_quantity)]
-Data = Annotated[DataSpec, BeforeValidator(_data)]
-Pairs = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_groups), Field(min_length=1)]
-Sampling = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]
-Budget = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
+DataField = Annotated[DataSpec, BeforeValidator(_data)]
+AxisGroups = Annotated[tuple[tuple[str, ...], ...], BeforeValidator(_as_groups), Field(min_length=1)]
+SamplingField = Annotated[SamplingSpec, BeforeValidator(_known_keys_of(SamplingSpec))]
+BudgetField = Annotated[BudgetSpec, BeforeValidator(_known_keys_of(BudgetSpec))]
 Norms = Annotated[NormSpec, BeforeValidator(_norms)]
 Attacks = Annotated[AttackSpec, BeforeValidator(_known_keys_of(AttackSpec))]
 Audit = Annotated[AuditSpec, BeforeValidator(_known_keys_of(AuditSpec))]
@@ -158,7 +158,7 @@ OWN_NOISE: Final = "noise_multiplier"
 """Parameter of a noise schedule that fixes its initial noise multiplier; such a schedule is not calibrated."""
 ONE_LEVEL: Final = "give exactly one of target_epsilon (calibrated) and noise_multiplier (as given)"
 
-Users = Annotated[int, Field(ge=1)]
+UserCount = Annotated[int, Field(ge=1)]
 
 
 def _whole_key(value: object) -> object:
@@ -169,7 +169,7 @@ def _whole_key(value: object) -> object:
 class RowsPerUserSettings(SweepSection):
     """Numbers of rows per user, by which ``dpsweep plan`` recommends a way to protect users (users.md)."""
 
-    users: Annotated[dict[Annotated[MaxRecords, BeforeValidator(_whole_key)], Users], Field(min_length=1)]
+    users: Annotated[dict[Annotated[MaxRecords, BeforeValidator(_whole_key)], UserCount], Field(min_length=1)]
     """Number of users by their number of rows. It changes no trial."""
     noise_multiplier: Annotated[float, Field(ge=1.0)] | None = None
     """Noise that these numbers were released with, which every private trial pays for; leave it out only if they are
@@ -190,7 +190,7 @@ class PrivacySettings(SweepSection):
     """Epsilon of everything that a private trial releases; its noise is calibrated to it."""
     noise_multiplier: Axis[NoiseMultiplier] | None = None
     """Noise standard deviation divided by sensitivity; with a schedule, its initial value."""
-    budget: Budget | None = None
+    budget: BudgetField | None = None
     """Training stops before the first epoch that would exceed this budget."""
     adjacency: Adjacency | None = None
     """Adjacency of the claims; by default that of the sampling. ``fixed_graph``, of users whose rows may have several

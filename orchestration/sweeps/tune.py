@@ -22,7 +22,7 @@ from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, Random
 from dpsweep.accounting.mechanism.trace import Selection
 from dpsweep.accounting.registry import one_of
 from dpsweep.orchestration.sweeps.identity import content
-from dpsweep.orchestration.sweeps.sections import Data, Several, SweepSection
+from dpsweep.orchestration.sweeps.sections import DataField, Several, SweepSection
 from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.workers.own_code.imports import is_import_path
 from dpsweep.workers.spec import AttackSpec, Component, DataPart, DataSpec, Seed, TrialSpec, name_in
@@ -100,7 +100,7 @@ class TuneSettings(SweepSection):
     """``public``: tuning trains on ``data`` alone; ``private_selection``: each trial is the best of a random number of
     candidates; ``exponential_mechanism``: it is chosen among candidates on disjoint parts of the data. The target
     epsilon covers these two. ``unaccounted``: no epsilon covers the selection."""
-    data: Data | None = None
+    data: DataField | None = None
     """The public data set of ``privacy: public``; none of its records may be private."""
     trials: Annotated[float, Field(gt=1.0, le=_MOST_CANDIDATES)] | None = None
     """For ``private_selection``: expected number of candidates of each trial."""

@@ -136,7 +136,7 @@ _NAMES_A_FILE: Final = bytes.fromhex("d9d505f920a163d7")
 """Last bytes of a journal that names another file (SQLite, pager.c: `readSuperJournal`)."""
 _RUNS: Final = "SELECT type, name, sql FROM sqlite_master WHERE type NOT IN ('table', 'index') OR rootpage = 0"
 _ELSEWHERE: Final = "--tracking-uri names another store, or `none`"
-Parts = frozenset[tuple[str, str, str]]
+AddressParts = frozenset[tuple[str, str, str]]
 """Type, name and SQL of parts of a schema."""
 
 
@@ -163,13 +163,13 @@ def require_own_journal(file: Path) -> None:
         )
 
 
-def runs_by_itself(file: Path) -> Parts:
+def runs_by_itself(file: Path) -> AddressParts:
     """Return the parts of a database's schema that run when others are read or written. Raises: sqlite3.Error."""
     with contextlib.closing(sqlite3.connect(file)) as store:
         return frozenset(store.execute(_RUNS))
 
 
-def require_schema(file: Path, known: Parts) -> None:
+def require_schema(file: Path, known: AddressParts) -> None:
     """Refuse a database that runs anything which is not ``known``; one that is damaged is left to who opens it.
 
     Raises: TrackingUnavailable; sqlite3.OperationalError where it cannot be read now.

@@ -31,7 +31,7 @@ from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records.files import write_bytes_atomically
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.store.layout import DATABASE
-from dpsweep.orchestration.tracking.addresses import Parts, file_of, is_server, require_schema, runs_by_itself
+from dpsweep.orchestration.tracking.addresses import AddressParts, file_of, is_server, require_schema, runs_by_itself
 from dpsweep.orchestration.tracking.requests import Timed
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING, TrackingUnavailable
 from dpsweep.workers.machine.folders import CACHE
@@ -95,7 +95,7 @@ def _empty() -> Path:
     return CACHE.expanduser().resolve() / f"mlflow-{mlflow.__version__}.db"
 
 
-def _parts_of_mlflow() -> Parts:
+def _parts_of_mlflow() -> AddressParts:
     """Return what runs by itself in a store that this version of MLflow makes."""
     with contextlib.suppress(sqlite3.Error):
         if _empty().is_file():

@@ -13,19 +13,19 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.remembered import is_noted, note
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
 
-def note_given(recording: Recording, sweep_id: str, files: SweepFiles) -> None:
+def note_given(recording: RecordingStatus, sweep_id: str, files: SweepFiles) -> None:
     """Note that this user records the sweep in a store, named without its password, and in an experiment there."""
     note(_fact(recording, sweep_id, files))
 
 
-def is_given(recording: Recording, sweep_id: str, files: SweepFiles) -> bool:
+def is_given(recording: RecordingStatus, sweep_id: str, files: SweepFiles) -> bool:
     """Return whether this user has recorded the sweep, or its candidates, in this store and experiment before."""
     return any(is_noted(_fact(recording, sweep_id, each)) for each in (files, files.of_tuning))
 
@@ -77,5 +77,5 @@ def given_experiment(uri: str, files: SweepFiles) -> str:
     )
 
 
-def _fact(recording: Recording, sweep_id: str, files: SweepFiles) -> str:
+def _fact(recording: RecordingStatus, sweep_id: str, files: SweepFiles) -> str:
     return repr(("store", recording.store, recording.experiment, sweep_id, files.root))

@@ -34,7 +34,7 @@ from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.tracking.addresses import probe, reported, require_location
 from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, every_page, timed
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
-from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL, Compared, valid_name
+from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL, TrackedComparison, valid_name
 from dpsweep.orchestration.tracking.requests import each
 from dpsweep.workers.training.history import read_training_result
 
@@ -82,7 +82,9 @@ class ModelLog:
         """Request the existing models again next time; to be called after an error."""
         self._models = None
 
-    def record(self, compared: Compared, trials: Mapping[str, PublishedTrial], runs: Mapping[str, str]) -> None:
+    def record(
+        self, compared: TrackedComparison, trials: Mapping[str, PublishedTrial], runs: Mapping[str, str]
+    ) -> None:
         """Record the models of the best settings, with weights, and the numbers of all models that MLflow has.
 
         runs: run id by the key of the trial. The model of a setting is that of its first seed. It gets the means over

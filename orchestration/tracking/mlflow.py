@@ -47,7 +47,7 @@ from dpsweep.orchestration.tracking.plain_comparison import (
     SETTING,
     SWEEP,
     TRIAL,
-    Compared,
+    TrackedComparison,
     rounded,
     shared_view,
     spreads,
@@ -140,7 +140,7 @@ class MlflowTracker:
             )
         return self._parent
 
-    def compare_by(self, compared: Compared) -> None:
+    def compare_by(self, compared: TrackedComparison) -> None:
         self._compared = compared
 
     def log_trial(self, trial: PublishedTrial) -> str:
@@ -174,7 +174,7 @@ class MlflowTracker:
             tags = {"sensitive": "true"} if release_mode(data.disclosure).is_sensitive else {}
             self._written.write(self._parent, tags={**tags, **self._log_groups(data.trials)})
 
-    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
+    def log_comparison(self, compared: TrackedComparison, sentences: Sequence[str]) -> None:
         with self._reported("cannot record the comparison in"):
             self._require_parent()
             for trial in self._trials.values():

@@ -46,7 +46,7 @@ MOST_MODELS: Final = 5
 
 
 @dataclass(frozen=True)
-class Compared:
+class TrackedComparison:
     """The comparison of settings as a tracker records it.
 
     `numbers`: by trial, the numbers by which its setting is ordered and shown, under their names in MLflow. `short`: as
@@ -66,10 +66,10 @@ class Compared:
     knows_cost: bool
 
 
-def comparison(found: Findings) -> Compared:
+def comparison(found: Findings) -> TrackedComparison:
     """Return the comparison of the settings of a sweep."""
     best = found.best(found.main.name)
-    return Compared(
+    return TrackedComparison(
         _numbers(found),
         short_names(found),
         {setting.first_seed.key: _means(found, setting) for setting in found.private},
@@ -81,7 +81,7 @@ def comparison(found: Findings) -> Compared:
     )
 
 
-NOTHING_COMPARED: Final = Compared({}, {}, {}, frozenset(), "", {}, {}, False)
+NOTHING_COMPARED: Final = TrackedComparison({}, {}, {}, frozenset(), "", {}, {}, False)
 
 
 def _numbers(found: Findings) -> dict[str, dict[str, float]]:
@@ -150,7 +150,7 @@ def setting_value(name: str) -> str:
     return f"setting/{name}_corrected"
 
 
-def shared_view(sweep_id: str, compared: Compared) -> str:
+def shared_view(sweep_id: str, compared: TrackedComparison) -> str:
     """Return the state of MLflow's table of runs that compares the trials of the sweep, the best by worst-group metric
     first.
 

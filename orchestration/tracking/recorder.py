@@ -11,7 +11,7 @@ from dataclasses import replace
 from typing import Final
 
 from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus
 from dpsweep.orchestration.tracking.requests import each, within
 from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 
@@ -42,8 +42,8 @@ class TrackingRecorder:
         self,
         tracker: Tracker,
         current: Callable[[str], PublishedTrial],
-        begun: Recording = NOTHING_RECORDED,
-        told: Callable[[Recording], None] = lambda recording: None,
+        begun: RecordingStatus = NOTHING_RECORDED,
+        told: Callable[[RecordingStatus], None] = lambda recording: None,
     ) -> None:
         self._tracker, self._current, self._begun, self._told = tracker, current, begun, told
         self._recorded: dict[str, PublishedTrial] = {}
@@ -122,7 +122,7 @@ class TrackingRecorder:
         self._told(self.recording)
 
     @property
-    def recording(self) -> Recording:
+    def recording(self) -> RecordingStatus:
         """Return how many of the trials to record are recorded as they ended, the recent pace, and whether it is
         over.
         """

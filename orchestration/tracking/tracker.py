@@ -25,7 +25,7 @@ from dpsweep.orchestration.store.published import (
     PublishedTrial,
     task_of,
 )
-from dpsweep.orchestration.tracking.plain_comparison import Compared
+from dpsweep.orchestration.tracking.plain_comparison import TrackedComparison
 
 EXPERIMENT = "dpsweep"
 """Name of the MLflow experiment of all sweeps."""
@@ -81,7 +81,7 @@ class Tracker(Protocol):
         `anew`: keys of trials that start again; their old runs are deleted.
         """
 
-    def compare_by(self, compared: Compared) -> None:
+    def compare_by(self, compared: TrackedComparison) -> None:
         """Record with each trial from now on the number by which its setting is compared; `log_comparison` adds it to
         those that are recorded already. Sends nothing itself."""
 
@@ -95,7 +95,7 @@ class Tracker(Protocol):
         """Attach the files of a local folder, the report and its main figures, with data and groups to the parent run;
         tag the run if they are sensitive."""
 
-    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
+    def log_comparison(self, compared: TrackedComparison, sentences: Sequence[str]) -> None:
         """Record the models of the best settings, and add the headline to the parent run.
 
         The headline is the best private setting with its numbers, and the ``sentences``.
@@ -179,7 +179,7 @@ class NoTracker:
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         return ""
 
-    def compare_by(self, compared: Compared) -> None:
+    def compare_by(self, compared: TrackedComparison) -> None:
         return
 
     def log_trial(self, trial: PublishedTrial) -> str:
@@ -188,7 +188,7 @@ class NoTracker:
     def log_report(self, pages: Path, data: PublishedSweep) -> None:
         return
 
-    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
+    def log_comparison(self, compared: TrackedComparison, sentences: Sequence[str]) -> None:
         return
 
     def close(self, status: RunStatus = "FINISHED") -> None:

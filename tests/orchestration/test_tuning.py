@@ -24,7 +24,7 @@ from dpsweep.orchestration.pipeline.run import best_candidates
 from dpsweep.orchestration.pipeline.stage import run_stage
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from tests.known import known
 from tests.orchestration.reference import assert_same_trial
 from tests.orchestration.sample_grids import in_process, small
@@ -223,7 +223,7 @@ def test_candidates_that_mlflow_lacks_are_named_at_the_end(
 ) -> None:
     """They are trained all the same where MLflow has gone away, and were refused."""
     asked = replace(request(tmp_path, seeds=[0], tune=None, clipping="flat"), tracking_uri="http://127.0.0.1:1")
-    lacking = Recording(recorded=1, trials=2, failure="away", command=f"dpsweep record {asked.files.tuning}")
+    lacking = RecordingStatus(recorded=1, trials=2, failure="away", command=f"dpsweep record {asked.files.tuning}")
     monkeypatch.setattr(run, "_run_candidates", lambda asked, display: replace(outcome, recording=lacking))
     monkeypatch.setattr(run, "_run_tuned", lambda asked, display, winners: run_stage(asked, display))
     monkeypatch.setattr(run, "best_candidates", lambda record: {})

@@ -90,10 +90,10 @@ class PrivateMedian:
         return min(max(self.median_multiple * math.exp(0.5 * (low + high)), SMALLEST_BOUND), LARGEST_BOUND)
 
 
-Bound = float | PrivateMedian | Mapping[str, Any]
+NormBound = float | PrivateMedian | Mapping[str, Any]
 
 
-def initial_bound(bound: Bound) -> float | PrivateMedian:
+def initial_bound(bound: NormBound) -> float | PrivateMedian:
     """Return the checked bound that the user gave, as a number or as the fields of a `PrivateMedian`.
 
     Raises: InvalidInput for unknown keys and numbers out of range.
@@ -111,7 +111,7 @@ def initial_bound(bound: Bound) -> float | PrivateMedian:
     return PrivateMedian(**bound)
 
 
-def released_bound(bound: Bound, norms: Callable[[], Tensor], draw: Callable[[float], float]) -> float:
+def released_bound(bound: NormBound, norms: Callable[[], Tensor], draw: Callable[[float], float]) -> float:
     """Return the initial bound as a number; a private median is released here.
 
     `norms`: returns gradient norms [n] on any device; called only for a median, and used only through noisy answers.
@@ -273,7 +273,7 @@ class ClippingMethod(ABC):
     bound: the initial clipping bound C, a number or the fields of a `PrivateMedian`.
     """
 
-    bound: Bound = 1.0
+    bound: NormBound = 1.0
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "bound", initial_bound(self.bound))

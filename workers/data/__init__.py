@@ -35,7 +35,7 @@ from dpsweep.workers.data.given import (
 from dpsweep.workers.data.idx import fashion_mnist, mnist
 from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.label_columns import TableTask
-from dpsweep.workers.data.mapped import Form, once_on_node
+from dpsweep.workers.data.mapped import RowForm, once_on_node
 from dpsweep.workers.data.masks import image_masks
 from dpsweep.workers.data.new_rows import Columns, NewRows, encoded_rows, table_columns
 from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
@@ -198,9 +198,9 @@ __all__ = [
     "ColumnProfile",
     "Columns",
     "Dataset",
-    "Form",
     "NewRows",
     "Preparation",
+    "RowForm",
     "Scaling",
     "Source",
     "Split",

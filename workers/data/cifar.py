@@ -15,7 +15,7 @@ from PIL import Image
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
 from dpsweep.workers.data.base import Source, Split, make_split
 from dpsweep.workers.data.images import colours
-from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of_parts
+from dpsweep.workers.data.mapped import RowBlocks, RowForm, cached_columns, digest_of_parts
 from dpsweep.workers.data.preparations import pixels
 from dpsweep.workers.data.source_files import PICTURES, UNREADABLE, locate, reading
 
@@ -69,13 +69,13 @@ def _read_jpegs(path: Path, cache: str | None, first_id: int = 0) -> Split:
         raise DataCorruption(f"{path} has a picture without image_jpeg or label; replace the file")
     labels = table["label"].to_numpy().astype(np.int64)
 
-    def decoded() -> Blocks:
+    def decoded() -> RowBlocks:
         return ([_decode(jpeg.as_py(), path, row)[None]] for row, jpeg in enumerate(table["image_jpeg"]))
 
     def key() -> str:
         return digest_of_parts("cifar10", path.read_bytes())
 
-    (pictures,), place = cached_columns(cache, key, [Form(torch.uint8, (3, 32, 32))], len(labels), decoded)
+    (pictures,), place = cached_columns(cache, key, [RowForm(torch.uint8, (3, 32, 32))], len(labels), decoded)
     return replace(make_split(pictures, labels, first_id=first_id), place=place)
 
 

@@ -19,7 +19,7 @@ from torch import Tensor
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Indices, Source, Split, make_split, numbered, repeated
-from dpsweep.workers.data.mapped import Blocks, Form, digest_of_parts, once_on_node
+from dpsweep.workers.data.mapped import RowBlocks, RowForm, digest_of_parts, once_on_node
 from dpsweep.workers.data.preparations import pixels
 from dpsweep.workers.data.source_files import PICTURES, reading, require_path
 from dpsweep.workers.data.tabular import attributes, intersected, intersected_indices
@@ -203,10 +203,10 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
         raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
     refuse_links(files)
 
-    def blocks() -> Blocks:
+    def blocks() -> RowBlocks:
         return ([_read_image(file, size)[None].numpy()] for file in files)
 
-    return once_on_node(lambda: _key(files, size), [Form(torch.uint8, (3, size, size))], len(files), blocks)[0]
+    return once_on_node(lambda: _key(files, size), [RowForm(torch.uint8, (3, size, size))], len(files), blocks)[0]
 
 
 def _key(files: Sequence[Path], size: int) -> str:

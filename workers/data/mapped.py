@@ -33,12 +33,12 @@ _BYTES_AT_ONCE: Final = 2**20
 """Approximate number of bytes copied at a time."""
 _ROOM: Final = 3
 """Free space that a run's own folder must have for columns, as a multiple of their bytes."""
-Blocks = Iterator[Sequence[npt.NDArray[Any]]]
+RowBlocks = Iterator[Sequence[npt.NDArray[Any]]]
 """Iterator over blocks of rows; each item holds the rows of one block, for every column."""
 
 
 @dataclass(frozen=True)
-class Form:
+class RowForm:
     """Type and shape of one row of a column."""
 
     dtype: torch.dtype
@@ -57,7 +57,7 @@ class ColumnFiles:
     folder: Path
     key: str
 
-    def columns(self, forms: Sequence[Form], blocks: Callable[[], Blocks]) -> tuple[Tensor, ...]:
+    def columns(self, forms: Sequence[RowForm], blocks: Callable[[], RowBlocks]) -> tuple[Tensor, ...]:
         """Return the columns, each a tensor [n, *shape]. blocks: their rows; called only if no process has written them
         yet.
 
@@ -89,7 +89,7 @@ class ColumnFiles:
         if len(at) <= _MAX_ROWS_IN_MEMORY:
             return None, tuple(column[at] for column in columns)
         place = ColumnFiles(self.folder, digest_of_parts(self.key, at.numpy().data))
-        forms = [Form(column.dtype, tuple(column.shape[1:])) for column in columns]
+        forms = [RowForm(column.dtype, tuple(column.shape[1:])) for column in columns]
         rows = max(1, _BYTES_AT_ONCE // sum(form.bytes for form in forms))
         return place, place.columns(
             forms, lambda: ([column[some].numpy() for column in columns] for some in at.split(rows))
@@ -97,7 +97,7 @@ class ColumnFiles:
 
 
 def cached_columns(
-    cache: str | None, key: Callable[[], str], forms: Sequence[Form], rows: int, blocks: Callable[[], Blocks]
+    cache: str | None, key: Callable[[], str], forms: Sequence[RowForm], rows: int, blocks: Callable[[], RowBlocks]
 ) -> tuple[tuple[Tensor, ...], ColumnFiles | None]:
     """Return the columns, and their place if it is the user's folder ``cache``. Other parameters: as of `once_on_node`.
 
@@ -110,7 +110,7 @@ def cached_columns(
 
 
 def once_on_node(
-    key: Callable[[], str], forms: Sequence[Form], rows: int, blocks: Callable[[], Blocks]
+    key: Callable[[], str], forms: Sequence[RowForm], rows: int, blocks: Callable[[], RowBlocks]
 ) -> tuple[Tensor, ...]:
     """Return the columns, written by the first trial of the run on this node and mapped by all others.
 
@@ -144,7 +144,7 @@ def _exclusively(lock: Path) -> Iterator[None]:
         yield
 
 
-def _write(files: Sequence[Path], blocks: Blocks) -> None:
+def _write(files: Sequence[Path], blocks: RowBlocks) -> None:
     """Write the columns to temporary files, and rename these when they are complete."""
     unfinished = [file.with_suffix(f"{file.suffix}.unfinished") for file in files]
     for file in unfinished:
@@ -159,7 +159,7 @@ def _write(files: Sequence[Path], blocks: Blocks) -> None:
         complete.replace(file)
 
 
-def _mapped(file: Path, form: Form) -> Tensor:
+def _mapped(file: Path, form: RowForm) -> Tensor:
     """Return the rows of a file as a private mapping: changes of the tensor do not reach the file."""
     rows = file.stat().st_size // form.bytes
     if rows == 0:

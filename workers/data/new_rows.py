@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.data.conventions import Convention
-from dpsweep.workers.data.spelling import Value, Values
+from dpsweep.workers.data.spelling import CellValue, CellValues
 from dpsweep.workers.data.table import (
     Declared,
     Range,
@@ -50,7 +50,7 @@ class Columns:
 
     features: Sequence[str]
     ranges: Mapping[str, Range]
-    categories: Mapping[str, Values]
+    categories: Mapping[str, CellValues]
     numbers: Mapping[str, Convention]
     unscaled: Sequence[str]
     hashed: Mapping[str, int]
@@ -124,7 +124,7 @@ def encoded_rows(path: str, columns: Columns) -> NewRows:
     DataCorruption for a file that cannot be read.
     """
     declared = columns.declared
-    lowered: dict[str, list[Value]] = {name: [] for name in columns.ignore_case}
+    lowered: dict[str, list[CellValue]] = {name: [] for name in columns.ignore_case}
     texts = lowered | declared.texts((), (), ())
     is_text = path.lower().endswith((".csv", ".tsv"))
     rows = read_table(path, texts, columns.encoding if is_text else None)

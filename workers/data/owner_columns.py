@@ -16,7 +16,7 @@ from dpsweep.workers.data.base import repeated
 from dpsweep.workers.data.owners import NOBODY, Ids
 from dpsweep.workers.data.tabular import as_text, holds_lists, indices
 
-User = str | Sequence[str] | None
+UserColumns = str | Sequence[str] | None
 """The column that says whose row it is, or several, whose rows may have as many owners."""
 _MOST_OWNERS: Final = 64
 """Most owners of a row."""
@@ -30,7 +30,7 @@ class OwnerColumns:
     separator: str | None
 
     @classmethod
-    def of(cls, user: User, separator: str | None) -> OwnerColumns:
+    def of(cls, user: UserColumns, separator: str | None) -> OwnerColumns:
         """Raises: InvalidInput for repeated names, and for a separator without a single column."""
         found = () if user is None else (user,) if isinstance(user, str) else tuple(user)
         if user is not None and (not found or repeated(found) is not None):

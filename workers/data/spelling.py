@@ -15,7 +15,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.tabular import as_text
 
-Value = str | bool | int | float
+CellValue = str | bool | int | float
 
 _BOOLEANS = ("false", "true")
 
@@ -24,13 +24,13 @@ def _value(value: object) -> object:
     """Return a declared value; YAML types other than text, numbers and booleans, such as dates, become text."""
     if value is None or (isinstance(value, float) and math.isnan(value)):
         raise InvalidInput("write null and NaN in quotes, as the table spells them")
-    return value if isinstance(value, Value) else as_text(pa.array([value]), "it")[0].as_py()
+    return value if isinstance(value, CellValue) else as_text(pa.array([value]), "it")[0].as_py()
 
 
-Values = Sequence[Annotated[Value, BeforeValidator(_value)]]
+CellValues = Sequence[Annotated[CellValue, BeforeValidator(_value)]]
 
 
-def names(values: Values) -> tuple[str, ...]:
+def names(values: CellValues) -> tuple[str, ...]:
     """Return declared values as text: whole numbers without a decimal point, booleans as true and false.
 
     >>> names([1, 2.0, True, "x"])
@@ -43,7 +43,7 @@ def _text(value: bool | int | float) -> str:
     return str(as_text(pa.array([value]), "it")[0]) if isinstance(value, bool | float) else str(value)
 
 
-def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.ChunkedArray:
+def as_declared(column: pa.ChunkedArray, values: CellValues, what: str) -> pa.ChunkedArray:
     """Return ``column`` as text, in which every spelling of a declared value is replaced by its name.
 
     A number or boolean declared without quotes matches all its spellings: 0 also matches 0.0, and true also True. In
@@ -68,7 +68,7 @@ def as_declared(column: pa.ChunkedArray, values: Values, what: str) -> pa.Chunke
     return compute.coalesce(compute.take(pa.array(list(spelt.values()), pa.string()), where), texts)
 
 
-def _key(value: Value) -> Decimal | str:
+def _key(value: CellValue) -> Decimal | str:
     """Return a key that is equal for all spellings of a number or boolean."""
     text = str(value)
     try:

@@ -23,8 +23,8 @@ from dpsweep.accounting.registry import nearest
 from dpsweep.workers.data.base import Source, Split, make_split, numbered, repeated
 from dpsweep.workers.data.conventions import Convention, parsed
 from dpsweep.workers.data.label_columns import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
-from dpsweep.workers.data.owner_columns import OwnerColumns, User, owners_in, people_in
-from dpsweep.workers.data.spelling import Value, Values, as_declared, names
+from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns, owners_in, people_in
+from dpsweep.workers.data.spelling import CellValue, CellValues, as_declared, names
 from dpsweep.workers.data.table_files import places_of, read_table, repeated_names
 from dpsweep.workers.data.tabular import (
     Categorical,
@@ -85,9 +85,9 @@ class Declared:
 
     task: str
     ranges: Mapping[str, Range]
-    categories: Mapping[str, Values]
-    classes: Values | None
-    groups: Mapping[str, Values]
+    categories: Mapping[str, CellValues]
+    classes: CellValues | None
+    groups: Mapping[str, CellValues]
     numbers: Mapping[str, Convention] = field(default_factory=dict)
     unscaled: Sequence[str] = ()
     hashed: Mapping[str, int] = field(default_factory=dict)
@@ -105,9 +105,9 @@ class Declared:
         if self.classes is not None and self.task != "classification":
             raise InvalidInput(f"`classes` are of classification, but the task is {self.task}; leave them out")
 
-    def texts(self, labels: Sequence[str], groups: Sequence[str], users: Sequence[str]) -> dict[str, list[Value]]:
+    def texts(self, labels: Sequence[str], groups: Sequence[str], users: Sequence[str]) -> dict[str, list[CellValue]]:
         """Return the columns to read as text even if they hold numbers, each with its declared values."""
-        columns: dict[str, list[Value]] = {user: [] for user in users}
+        columns: dict[str, list[CellValue]] = {user: [] for user in users}
         grouped = ((group, self.groups.get(group)) for group in groups)
         classes = ((label, self.classes) for label in labels if self.task == "classification")
         written = ((name, None) for name in (*self.numbers, *self.hashed))
@@ -166,13 +166,13 @@ def table(
     label: str | Sequence[str],
     features: Sequence[str] | None = None,
     group: str | Sequence[str] | None = None,
-    user: User = None,
+    user: UserColumns = None,
     user_separator: str | None = None,
     test_path: str | None = None,
     ranges: Mapping[str, Range] | None = None,
-    categories: Mapping[str, Values] | None = None,
-    classes: Values | None = None,
-    groups: Values | Mapping[str, Values] | None = None,
+    categories: Mapping[str, CellValues] | None = None,
+    classes: CellValues | None = None,
+    groups: CellValues | Mapping[str, CellValues] | None = None,
     numbers: Mapping[str, Convention] | None = None,
     unscaled: Sequence[str] = (),
     hashed: Mapping[str, int] | None = None,
@@ -218,7 +218,7 @@ def table(
         unscaled,
         hashed or {},
     )
-    no_values: dict[str, list[Value]] = {name: [] for name in ignore_case}
+    no_values: dict[str, list[CellValue]] = {name: [] for name in ignore_case}
     owners = OwnerColumns.of(user, user_separator)
     texts = no_values | given.texts(labels, by, owners.names)
 
@@ -374,7 +374,9 @@ def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
     return distinct(pa.chunked_array([chunk for part in tables for chunk in people_in(part[user]).chunks], pa.string()))
 
 
-def declared_groups(by: Sequence[str], groups: Values | Mapping[str, Values] | None) -> Mapping[str, Values]:
+def declared_groups(
+    by: Sequence[str], groups: CellValues | Mapping[str, CellValues] | None
+) -> Mapping[str, CellValues]:
     """Return declared values by group column. Raises: InvalidInput for unknown columns, or one list for several
     columns.
     """
@@ -437,7 +439,7 @@ def _roles(
 
 
 def used_columns(
-    rows: pa.Table, roles: Roles, texts: Mapping[str, Values], path: str, numbers: Container[str] = ()
+    rows: pa.Table, roles: Roles, texts: Mapping[str, CellValues], path: str, numbers: Container[str] = ()
 ) -> pa.Table:
     """Return the columns with a role: numbers and lists of owners unchanged, others as text, spelt like the values
     declared in ``texts``.
@@ -585,7 +587,7 @@ def _learnt_categories(values: pa.ChunkedArray, name: str, called: str) -> Categ
     return Categorical(name, found)
 
 
-def _declared_or_distinct(declared: Values | None, values: pa.ChunkedArray) -> tuple[str, ...]:
+def _declared_or_distinct(declared: CellValues | None, values: pa.ChunkedArray) -> tuple[str, ...]:
     return distinct(values) if declared is None else names(declared)
 
 

@@ -27,7 +27,7 @@ from dpsweep.accounting.records.files import half_of_memory
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
-from dpsweep.workers.data.spelling import Values, names
+from dpsweep.workers.data.spelling import CellValues, names
 from dpsweep.workers.data.tabular import holds_lists
 
 _BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
@@ -211,7 +211,7 @@ def _table(columns: Iterable[tuple[str, pa.ChunkedArray]], repeated: Sequence[st
     return table.replace_schema_metadata({_REPEATED: json.dumps(repeated).encode()})
 
 
-def _read_csv(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
+def _read_csv(path: Path, texts: Mapping[str, CellValues], encoding: str | None) -> pa.Table:
     """Return the table, with the columns ``texts`` read as text: 007 stays 007, and NA if it is among their values."""
     dialect = dialect_of(path, encoding)
     convert = csv.ConvertOptions(
@@ -274,7 +274,7 @@ def _is_closed(lines: Sequence[str], separator: str) -> bool:
     return separator != "\t" or not any("\t" in each and ("\n" in each or "\r" in each) for each in found)
 
 
-def without_missing(values: pa.Array | pa.ChunkedArray, declared: Values) -> pa.Array | pa.ChunkedArray:
+def without_missing(values: pa.Array | pa.ChunkedArray, declared: CellValues) -> pa.Array | pa.ChunkedArray:
     """Return the texts without outer blanks, with null for marks of a missing value that are not declared as values."""
     if not pa.types.is_string(values.type):
         return values
@@ -283,7 +283,7 @@ def without_missing(values: pa.Array | pa.ChunkedArray, declared: Values) -> pa.
     return compute.if_else(compute.is_in(found, value_set=pa.array(missing)), pa.scalar(None, pa.string()), found)
 
 
-def _read_parquet(path: Path, texts: Mapping[str, Values], encoding: str | None) -> pa.Table:
+def _read_parquet(path: Path, texts: Mapping[str, CellValues], encoding: str | None) -> pa.Table:
     """Return the table, with a column for each place of lists of equally many numbers, except for columns of texts."""
     refuse_encoding(path, encoding)
     rows = _stored(path)
@@ -368,7 +368,7 @@ def places_of(columns: Sequence[str]) -> dict[str, list[str]]:
     return {name: places for name, places in found.items() if name not in columns}
 
 
-READERS: Final[Mapping[str, Callable[[Path, Mapping[str, Values], str | None], pa.Table]]] = {
+READERS: Final[Mapping[str, Callable[[Path, Mapping[str, CellValues], str | None], pa.Table]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
     ".parquet": _read_parquet,
@@ -376,7 +376,7 @@ READERS: Final[Mapping[str, Callable[[Path, Mapping[str, Values], str | None], p
 """Readers by file name extension."""
 
 
-def read_table(path: str, texts: Mapping[str, Values], encoding: str | None = None) -> pa.Table:
+def read_table(path: str, texts: Mapping[str, CellValues], encoding: str | None = None) -> pa.Table:
     """Return the rows of a .csv, .tsv or .parquet file; columns of one name get different ones (`different_names`).
 
     `texts`: columns of a CSV file to read as text, with declared values. `encoding`: of a CSV file.

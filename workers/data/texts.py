@@ -28,11 +28,11 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.data.base import Source, Split, repeated
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.label_columns import TableTask, label_columns
-from dpsweep.workers.data.mapped import Blocks, Form, cached_columns, digest_of_parts
-from dpsweep.workers.data.owner_columns import OwnerColumns, User
+from dpsweep.workers.data.mapped import RowBlocks, RowForm, cached_columns, digest_of_parts
+from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns
 from dpsweep.workers.data.preparations import Tokens
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
-from dpsweep.workers.data.spelling import Values
+from dpsweep.workers.data.spelling import CellValues
 from dpsweep.workers.data.table import (
     Declared,
     Encoding,
@@ -140,11 +140,11 @@ def text(
     label: str | Sequence[str] | None = None,
     task: TableTask = "classification",
     group: str | Sequence[str] | None = None,
-    user: User = None,
+    user: UserColumns = None,
     user_separator: str | None = None,
     test_path: str | None = None,
-    classes: Values | None = None,
-    groups: Values | Mapping[str, Values] | None = None,
+    classes: CellValues | None = None,
+    groups: CellValues | Mapping[str, CellValues] | None = None,
     padding_token: str | None = None,
     mask_token: str = "[MASK]",
     mask_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15,
@@ -209,7 +209,7 @@ def _read_files(
     """
     if text in (*roles.used, *owners.names):
         raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
-    flags: dict[str, Values] = dict.fromkeys(roles.labels if declared.task == "multi_label" else (), ())
+    flags: dict[str, CellValues] = dict.fromkeys(roles.labels if declared.task == "multi_label" else (), ())
     texts = flags | declared.texts(roles.labels, roles.groups, owners.names)
     if test_path is not None:
         require_other(test_path, path)
@@ -349,7 +349,7 @@ class _Columns:
 
     text: str
     numbers: Sequence[str] = ()
-    others: Mapping[str, Values] = field(default_factory=dict)
+    others: Mapping[str, CellValues] = field(default_factory=dict)
 
     @property
     def used(self) -> list[str]:
@@ -374,7 +374,7 @@ class _File:
         path: str,
         text: str,
         roles: Roles,
-        texts: Mapping[str, Values],
+        texts: Mapping[str, CellValues],
         owners: OwnerColumns,
         encoding: str | None,
     ) -> _File:
@@ -402,7 +402,7 @@ class _File:
         """The columns, and for the text one that is null where a row has none."""
         return self.columns.append_column(self.text, pa.array(self.has_text, mask=~self.has_text))
 
-    def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> Blocks:
+    def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> RowBlocks:
         """Return features, labels if they are made from tokens, and flaws of the complete rows, block by block.
         `first`: id of the first row.
         """
@@ -569,7 +569,7 @@ class _Learner:
         found, place = cached_columns(
             self.cache,
             lambda: self._key(each, first),
-            [*[Form(torch.int32, (self.encoder.length,))] * self.columns, Form(torch.bool, (2,))],
+            [*[RowForm(torch.int32, (self.encoder.length,))] * self.columns, RowForm(torch.bool, (2,))],
             len(each.rows),
             lambda: each.blocks(self.encoder, self.learn, first),
         )

@@ -45,7 +45,7 @@ def read_wrong(uri: str) -> int:
     return found
 
 
-Users = npt.NDArray[np.int64]
+UserNumbers = npt.NDArray[np.int64]
 _USER: Final = "user"
 _COLUMNS: Final = {
     "example_id": pa.int64(),
@@ -73,7 +73,7 @@ class Outcomes:
     confidences: npt.NDArray[np.float64]
     group_names: tuple[str, ...]
     num_classes: int
-    users: Users | None = None
+    users: UserNumbers | None = None
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> Outcomes:
@@ -106,7 +106,7 @@ class ScoredOutcomes:
     group_names: tuple[str, ...]
     task: str
     labels: str
-    users: Users | None = None
+    users: UserNumbers | None = None
 
     @classmethod
     def of(cls, found: Predictions, split: Split, dataset: Dataset) -> ScoredOutcomes:
@@ -124,7 +124,7 @@ class ScoredOutcomes:
         return digest.hexdigest()
 
 
-def _users(split: Split) -> Users | None:
+def _users(split: Split) -> UserNumbers | None:
     from dpsweep.workers.data import dependent_rows  # loads torch, as whoever has a split has done
 
     return None if split.user_ids is None else dependent_rows(split.user_ids)
@@ -197,7 +197,7 @@ def _require_places(found: npt.NDArray[np.int64], count: int) -> None:
 
 
 def _classified_outcomes(
-    table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...], users: Users | None
+    table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...], users: UserNumbers | None
 ) -> Outcomes:
     columns, classes = [table[name].to_numpy() for name in _COLUMNS], int(facts[b"classes"])
     ids, labels, groups, predicted = (column.astype(np.int64) for column in columns[:4])
@@ -208,7 +208,7 @@ def _classified_outcomes(
 
 
 def _scored_outcomes(
-    table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...], users: Users | None
+    table: pa.Table, facts: Mapping[bytes, bytes], names: tuple[str, ...], users: UserNumbers | None
 ) -> ScoredOutcomes:
     task = facts[b"task"].decode()
     if task not in TASKS:

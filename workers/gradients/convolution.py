@@ -21,7 +21,7 @@ from dpsweep.workers.gradients.factors import (
     HALF_PRECISION,
     ExampleGradients,
     Instantiated,
-    Method,
+    NormMethod,
     Planned,
     Prepared,
     as_multiplied,
@@ -125,7 +125,7 @@ class Correlations(Planned):
         shapes = self.inputs.shape[1:], self.grads.shape[1:]
         return "correlations", self.grads.device.type, self.grads.dtype, *shapes, self.geometry, self._rows
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, NormMethod]:
         return self._instantiating() | self._by_gram()
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
@@ -191,7 +191,7 @@ class Correlations(Planned):
 
     # -- by instantiation ---------------------------------------------------------------------------------------------
 
-    def _instantiating(self) -> dict[str, Method]:
+    def _instantiating(self) -> dict[str, NormMethod]:
         rate, geometry, rows = rates(self.grads.device, self.grads.dtype), self.geometry, len(self.grads)
         length, size = prod(self.grads.shape[2:]), prod(geometry.shape)
         sweep = self.examples * size / rate.elementwise
@@ -201,8 +201,8 @@ class Correlations(Planned):
         unfold = operations / rate.gemm + copied
         grouped = operations / rate.grouped if self._reaches_grouped_rate() else unfold + copied
         kept = self.examples * size
-        by_unfolding = Method(unfold + sweep, sweep, lambda: keep(self._instantiate_by_unfolding()), kept)
-        by_groups = Method(grouped + moved + sweep, sweep, lambda: keep(self._instantiate_by_groups()), kept)
+        by_unfolding = NormMethod(unfold + sweep, sweep, lambda: keep(self._instantiate_by_unfolding()), kept)
+        by_groups = NormMethod(grouped + moved + sweep, sweep, lambda: keep(self._instantiate_by_groups()), kept)
         return {"grouped": by_groups, "unfold": by_unfolding}
 
     def _reaches_grouped_rate(self) -> bool:
@@ -257,7 +257,7 @@ class Correlations(Planned):
 
     # -- by Gram matrices ---------------------------------------------------------------------------------------------
 
-    def _by_gram(self) -> dict[str, Method]:
+    def _by_gram(self) -> dict[str, NormMethod]:
         geometry, rate = self.geometry, rates(self.grads.device, self.grads.dtype)
         if geometry.groups > 1:
             return {}
@@ -266,13 +266,13 @@ class Correlations(Planned):
         sweeps = geometry.kernel[0] * pixels * length + sum(geometry.kernel[1:]) * length**2 + 2 * length**2
         seconds = self.examples * (products / rate.gemm + sweeps / rate.elementwise)
         again = 2.0 * self.examples * length * prod(geometry.shape) / rate.gemm
-        by_pixels = Method(seconds, again, lambda: (self._gram_norm_sq(), self))
+        by_pixels = NormMethod(seconds, again, lambda: (self._gram_norm_sq(), self))
         if self.grads.device.type == "cpu":
             return {"gram": by_pixels}
         width = prod(geometry.shape[1:])
         products = 2.0 * length**2 * (width + geometry.shape[0]) / rate.gemm
         copied = length * width / rate.unfold + 4 * length**2 / rate.elementwise
-        by_patches = Method(self.examples * (products + copied), again, lambda: (self._gram_of_patches(), self))
+        by_patches = NormMethod(self.examples * (products + copied), again, lambda: (self._gram_of_patches(), self))
         return {"gram": by_pixels, "gram of patches": by_patches}
 
     def _gram_norm_sq(self) -> Tensor:
@@ -430,7 +430,7 @@ class Projected(Planned):
     def key(self) -> tuple[Hashable, ...]:
         return "projected", *self._planned.key()
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, NormMethod]:
         methods = self._planned.methods()
         return {name: method._replace(prepare=partial(self._after, method)) for name, method in methods.items()}
 
@@ -439,7 +439,7 @@ class Projected(Planned):
         assert isinstance(self.kernel, Planned), "a kernel that was prepared is not planned again"
         return self.kernel
 
-    def _after(self, method: Method) -> Prepared:
+    def _after(self, method: NormMethod) -> Prepared:
         kernel_norm_sq, kernel = method.prepare()
         prepared = replace(self, kernel=kernel)
         norm_sq = kernel_norm_sq - sum_of_squares(self.mean) - sum_of_squares(self.along)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.weak import WeakIdKeyDictionary
 
-Change = Callable[[Tensor], None]
+InPlaceChange = Callable[[Tensor], None]
 """Changes the values of a parameter in place, equally at each call."""
 
 
@@ -46,7 +46,7 @@ class Part:
     rank: int
     sizes: Sequence[int]
     group: Group
-    change: Change | None = None
+    change: InPlaceChange | None = None
 
     def of(self, whole: Tensor) -> Tensor:
         """Return this part of values with the shape of the parameter, flat."""
@@ -103,7 +103,7 @@ def part_sizes(count: int, ranks: int) -> list[int]:
 
 
 @contextmanager
-def displaced(parameter: nn.Parameter, change: Change) -> Iterator[None]:
+def displaced(parameter: nn.Parameter, change: InPlaceChange) -> Iterator[None]:
     """Change the values of a parameter within this context; where it is divided, for passes of this process alone."""
     part = part_of(parameter)
     if part is not None:

@@ -285,7 +285,7 @@ Prepared = tuple[Tensor, ExampleGradients]
 """norm_sq [B], and the gradients in the form that was computed for it."""
 
 
-class Method(NamedTuple):
+class NormMethod(NamedTuple):
     """One way to compute norms, with estimated seconds for the norms and for a later weighted sum.
 
     kept: number of values that it holds until then.
@@ -305,7 +305,7 @@ class Planned(ExampleGradients):
         """Return everything that determines the methods and their costs, except the number of examples."""
 
     @abstractmethod
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, NormMethod]:
         """Return the ways to compute norms, by name."""
 
     def norm_sq(self, planner: Planner) -> Tensor:
@@ -324,7 +324,7 @@ class Planned(ExampleGradients):
         return planner.choose(("prepare", *self.key()), alternatives)
 
 
-def _both(method: Method) -> Tensor:
+def _both(method: NormMethod) -> Tensor:
     norm_sq, gradients = method.prepare()
     return gradients.weighted_sum(norm_sq)
 

@@ -14,7 +14,7 @@ from dpsweep.workers.gradients.factors import (
     LARGE_SQUARE,
     ExampleGradients,
     Instantiated,
-    Method,
+    NormMethod,
     Planned,
     as_multiplied,
     gram_norm_sq,
@@ -51,18 +51,18 @@ class OuterProducts(Planned):
     def key(self) -> tuple[Hashable, ...]:
         return "outer products", self.activations.device.type, *self.activations.shape[1:], self.grads.shape[2]
 
-    def methods(self) -> Mapping[str, Method]:
+    def methods(self) -> Mapping[str, NormMethod]:
         (examples, length, width), height = self.activations.shape, self.grads.shape[2]
         rate = rates(self.activations.device, self.activations.dtype)
         gram = 2.5 * length**2 * (width + height) / rate.gemm + 7 * length**2 / rate.elementwise  # as measured
         outer = 2 * length * width * height / rate.gemm
         sweep = width * height / rate.elementwise
         seconds = examples * (outer + sweep), examples * sweep
-        instantiate = Method(*seconds, lambda: keep(self.instantiate()), examples * width * height)
+        instantiate = NormMethod(*seconds, lambda: keep(self.instantiate()), examples * width * height)
         if length == 0 or self.is_small:  # 0 as of a batch without any text, trimmed to its longest one
             return {"instantiate": instantiate}
         return {
-            "gram": Method(examples * gram, examples * outer, lambda: (self._gram_norm_sq(), self)),
+            "gram": NormMethod(examples * gram, examples * outer, lambda: (self._gram_norm_sq(), self)),
             "instantiate": instantiate,
         }
 

@@ -78,7 +78,7 @@ def _bias(
     return bias
 
 
-Run = tuple[Tensor, tuple[Tensor, ...]]
+SequenceRun = tuple[Tensor, tuple[Tensor, ...]]
 """Outputs [b, t, H] of one layer and direction, and its final states [b, H]."""
 
 
@@ -169,7 +169,11 @@ def _zero_states(module: nn.RNNBase, input: Tensor, states: int) -> tuple[Tensor
 
 
 def _stacked(
-    module: nn.RNNBase, record: Recorder, sequences: _Sequences, starts: tuple[Tensor, ...], run: Callable[..., Run]
+    module: nn.RNNBase,
+    record: Recorder,
+    sequences: _Sequences,
+    starts: tuple[Tensor, ...],
+    run: Callable[..., SequenceRun],
 ) -> tuple[Tensor, tuple[Tensor, ...]]:
     """Outputs [b, t, directions H] of the last layer, and the final states [layers directions, b, H]."""
     suffixes = ("", "_reverse") if module.bidirectional else ("",)
@@ -191,7 +195,7 @@ def _stacked(
 
 def _lstm_layer(
     module: nn.LSTM, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...], sequences: _Sequences
-) -> Run:
+) -> SequenceRun:
     weights = _weights(module, suffix)
     bias = weights[2] + weights[3] if module.bias else None
     gates = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))
@@ -202,7 +206,7 @@ def _lstm_layer(
 
 def _gru_layer(
     module: nn.GRU, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...], sequences: _Sequences
-) -> Run:
+) -> SequenceRun:
     weights = _weights(module, suffix)
     gates = _requiring_grad(widen(functional.linear(inputs, weights[0], weights[2] if module.bias else None)))
     shift = weights[3].detach() if module.bias else gates.new_zeros(gates.shape[2])
@@ -214,7 +218,7 @@ def _gru_layer(
 
 def _rnn_layer(
     module: nn.RNN, record: Recorder, suffix: str, inputs: Tensor, start: tuple[Tensor, ...], sequences: _Sequences
-) -> Run:
+) -> SequenceRun:
     weights = _weights(module, suffix)
     bias = weights[2] + weights[3] if module.bias else None
     sums = _requiring_grad(widen(functional.linear(inputs, weights[0], bias)))

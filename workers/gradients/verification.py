@@ -104,7 +104,7 @@ def _comparing(model: nn.Module, loss: object, passes: ComparedPasses) -> Iterat
         start.restore()
 
 
-Compared = tuple[bool, list[Gradients]]
+ComparedGradients = tuple[bool, list[Gradients]]
 """Whether the passes were deterministic, and the finite gradients of each example alone; none if they were not."""
 
 
@@ -119,7 +119,7 @@ class _Comparison:
     start: Start
     hidden: HiddenState
 
-    def where_possible(self) -> Compared:
+    def where_possible(self) -> ComparedGradients:
         """Compare in the model's own mode; if its draws cannot be replaced there, in evaluation mode."""
         done, found = self._without_chance_or_as_it_is()
         if done:
@@ -133,7 +133,7 @@ class _Comparison:
         if not done:
             self.where_possible()
 
-    def _without_chance_or_as_it_is(self) -> Compared:
+    def _without_chance_or_as_it_is(self) -> ComparedGradients:
         try:
             return self._without_chance()
         except RuntimeError as error:  # higher-order operators fail in a dispatch mode; genuine errors occur again
@@ -141,14 +141,14 @@ class _Comparison:
                 raise
             return self._with(None)
 
-    def _without_chance(self) -> Compared:
+    def _without_chance(self) -> ComparedGradients:
         """Compare with all random draws replaced by a low constant and then, if there were any, by a high one."""
         low, high = (ConstantDraws(self.device, constants) for constants in (LOW, HIGH))
         done, found = self._with(low)
         _refuse_own_generator(low)
         return done, found + self._with(high)[1] if low.replaced else found
 
-    def _with(self, draws: ConstantDraws | None) -> Compared:
+    def _with(self, draws: ConstantDraws | None) -> ComparedGradients:
         """Compare every example; nothing is compared if passes were not deterministic.
 
         draws: replaces random draws by constants; None replaces nothing.

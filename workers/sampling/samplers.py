@@ -24,7 +24,7 @@ from dpsweep.workers.noise.chacha import ChaChaBits
 from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.spec import SamplingSpec
 
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 Words = npt.NDArray[np.uint64]
 
 FEWEST_ROWS: Final = 1_000_000
@@ -49,7 +49,7 @@ def are_worth_it(n: int, expected: int) -> bool:
     return n >= FEWEST_ROWS and expected <= LARGEST_RATE * n
 
 
-def rows_by_gaps(stream: Bits, n: int, expected: int) -> Rows:
+def rows_by_gaps(stream: Bits, n: int, expected: int) -> RowNumbers:
     """Return the rows of a Poisson batch: each of 0 .. n - 1 independently, with a probability just below expected / n;
     ascending.
 
@@ -58,7 +58,7 @@ def rows_by_gaps(stream: Bits, n: int, expected: int) -> Rows:
     exp(-rate g / 2^56), and are drawn from uniform integers without any rounding.
     """
     rate = rate_below(expected, n)
-    found, last = list[Rows](), -1
+    found, last = list[RowNumbers](), -1
     while last < n:
         gaps = geometric(stream, rate, expected + 4 * math.isqrt(expected) + 4)
         found.append(last + np.cumsum(gaps + 1))
@@ -72,7 +72,7 @@ def rate_below(expected: int, n: int) -> int:
     return math.floor(-math.log1p(-expected / n) * _ONE) - 1
 
 
-def geometric(stream: Bits, rate: int, count: int) -> Rows:
+def geometric(stream: Bits, rate: int, count: int) -> RowNumbers:
     """Return ``count`` independent geometric integers g >= 0 with P(g >= k) = exp(-rate k / 2^56); exact.
 
     Algorithm 2 of Canonne, Kamath and Steinke, "The Discrete Gaussian for Differential Privacy" (2020): g = x // rate,
@@ -126,7 +126,7 @@ class Sampler(Protocol):
     so sums over a batch do not depend on the order of drawing.
     """
 
-    def next_batch(self) -> Rows:
+    def next_batch(self) -> RowNumbers:
         """Return the rows of the next batch, int64 [b]; a Poisson batch may be empty."""
         ...
 
@@ -138,19 +138,19 @@ class Sampler(Protocol):
 class RowDraws(Protocol):
     """Random choices among the rows 0 .. n - 1, independent of each other and reproducible from `state`."""
 
-    def each(self, n: int, expected: int) -> Rows:
+    def each(self, n: int, expected: int) -> RowNumbers:
         """Return the rows of a Poisson batch: each row joins independently with probability expected / n; ascending."""
         ...
 
-    def subset(self, n: int, count: int) -> Rows:
+    def subset(self, n: int, count: int) -> RowNumbers:
         """Return a uniformly random subset of ``count`` rows; ascending."""
         ...
 
-    def order(self, n: int) -> Rows:
+    def order(self, n: int) -> RowNumbers:
         """Return a uniformly random permutation of the rows."""
         ...
 
-    def places(self, n: int, count: int) -> Rows:
+    def places(self, n: int, count: int) -> RowNumbers:
         """Return a uniformly random number below ``count`` for each of ``n`` rows, independently; int64 [n]."""
         ...
 
@@ -168,18 +168,18 @@ class SeededRows:
     def __init__(self, seed: int) -> None:
         self._rng = np.random.Generator(np.random.PCG64(seed))
 
-    def each(self, n: int, expected: int) -> Rows:
+    def each(self, n: int, expected: int) -> RowNumbers:
         if are_worth_it(n, expected):
             return self.subset(n, int(self._rng.binomial(n, expected / n)))
         return np.flatnonzero(self._rng.random(n) < expected / n)
 
-    def subset(self, n: int, count: int) -> Rows:
+    def subset(self, n: int, count: int) -> RowNumbers:
         return np.sort(self._rng.choice(n, count, replace=False))
 
-    def order(self, n: int) -> Rows:
+    def order(self, n: int) -> RowNumbers:
         return self._rng.permutation(n)
 
-    def places(self, n: int, count: int) -> Rows:
+    def places(self, n: int, count: int) -> RowNumbers:
         return self._rng.integers(count, size=n)
 
     def state(self) -> dict[str, Any]:
@@ -210,7 +210,7 @@ class KeyedRows:
     def __init__(self, stream: KeyedBits) -> None:
         self._stream = stream
 
-    def each(self, n: int, expected: int) -> Rows:
+    def each(self, n: int, expected: int) -> RowNumbers:
         """Return the rows of a Poisson batch, by gaps for large data sets (`rows_by_gaps`), otherwise by 72 bits for
         each row.
 
@@ -227,9 +227,9 @@ class KeyedRows:
         joins[ties] = self._stream.words(len(ties)) < rest
         return rows[joins]
 
-    def subset(self, n: int, count: int) -> Rows:
+    def subset(self, n: int, count: int) -> RowNumbers:
         """Return the rows with the smallest random numbers; their base-256 digits are drawn only while rows tie."""
-        rows, chosen = np.arange(n), list[Rows]()
+        rows, chosen = np.arange(n), list[RowNumbers]()
         while 0 < count < len(rows):
             digits = self._stream.octets(len(rows))
             last = int(np.searchsorted(np.cumsum(np.bincount(digits)), count))
@@ -238,13 +238,13 @@ class KeyedRows:
             rows = rows[digits == last]
         return np.sort(np.concatenate([*chosen, rows[:count]]))
 
-    def order(self, n: int) -> Rows:
+    def order(self, n: int) -> RowNumbers:
         """Return the rows sorted by random 64-bit words; if two words are equal, all are drawn again."""
         words = self._stream.words(n)
         rows = np.argsort(words)
         return rows if (np.diff(words[rows]) > 0).all() else self.order(n)
 
-    def places(self, n: int, count: int) -> Rows:
+    def places(self, n: int, count: int) -> RowNumbers:
         return _below(self._stream, count, n).astype(np.int64)
 
     def state(self) -> dict[str, Any]:
@@ -271,9 +271,9 @@ class _DrawnAhead(ABC):
     """
 
     def __init__(self, draws: RowDraws) -> None:
-        self._draws, self._before, self._ahead = draws, draws.state(), deque[Rows]()
+        self._draws, self._before, self._ahead = draws, draws.state(), deque[RowNumbers]()
 
-    def next_batch(self) -> Rows:
+    def next_batch(self) -> RowNumbers:
         if not self._ahead:
             self._draw()
         return self._ahead.popleft()
@@ -283,7 +283,7 @@ class _DrawnAhead(ABC):
         self._ahead = deque(self._batches())
 
     @abstractmethod
-    def _batches(self) -> Iterable[Rows]:
+    def _batches(self) -> Iterable[RowNumbers]:
         """Draw the next batches."""
 
     def state(self) -> dict[str, Any]:
@@ -309,7 +309,7 @@ class PoissonSampler(_DrawnAhead):
         self._dataset_size, self._batch_size = dataset_size, batch_size
         self._at_once = max(1, min(_MOST_BATCHES, _MOST_ROWS // dataset_size))
 
-    def _batches(self) -> Iterable[Rows]:
+    def _batches(self) -> Iterable[RowNumbers]:
         size, count = self._dataset_size, self._at_once
         rows = self._draws.each(count * size, count * self._batch_size)
         starts = size * np.arange(count)
@@ -329,7 +329,7 @@ class FixedBatchSampler(_DrawnAhead):
         super().__init__(draws)
         self._dataset_size, self._batch_size = dataset_size, batch_size
 
-    def _batches(self) -> Iterable[Rows]:
+    def _batches(self) -> Iterable[RowNumbers]:
         return [self._draws.subset(self._dataset_size, self._batch_size)]
 
 
@@ -340,11 +340,11 @@ class ShuffledSampler(_DrawnAhead):
         super().__init__(draws)
         self._dataset_size, self._batch_size = dataset_size, batch_size
 
-    def _batches(self) -> Iterable[Rows]:
+    def _batches(self) -> Iterable[RowNumbers]:
         return _epoch(self._draws.order(self._dataset_size), self._batch_size)
 
 
-def _epoch(order: Rows, batch_size: int) -> Iterable[Rows]:
+def _epoch(order: RowNumbers, batch_size: int) -> Iterable[RowNumbers]:
     """Yield the batches of an epoch that visits the rows in this order."""
     return (np.sort(order[start : start + batch_size]) for start in range(0, len(order), batch_size))
 
@@ -356,12 +356,12 @@ class AllocatedSampler(_DrawnAhead):
         super().__init__(draws)
         self._dataset_size, self._steps = dataset_size, steps
 
-    def _batches(self) -> Iterable[Rows]:
+    def _batches(self) -> Iterable[RowNumbers]:
         places = self._draws.places(self._dataset_size, self._steps)
         return _grouped(np.arange(self._dataset_size), places, self._steps)
 
 
-def _grouped(rows: Rows, groups: Rows, count: int) -> list[Rows]:
+def _grouped(rows: RowNumbers, groups: RowNumbers, count: int) -> list[RowNumbers]:
     """Return the rows of each of ``count`` groups. groups: the group of each row."""
     sizes = np.bincount(groups, minlength=count)
     return np.split(rows[np.argsort(groups, kind="stable")], np.cumsum(sizes)[:-1])
@@ -383,7 +383,7 @@ class CyclicPoissonSampler(_DrawnAhead):
         """The group of each row, [n]."""
         super().__init__(draws)
 
-    def _batches(self) -> Iterable[Rows]:
+    def _batches(self) -> Iterable[RowNumbers]:
         rows = self._draws.each(self._dataset_size, self._expected)
         return _grouped(rows, self.group_of[rows], self._groups)
 
@@ -411,7 +411,7 @@ class FixedOrderSampler:
         self._first = self._draws.state()
         self._batches = list(_epoch(self._draws.order(self._dataset_size), self._batch_size))
 
-    def next_batch(self) -> Rows:
+    def next_batch(self) -> RowNumbers:
         batch = self._batches[self._next]
         self._next = (self._next + 1) % len(self._batches)
         return batch
@@ -429,7 +429,7 @@ class LeavesOut(Protocol):
     """Names rows to exclude from all batches."""
 
     @property
-    def absent(self) -> Rows:
+    def absent(self) -> RowNumbers:
         """The excluded rows; they may change when a state is restored."""
         ...
 
@@ -444,9 +444,9 @@ class PartialSampler:
     def __init__(self, whole: Sampler, leaves_out: LeavesOut) -> None:
         self._whole, self._leaves_out = whole, leaves_out
 
-    def next_batch(self) -> Rows:
+    def next_batch(self) -> RowNumbers:
         rows = self._whole.next_batch()
-        kept: Rows = rows[~np.isin(rows, self._leaves_out.absent)]
+        kept: RowNumbers = rows[~np.isin(rows, self._leaves_out.absent)]
         return kept
 
     def state(self) -> dict[str, Any]:
@@ -465,11 +465,11 @@ class CutSampler:
     def __init__(self, uncut: Sampler, max_batch_size: int, draws: RowDraws) -> None:
         self._uncut, self._max_batch_size, self._draws = uncut, max_batch_size, draws
 
-    def next_batch(self) -> Rows:
+    def next_batch(self) -> RowNumbers:
         rows = self._uncut.next_batch()
         if len(rows) <= self._max_batch_size:
             return rows
-        kept: Rows = rows[self._draws.subset(len(rows), self._max_batch_size)]
+        kept: RowNumbers = rows[self._draws.subset(len(rows), self._max_batch_size)]
         return kept
 
     def state(self) -> dict[str, Any]:

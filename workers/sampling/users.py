@@ -35,7 +35,7 @@ from dpsweep.accounting.mechanism.samplings import RANDOM_ALLOCATION
 from dpsweep.workers.data import Dataset, Split, are_shared, rows_of_owners, rows_per_user, shared_users
 from dpsweep.workers.dataset_description import DatasetDescription, RowsKept, RowsPerUser
 from dpsweep.workers.sampling.rows_per_user import RELEASE
-from dpsweep.workers.sampling.samplers import RowDraws, Rows, make_row_draws
+from dpsweep.workers.sampling.samplers import RowDraws, RowNumbers, make_row_draws
 from dpsweep.workers.spec import AttackSpec, TrialSpec, UserSampling, UserSpec
 from dpsweep.workers.tasks.losses import Loss
 
@@ -164,7 +164,7 @@ def with_rows_of_users(spec: TrialSpec, dataset: Dataset, state: Any = None) -> 
     return replace(dataset, train=dataset.train.select(kept)), before
 
 
-def kept_rows(user_ids: npt.NDArray[np.int64], most: int, draws: RowDraws) -> Rows:
+def kept_rows(user_ids: npt.NDArray[np.int64], most: int, draws: RowDraws) -> RowNumbers:
     """Return up to ``most`` rows of each user, ascending: a uniformly random subset, independent for each user."""
     order = draws.order(len(user_ids))
     by_user = order[np.argsort(user_ids[order], kind="stable")]

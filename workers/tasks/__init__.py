@@ -11,7 +11,7 @@ from dpsweep.workers.tasks.language_modelling import LANGUAGE_MODELLING
 from dpsweep.workers.tasks.multi_label import MULTI_LABEL
 from dpsweep.workers.tasks.regression import REGRESSION
 from dpsweep.workers.tasks.segmentation import SEGMENTATION
-from dpsweep.workers.tasks.task import IGNORED, Score, Task, Unit, known, labelled
+from dpsweep.workers.tasks.task import IGNORED, Score, ScoreUnit, Task, known, labelled
 
 TASKS: Final[Mapping[str, Task]] = {
     "classification": CLASSIFICATION,
@@ -46,8 +46,8 @@ __all__ = [
     "MAIN_SCORES",
     "TASKS",
     "Score",
+    "ScoreUnit",
     "Task",
-    "Unit",
     "known",
     "labelled",
     "losses",

@@ -22,7 +22,7 @@ Array = npt.NDArray[np.float64]
 _ROWS: Final = 1024
 IGNORED: Final = -100
 """Label of a token or pixel that is not counted."""
-Unit = Literal["share", "number", "fit"]
+ScoreUnit = Literal["share", "number", "fit"]
 """Range of a score. ``share``: [0, 1]. ``number``: at least 0. ``fit``: at most 1, negative if a constant is better."""
 
 
@@ -37,7 +37,7 @@ class Score:
     name: str
     heading: str
     better: Literal["higher", "lower"]
-    unit: Unit
+    unit: ScoreUnit
     of: Callable[[Array], Array]
     meaning: str = ""
 

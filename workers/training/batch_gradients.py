@@ -18,7 +18,7 @@ from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Ex
 from dpsweep.workers.data import Dataset, Split, as_targets
 from dpsweep.workers.evaluation.predictions import Predictions, predict
 from dpsweep.workers.gradients.checks import require_autocast
-from dpsweep.workers.gradients.engine import GradientEngine
+from dpsweep.workers.gradients.engine import GradientEngine, Weigh
 from dpsweep.workers.gradients.micro_batches import Launches
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.gradients.planners import ShapePlanner, TimingPlanner
@@ -36,7 +36,7 @@ from dpsweep.workers.training.run_state import ModelValues, digest_of_frozen
 
 
 @dataclass(frozen=True)
-class Parts:
+class ClippedParts:
     """A clipping method, and what is trained under it.
 
     optimizer: makes one for parameters on their device. digest: of the frozen values of the model. launches: as of
@@ -51,9 +51,9 @@ class Parts:
     launches: Launches = "each"
 
 
-def parts_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: UserCode) -> Parts:
+def parts_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: UserCode) -> ClippedParts:
     """Return the parts that ``spec`` names, around its clipping method; the others are made on demand."""
-    return Parts(
+    return ClippedParts(
         method,
         partial(build_model, spec.model, dataset, spec.seed, code),
         partial(build_loss, spec.loss, code, dataset.task, dataset.num_classes),
@@ -61,9 +61,6 @@ def parts_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: Us
         launches="recorded",
     )
 
-
-Weigh = Callable[[BatchNorms], Tensor]
-"""Norms of a whole batch -> weights [b], or [b, L] for per-layer clipping."""
 
 NO_ANSWER: Final = torch.zeros(0, dtype=torch.float64)
 """Empty noisy answer, passed to clipping methods without a query."""
@@ -127,7 +124,7 @@ class LocalGradients:
 
     others_repeat = True
 
-    def __init__(self, spec: TrialSpec, dataset: Dataset, parts: Parts) -> None:
+    def __init__(self, spec: TrialSpec, dataset: Dataset, parts: ClippedParts) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
         self.model = parts.model().to(device)
         self.values = ModelValues(self.model, parts.digest(self.model))

@@ -101,7 +101,7 @@ class CanaryBatches:
         self._sampler.restore(state)
 
 
-class Evidence(Protocol):
+class CanaryEvidence(Protocol):
     """Log-likelihood ratios of taking part, from the noisy sums of the steps so far."""
 
     @property
@@ -120,7 +120,7 @@ class Evidence(Protocol):
     def restore(self, state: Mapping[str, Any]) -> None: ...
 
 
-def make_evidence(batches: CanaryBatches, strategy: NoiseStrategy) -> Evidence:
+def make_evidence(batches: CanaryBatches, strategy: NoiseStrategy) -> CanaryEvidence:
     """Return what steps with noise of the ``strategy`` show of canaries in ``batches``."""
     if strategy == INDEPENDENT and not batches.cycle:
         return StepEvidence(batches)

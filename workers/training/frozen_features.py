@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, keep_whole
 from dpsweep.accounting.mechanism.trace import Release
 from dpsweep.accounting.registry import lookup
-from dpsweep.workers.data import IMAGENET_SCALING, Dataset, Form, Scaling, Split, Tokens, once_on_node
+from dpsweep.workers.data import IMAGENET_SCALING, Dataset, RowForm, Scaling, Split, Tokens, once_on_node
 from dpsweep.workers.machine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from dpsweep.workers.machine.devices import choose_device, without_tf32
 from dpsweep.workers.models import load_weights, mean_state, require_reads, text_trunk
@@ -72,7 +72,7 @@ def _shared_on_node(owner: str, width: int, blocks: Callable[[Tensor], Iterator[
     def shared(features: Tensor) -> Tensor:
         (found,) = once_on_node(
             lambda: _key(owner, features),
-            [Form(torch.float32, (width,))],
+            [RowForm(torch.float32, (width,))],
             len(features),
             lambda: ([block.numpy()] for block in blocks(features)),
         )

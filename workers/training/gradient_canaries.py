@@ -38,7 +38,7 @@ from dpsweep.workers.noise.gaussian_sources import derive_seed
 from dpsweep.workers.sampling.samplers import make_row_draws
 from dpsweep.workers.spec import AuditSpec, TrialSpec
 from dpsweep.workers.training.batch_gradients import NO_ANSWER
-from dpsweep.workers.training.canary_evidence import CanaryBatches, Evidence, OwnParameters, make_evidence
+from dpsweep.workers.training.canary_evidence import CanaryBatches, CanaryEvidence, OwnParameters, make_evidence
 
 Array = NDArray[np.float64]
 
@@ -124,7 +124,7 @@ class GradientCanaries:
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
         self._length, self._times, self._share = 0.0, times_of(trace), share_of(trace)
-        self._known: Evidence | OwnParameters = (
+        self._known: CanaryEvidence | OwnParameters = (
             OwnParameters(spec, count) if audit.own_parameters else make_evidence(self._batches, trace.strategy)
         )
         """Scores: likelihood ratios by the iterates, or how far own parameters moved in directions the model lacks."""

@@ -33,7 +33,7 @@ from dpsweep.workers.data import Dataset
 from dpsweep.workers.evaluation.attack_results import AuditResult, AuditTest, GroupAudit
 from dpsweep.workers.evaluation.predictions import predict
 from dpsweep.workers.noise.gaussian_sources import derive_seed
-from dpsweep.workers.sampling.samplers import AUDITABLE, RowDraws, Rows
+from dpsweep.workers.sampling.samplers import AUDITABLE, RowDraws, RowNumbers
 from dpsweep.workers.spec import AuditSpec, SamplingSpec
 from dpsweep.workers.tasks.losses import Loss
 
@@ -46,14 +46,14 @@ class Canaries:
 
     def __init__(self, spec: AuditSpec, dataset_size: int, seed: int, draws: RowDraws) -> None:
         chosen = np.random.default_rng(derive_seed(seed, "canaries")).choice(dataset_size, spec.canaries, replace=False)
-        self.rows: Rows = np.sort(chosen).astype(np.int64)
+        self.rows: RowNumbers = np.sort(chosen).astype(np.int64)
         heads = draws.each(2 * spec.canaries, spec.canaries)  # each with probability 1/2
         self.included: npt.NDArray[np.bool_] = np.isin(np.arange(spec.canaries), heads)
 
     @property
-    def absent(self) -> Rows:
+    def absent(self) -> RowNumbers:
         """Rows of the canaries that are left out of all batches."""
-        left_out: Rows = self.rows[~self.included]
+        left_out: RowNumbers = self.rows[~self.included]
         return left_out
 
     def state(self) -> dict[str, Any]:

@@ -52,7 +52,7 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import Loss, build_loss, of_each_row
-from dpsweep.workers.training.batch_gradients import Parts
+from dpsweep.workers.training.batch_gradients import ClippedParts
 from dpsweep.workers.training.history import reasons_of_trial
 from dpsweep.workers.training.norm_recorder import NormStore
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
@@ -61,7 +61,7 @@ from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of, with_noise
 
 _ADDRESS = re.compile(" at 0x[0-9a-f]+")
-Named = str | Mapping[str, Any]
+NamedPart = str | Mapping[str, Any]
 """A registered part as sweep files name it: ``"flat"``, or ``{"name": "flat", "bound": 0.5}``."""
 
 
@@ -110,11 +110,11 @@ class PrivateTraining:
     def __init__(
         self,
         model: nn.Module,
-        loss: Loss | nn.Module | Named,
-        optimizer: torch.optim.Optimizer | Named,
+        loss: Loss | nn.Module | NamedPart,
+        optimizer: torch.optim.Optimizer | NamedPart,
         data: object,
-        clipping: float | Named | ClippingMethod = 1.0,
-        noise: float | Named = "constant",
+        clipping: float | NamedPart | ClippingMethod = 1.0,
+        noise: float | NamedPart = "constant",
         sampling: int | Mapping[str, Any] = 64,
         *,
         epochs: int,
@@ -188,7 +188,7 @@ class PrivateTraining:
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         self._process, self._noise_is_cut = os.getpid(), False
-        parts = Parts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
+        parts = ClippedParts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
         self._device = device
         self._random_state: RandomState | None = None
         with self._own_randomness():
@@ -471,7 +471,7 @@ def _as_written(model: nn.Module, loss: object, optimizer: object, clipping: obj
     return _ADDRESS.sub("", f"{model!r}, {loss!r}, {kind}"), code_behind([*model.modules(), loss, optimizer, clipping])
 
 
-def _optimizer(given: torch.optim.Optimizer | Named, parameters: Parameters) -> Optimizer:
+def _optimizer(given: torch.optim.Optimizer | NamedPart, parameters: Parameters) -> Optimizer:
     if not isinstance(given, torch.optim.Optimizer):
         return make_optimizer(_component(given, "optimizer"), parameters)
     held = {id(each) for group in given.param_groups for each in group["params"]}
@@ -491,7 +491,7 @@ def _optimizer(given: torch.optim.Optimizer | Named, parameters: Parameters) -> 
     return TorchOptimizer(parameters, given)
 
 
-def _loss(given: Loss | nn.Module | Named) -> Loss:
+def _loss(given: Loss | nn.Module | NamedPart) -> Loss:
     if isinstance(given, str | Mapping):
         return build_loss(_component(given, "loss"))
     if not isinstance(given, nn.Module) or not hasattr(given, "reduction"):
@@ -499,7 +499,7 @@ def _loss(given: Loss | nn.Module | Named) -> Loss:
     return of_each_row(given)
 
 
-def _component(given: Named, what: str) -> Component:
+def _component(given: NamedPart, what: str) -> Component:
     if isinstance(given, str):
         return Component(given)
     if not isinstance(given.get("name"), str):
@@ -510,7 +510,7 @@ def _component(given: Named, what: str) -> Component:
 Make = Callable[[Component], ClippingMethod]
 
 
-def _clipping(given: float | Named | ClippingMethod) -> tuple[Component, Make]:
+def _clipping(given: float | NamedPart | ClippingMethod) -> tuple[Component, Make]:
     """Return the method as a specification names it, and what makes it of that."""
     if isinstance(given, str | Mapping):
         return _component(given, "clipping"), make_clipping
@@ -524,7 +524,7 @@ def _clipping(given: float | Named | ClippingMethod) -> tuple[Component, Make]:
     return Component(name, params), make_clipping
 
 
-def _noise(given: float | Named) -> tuple[Component, float | None]:
+def _noise(given: float | NamedPart) -> tuple[Component, float | None]:
     """Return the schedule, and its initial noise multiplier if that is given."""
     if isinstance(given, str):
         name, params = split_schedule(given)

@@ -37,7 +37,7 @@ from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks import labelled
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients, Parts
+from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, ClippedParts, Decision, LocalGradients
 from dpsweep.workers.training.counters import Counters, GroupCourse, GroupDepartures
 from dpsweep.workers.training.gradient_canaries import GradientCanaries
 from dpsweep.workers.training.history import EpochRecord
@@ -59,7 +59,7 @@ class Trainer:
         dataset: Dataset,
         noise: NoiseSource,
         norms: NormStores,
-        parts: Parts,
+        parts: ClippedParts,
     ) -> None:
         """norms: where norms are kept."""
         self._method = parts.clipping

@@ -35,6 +35,7 @@ from dpsweep.workers.clipping import ClippingState
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.predictions import Predictions, batches_of, predict
 from dpsweep.workers.gradients.divided import is_divided
+from dpsweep.workers.gradients.engine import Weigh
 from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.machine.checkpoint import DIGEST_BYTES
@@ -42,7 +43,7 @@ from dpsweep.workers.noise.gaussian_sources import one_thread, start_generator, 
 from dpsweep.workers.noise.step_noise import NoiseShare
 from dpsweep.workers.spec import TrialSpec, divides_trained
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, Weigh
+from dpsweep.workers.training.batch_gradients import Decision, LocalGradients
 from dpsweep.workers.trials.divided_model import DividedOptimizer
 from dpsweep.workers.trials.ranks import RankGroup
 

@@ -47,7 +47,7 @@ from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 
 Floats = npt.NDArray[np.float64]
-Rows = npt.NDArray[np.int64]
+RowNumbers = npt.NDArray[np.int64]
 
 
 def attack(model: nn.Module, dataset: Dataset, loss: Loss, seed: int) -> tuple[GroupAttack, ...]:
@@ -185,7 +185,9 @@ def area(scores: Floats, is_member: npt.NDArray[np.bool_]) -> float:
     return float(above / (count * (len(scores) - count)))
 
 
-def balanced(members: npt.NDArray[np.bool_], others: npt.NDArray[np.bool_], generator: np.random.Generator) -> Rows:
+def balanced(
+    members: npt.NDArray[np.bool_], others: npt.NDArray[np.bool_], generator: np.random.Generator
+) -> RowNumbers:
     """Return the rows of equally many members and non-members, drawn at random."""
     sides = [generator.permutation(np.flatnonzero(side)) for side in (members, others)]
     count = min(map(len, sides))
@@ -199,7 +201,7 @@ def joined(first: Split, second: Split) -> Split:
     return Split(features, labels, groups, torch.arange(len(first) + len(second)))
 
 
-def halves(examples: int, models: int, seed: int) -> Iterator[Rows]:
+def halves(examples: int, models: int, seed: int) -> Iterator[RowNumbers]:
     """Yield the rows on which each reference model trains. Models 2 k and 2 k + 1 train on complementary halves of
     all rows.
     """

@@ -52,7 +52,7 @@ from dpsweep.workers.sampling.users import population_of, with_rows_of_users
 from dpsweep.workers.spec import AttackSpec, TrialSpec, at_speed_of, divides_trained
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.tasks.losses import build_loss
-from dpsweep.workers.training.batch_gradients import LocalGradients, Parts, parts_of
+from dpsweep.workers.training.batch_gradients import ClippedParts, LocalGradients, parts_of
 from dpsweep.workers.training.counters import TextCounts, write_counters
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result, reasons_of_trial
 from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterwards, is_due
@@ -347,7 +347,9 @@ def _of_the_shape(spec: TrialSpec, dataset: Dataset) -> Dataset:
     return some if spec.preprocessing is None else make_preprocessing(spec.preprocessing).rehearse(some)
 
 
-def _divided(parts: Parts, spec: TrialSpec, group: RankGroup | None) -> tuple[Parts, DividedOptimizer | None]:
+def _divided(
+    parts: ClippedParts, spec: TrialSpec, group: RankGroup | None
+) -> tuple[ClippedParts, DividedOptimizer | None]:
     """Return parts whose model is built now, with its parameters divided among the ranks, if they divide them.
 
     Then also the optimizer of this rank's parts, if those that train are among them. Raises: InvalidInput for a model

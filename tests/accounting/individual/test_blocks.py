@@ -16,7 +16,7 @@ from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.individual import blocks
 from dpsweep.accounting.individual.blocks import block_spectra, spectrum_columns
 from dpsweep.accounting.individual.contour import UNKNOWN
-from dpsweep.accounting.individual.contributions import LARGEST_LOSS, BlockLaw
+from dpsweep.accounting.individual.contributions import LARGEST_LOSS, AllocationBlock
 from dpsweep.accounting.individual.epsilons import individual_epsilons
 from dpsweep.accounting.mechanism.samplings import RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, SideQuery, Trace
@@ -147,7 +147,7 @@ def test_what_a_row_costs_depends_on_that_row_alone() -> None:
 @pytest.mark.parametrize("direction", DIRECTIONS)
 def test_moments_of_draws_between_two_nodes_are_near_their_chords(direction: Direction) -> None:
     """A public draw between two nodes has the mean of their moments; the error of the chord covers the difference."""
-    law, nodes = BlockLaw(20, 1.0, 1e-16, 4), np.linspace(0.2, 1.0, 9)
+    law, nodes = AllocationBlock(20, 1.0, 1e-16, 4), np.linspace(0.2, 1.0, 9)
     table = block_spectra(law, nodes.tobytes(), 8.0, 4.0, direction)
     logs, errors, decays = spectrum_columns(table, 64)
     assert (errors > 0.0).all()
@@ -198,7 +198,7 @@ def test_a_law_that_loses_much_mass_bounds_nothing(
     direction: Direction, order: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Mass at an infinite loss is taken off delta, at most so much of each block; a law that loses more is not used."""
-    law = BlockLaw(3, 1.0, 1e-12 if direction is Direction.REMOVE else 1e-13, 2)  # tables are kept
+    law = AllocationBlock(3, 1.0, 1e-12 if direction is Direction.REMOVE else 1e-13, 2)  # tables are kept
     nodes, orders = np.array([0.0, 0.5, 1.0]).tobytes(), np.array([2.0, -1.0])
     lost = 1.01 * LARGEST_LOSS * law.tail
 

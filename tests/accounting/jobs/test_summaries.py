@@ -26,7 +26,7 @@ from dpsweep.accounting.jobs.summaries import (
     CountedEpsilons,
     Counting,
     EpsilonSummary,
-    Moments,
+    PointMoments,
     order_statistics,
     summarise,
 )
@@ -76,7 +76,7 @@ def test_merged_parts_give_the_statistics_of_the_whole() -> None:
 def digest() -> str:
     """Of the moments of many random points."""
     points = np.random.default_rng(0).lognormal(size=(2, 300_000))
-    moments = [Moments.of(points), Moments.of(points[:1])]
+    moments = [PointMoments.of(points), PointMoments.of(points[:1])]
     return hashlib.sha256(b"".join(each.mean.tobytes() + each.scatter.tobytes() for each in moments)).hexdigest()
 
 

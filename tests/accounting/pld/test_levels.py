@@ -11,7 +11,7 @@ from scipy import stats
 
 from dpsweep.accounting.mechanism.samplings import PoissonSampling
 from dpsweep.accounting.pld import Direction, GroupRounds, RoundLaw, SensitivityMixture, group_law
-from dpsweep.accounting.pld.levels import Between, Round, from_few
+from dpsweep.accounting.pld.levels import AnyRound, Between, from_few
 from dpsweep.accounting.pld.saddlepoint import cumulants
 from dpsweep.accounting.pld.sensitivity import AllocatedRound
 
@@ -22,7 +22,7 @@ _FEW_OUTPUTS = np.linspace(-9.0, 14.0, 921)
 _EPSILONS = (0.0, 0.1, 0.5, 1.0, 2.0, 4.0, 7.0)
 
 
-def hockey_sticks(one: Round, epsilon: float) -> Array:
+def hockey_sticks(one: AnyRound, epsilon: float) -> Array:
     """Return delta of removing and of adding, [2]."""
     if isinstance(one, AllocatedRound):
         assert one.steps == 2
@@ -40,7 +40,7 @@ def hockey_sticks(one: Round, epsilon: float) -> Array:
     return np.array([(weights * removing).sum(), (weights * adding).sum()])
 
 
-def levels(kind: str) -> list[Round]:
+def levels(kind: str) -> list[AnyRound]:
     shifts = np.geomspace(0.3, 3.0, 9).tolist()
     if kind == "random allocation":
         return [AllocatedRound(shift, 2) for shift in shifts]

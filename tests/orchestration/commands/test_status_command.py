@@ -23,7 +23,7 @@ from dpsweep.orchestration.commands.status_command import warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import NOTHING_RECORDED, Recording
+from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import (
     STALE_AFTER,
     ClusterSnapshot,
@@ -145,7 +145,7 @@ def test_a_driver_of_this_host_that_has_ended_is_lost(tmp_path: Path, command: C
 
 
 def test_a_store_whose_name_no_file_can_have_is_not_asked(tmp_path: Path, command: Command) -> None:
-    forged = Recording(trials=4, store=f"sqlite:////{'a' * 300}", failure="interrupted")
+    forged = RecordingStatus(trials=4, store=f"sqlite:////{'a' * 300}", failure="interrupted")
     ended = replace(snapshot(state="interrupted"), recording=forged)
     write_snapshot(f"{tmp_path}/status.json", ended, private=False)
     assert status(command, tmp_path).startswith("small: interrupted")
@@ -153,7 +153,7 @@ def test_a_store_whose_name_no_file_can_have_is_not_asked(tmp_path: Path, comman
 
 def test_runs_in_mlflow_of_a_lost_driver_are_ended_once_it_is_silent() -> None:
     """A lock that does not reach makes a living driver look lost."""
-    lost = replace(snapshot(state="lost"), recording=Recording(trials=4))
+    lost = replace(snapshot(state="lost"), recording=RecordingStatus(trials=4))
     assert not lost.may_run_in_mlflow()
     assert replace(lost, heartbeat=lost.heartbeat - STALE_AFTER).may_run_in_mlflow()
 
@@ -243,7 +243,7 @@ def test_a_stop_tells_what_is_missing_and_nothing_of_a_sweep_that_had_trials_to_
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     stopped = replace(job("STOPPED", "small-0123456789"), output=str(tmp_path))
-    missing = Recording(39, 300, failure="stopped", command="dpsweep record out")
+    missing = RecordingStatus(39, 300, failure="stopped", command="dpsweep record out")
     for state, recording, told in (
         ("interrupted", NOTHING_RECORDED, ""),
         ("recording", missing, "39 of 300 trials are recorded in MLflow (stopped); `dpsweep record out` records"),

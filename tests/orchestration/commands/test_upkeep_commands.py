@@ -21,7 +21,7 @@ from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import (
     STALE_AFTER,
     SweepSnapshot,
@@ -60,7 +60,7 @@ def client_of(files: SweepFiles) -> MlflowClient:
 def left_by_a_driver(files: SweepFiles, **changes: object) -> None:
     """A status whose driver recorded in the sweep's own store, and was killed or gave up long ago."""
     uri, manifest = embedded_tracking_uri(files.local_folder), known(read_manifest(files))
-    recording = Recording(1, 3, 0.5, uri, "http://127.0.0.1:5000/#/", command=f"dpsweep record {files.root}")
+    recording = RecordingStatus(1, 3, 0.5, uri, "http://127.0.0.1:5000/#/", command=f"dpsweep record {files.root}")
     snapshot = SweepSnapshot(
         name="small",
         sweep_id=manifest.sweep_id,

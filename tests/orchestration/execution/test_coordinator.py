@@ -33,7 +33,7 @@ from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.orchestration.tracking.plain_comparison import Compared
+from dpsweep.orchestration.tracking.plain_comparison import TrackedComparison
 from dpsweep.orchestration.tracking.tracker import RunStatus, TrackedSweep
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.history import Progress
@@ -58,7 +58,7 @@ class KeptTracker:
         self.trials: dict[str, PublishedTrial] = {}
         self.reports: list[PublishedSweep] = []
         self.closed: list[RunStatus] = []
-        self.comparisons: list[tuple[Compared, tuple[str, ...]]] = []
+        self.comparisons: list[tuple[TrackedComparison, tuple[str, ...]]] = []
 
     def address(self, sweep_id: str) -> str:
         return ""
@@ -76,10 +76,10 @@ class KeptTracker:
     def log_report(self, pages: Path, data: PublishedSweep) -> None:
         self.reports.append(data)
 
-    def compare_by(self, compared: Compared) -> None:
+    def compare_by(self, compared: TrackedComparison) -> None:
         return
 
-    def log_comparison(self, compared: Compared, sentences: Sequence[str]) -> None:
+    def log_comparison(self, compared: TrackedComparison, sentences: Sequence[str]) -> None:
         self.comparisons.append((compared, tuple(sentences)))
 
     def close(self, status: RunStatus = "FINISHED") -> None:

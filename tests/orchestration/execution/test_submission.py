@@ -24,7 +24,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.execution import submission
 from dpsweep.orchestration.execution.environment import reread_environment
 from dpsweep.orchestration.execution.on_ray import SWEEP_GAUGES
-from dpsweep.orchestration.execution.submission import Package, SubmittedSweep, SubmittedSweeps
+from dpsweep.orchestration.execution.submission import ShippedCode, SubmittedSweep, SubmittedSweeps
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import Turn
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
@@ -286,7 +286,7 @@ def test_a_full_head_takes_no_further_driver(head: Head, monkeypatch: pytest.Mon
     monkeypatch.setattr(submission, "DRIVER_BYTES", 2**50)
     refused = r"the head at .* has [0-9.]+ GiB of memory left, where \d+ sweeps run, .*; submit it when one has ended"
     with pytest.raises(InvalidInput, match=refused):
-        jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"), print)
+        jobs.submit("small-1", "/out", ShippedCode((), (), (), 0), {}, Turn("ann"), print)
 
 
 def test_a_job_that_another_command_began_meanwhile_is_shown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -301,11 +301,11 @@ def test_a_job_that_another_command_began_meanwhile_is_shown(monkeypatch: pytest
 
     for name, fake in (("_start", start), ("all", lambda: tuple(seen)), ("_require_room", lambda *given: None)):
         monkeypatch.setattr(jobs, name, fake)
-    assert jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"), print) is theirs
+    assert jobs.submit("small-1", "/out", ShippedCode((), (), (), 0), {}, Turn("ann"), print) is theirs
     seen[:] = []
     theirs = replace(theirs, id="other")
     with pytest.raises(InvalidInput, match=r"head:8265 refused \(ValueError: taken\)$"):
-        jobs.submit("small-1", "/out", Package((), (), (), 0), {}, Turn("ann"), print)
+        jobs.submit("small-1", "/out", ShippedCode((), (), (), 0), {}, Turn("ann"), print)
 
 
 def test_an_unknown_id_is_one_line(head: Head) -> None:

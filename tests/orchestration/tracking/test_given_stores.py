@@ -14,7 +14,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.store import remembered
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.tracking.given_stores import given_store, is_given, note_given
@@ -40,8 +40,8 @@ def listening() -> Iterator[socket.socket]:
         yield server
 
 
-def recording_of(store: str, experiment: str = "dpsweep") -> Recording:
-    return Recording(1, 3, 0.5, store, f"{store}/#/", experiment, command="dpsweep record")
+def recording_of(store: str, experiment: str = "dpsweep") -> RecordingStatus:
+    return RecordingStatus(1, 3, 0.5, store, f"{store}/#/", experiment, command="dpsweep record")
 
 
 def left(files: SweepFiles, store: str, experiment: str = "dpsweep", sweep_id: str = "a") -> None:
@@ -99,7 +99,7 @@ def test_the_own_database_is_not_opened_through_a_link(files: SweepFiles, tmp_pa
 
 
 def test_a_store_is_given_for_one_sweep_in_one_folder(files: SweepFiles) -> None:
-    here = Recording(store="http://host", experiment="of ann")
+    here = RecordingStatus(store="http://host", experiment="of ann")
     note_given(here, "a", files)
     assert is_given(here, "a", files)
     assert not is_given(here, "b", files)

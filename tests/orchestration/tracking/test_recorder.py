@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.orchestration.store.published import PublishedTrial, TrialState
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.addresses import reported
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
@@ -166,7 +166,7 @@ def test_a_tracker_that_was_gone_for_a_while_has_everything_in_the_end(folder: P
 
 
 def test_a_tracker_that_fails_is_told_of_at_once(folder: Path) -> None:
-    told: list[Recording] = []
+    told: list[RecordingStatus] = []
     trial = GrowingTrial()
     trial.epochs = EPOCHS
     following = TrackingRecorder(opened(folder), lambda key: trial(key), told=told.append)
@@ -212,7 +212,7 @@ def test_recording_goes_on_as_long_as_the_tracker_answers_now_and_then(
     monkeypatch.setattr(recorder, "SILENCE", silence)
     trials = {trial.key: trial for trial in (tracked(sample_trial(seed=seed, disclosure="none")) for seed in range(7))}
     asked: list[str] = []
-    told: list[Recording] = []
+    told: list[RecordingStatus] = []
 
     class Flapping(MlflowTracker):
         def log_trial(self, trial: PublishedTrial) -> str:
@@ -224,7 +224,7 @@ def test_recording_goes_on_as_long_as_the_tracker_answers_now_and_then(
 
     tracker = Flapping(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
     tracker.open_sweep(SWEEP)
-    following = TrackingRecorder(tracker, lambda key: trials[key], Recording(command="the command"), told.append)
+    following = TrackingRecorder(tracker, lambda key: trials[key], RecordingStatus(command="the command"), told.append)
     following.finish(trials, [lambda tracker: tracker.close()])
     assert 3.0 * silence < clock.now < 5.0 * silence
     assert told[0].goes_on

@@ -17,7 +17,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.store.status import Recording
+from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.tracking import recorder
 from dpsweep.orchestration.tracking.access import opened as opened_access
 from dpsweep.orchestration.tracking.access import sealed
@@ -148,7 +148,7 @@ def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
     trials = {trial.key: trial for trial in (tracked(sample_trial(seed=seed, disclosure="none")) for seed in seeds)}
     faults, experiment = {after: getattr(served, name) for name, after in away_after.items()}, f"{AWAY} {number}"
 
-    def told(recording: Recording) -> None:
+    def told(recording: RecordingStatus) -> None:
         for due in [trials for trials in faults if trials <= recording.recorded]:
             threading.Thread(target=away, args=(faults.pop(due),)).start()
 
@@ -158,7 +158,7 @@ def test_a_server_that_is_away_while_trials_are_recorded_loses_and_doubles_none(
 
     tracker = MlflowTracker(served.address, experiment=experiment)
     tracker.open_sweep(SWEEP)
-    following = TrackingRecorder(tracker, lambda key: trials[key], Recording(), told)
+    following = TrackingRecorder(tracker, lambda key: trials[key], RecordingStatus(), told)
     following.finish(trials, [lambda tracker: tracker.close()])
     assert not faults
     assert following.recording.is_complete

@@ -18,7 +18,7 @@ from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.workers.noise import chacha
 from dpsweep.workers.noise.chacha import ChaChaStream, by_integer_operations, keystream, require_standard
 from dpsweep.workers.noise.gaussian_sources import ChaChaGaussians
-from dpsweep.workers.sampling.samplers import PoissonSampler, Rows
+from dpsweep.workers.sampling.samplers import PoissonSampler, RowNumbers
 from dpsweep.workers.spec import Component
 from tests.workers.devices import DEVICE
 from tests.workers.training.test_trainer import new_trainer
@@ -159,7 +159,7 @@ def test_no_two_draws_of_a_trial_are_the_same(
             given.append(piece.clone())
             yield piece
 
-    def next_batch(self: PoissonSampler) -> Rows:
+    def next_batch(self: PoissonSampler) -> RowNumbers:
         rows = of_sampler(self)
         batches.append(tuple(rows.tolist()))
         return rows

@@ -27,7 +27,7 @@ from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.pld import delta_pld
 from dpsweep.workers.data.base import Dataset, make_split
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
-from dpsweep.workers.sampling.samplers import PoissonSampler, Rows, SeededRows
+from dpsweep.workers.sampling.samplers import PoissonSampler, RowNumbers, SeededRows
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training.trainer import Trainer
 from tests.workers.devices import DEVICE, NAME
@@ -63,9 +63,9 @@ def everyone_apart(length: float) -> Dataset:
 class EvenRows(PoissonSampler):
     """The batches of a data set that lacks every odd row, in a run that is otherwise the same."""
 
-    def next_batch(self) -> Rows:
+    def next_batch(self) -> RowNumbers:
         rows = super().next_batch()
-        even: Rows = rows[rows % 2 == 0]
+        even: RowNumbers = rows[rows % 2 == 0]
         return even
 
 
