@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from dpsweep.accounting.errors import START_ANEW, DataCorruption
@@ -18,13 +18,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord, parse_failures
 from dpsweep.orchestration.store.attempts import Attempt, read_attempts
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
 from dpsweep.orchestration.store.layout import SweepFiles, no_sweep
-from dpsweep.orchestration.store.published import (
-    PublishedAccount,
-    PublishedAudit,
-    PublishedQuality,
-    PublishedSweep,
-    TrialState,
-)
+from dpsweep.orchestration.store.published import PublishedQuality, PublishedSweep, TrialState
 from dpsweep.orchestration.store.results import StoppedTrial, TrialResult, read_result_of
 from dpsweep.orchestration.store.status import TrialStatus, status_of
 from dpsweep.orchestration.sweeps.grid import GridPoint, grid
@@ -42,44 +36,27 @@ def stored_record(files: SweepFiles) -> SweepRecord:
     if manifest is None:
         raise no_sweep(files)
     sweep = parse_sweep(manifest.text, files.manifest)
-    points = grid(sweep, past_of(manifest))
-    found = _read(files, tuple(each for each in points if each.is_asked or _is_there(files, each.key)), manifest)
-    return SweepRecord(
-        manifest,
-        sweep,
-        found.points,
-        {**_earlier_failures(files), **found.statuses},
-        found.attempts,
-        found.accounts,
-        candidate_attempts(files, sweep),
-        found.audits,
-    )
+    points = [each for each in grid(sweep, past_of(manifest)) if each.is_asked or _is_there(files, each.key)]
+    found = _read(files, points, manifest, sweep)
+    statuses = {**_earlier_failures(files), **found.statuses}
+    return replace(found, statuses=statuses, candidates=candidate_attempts(files, sweep))
 
 
-@dataclass(frozen=True)
-class StoredTrials:
-    """Trials as stored on disk. `statuses`: of trials that are over. `attempts`: of private trials. `accounts`,
-    `audits`: results of `dpsweep account` and `dpsweep audit`; none if they are encrypted and this process has no key,
-    or if they are another user's.
-    """
-
-    points: tuple[GridPoint, ...]
-    statuses: Mapping[str, TrialStatus]
-    attempts: Mapping[str, tuple[Attempt, ...]]
-    accounts: Mapping[str, tuple[PublishedAccount, ...]]
-    audits: Mapping[str, tuple[PublishedAudit, ...]]
-
-
-def stored_trials(files: SweepFiles, points: Iterable[GridPoint], manifest: Manifest) -> StoredTrials:
-    """Return the trials that are stored. Raises: DataCorruption for a damaged result."""
-    return _read(files, tuple(point for point in points if _is_there(files, point.key)), manifest)
+def stored_trials(files: SweepFiles, points: Iterable[GridPoint], manifest: Manifest, sweep: SweepSpec) -> SweepRecord:
+    """Return the record of those trials that are stored. Raises: DataCorruption for a damaged result."""
+    return _read(files, [point for point in points if _is_there(files, point.key)], manifest, sweep)
 
 
 def _is_there(files: SweepFiles, key: str) -> bool:
     return exists(files.trial(key).spec) or exists(files.trial(key).result) or bool(read_attempts(files, key))
 
 
-def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) -> StoredTrials:
+def _read(files: SweepFiles, points: Sequence[GridPoint], manifest: Manifest, sweep: SweepSpec) -> SweepRecord:
+    """Return the results of trials that are over, and the releases of private ones.
+
+    Without results of `dpsweep account` and `dpsweep audit` if they are encrypted and this process has no key, or if
+    they are another user's.
+    """
     found = (read_result_of(point.key, files.trial(point.key).result) for point in points)
     results = {result.key: status_of(result) for result in found if result is not None}
     attempts = {point.key: _attempts(files, point, results.get(point.key)) for point in points if point.is_private}
@@ -87,7 +64,7 @@ def _read(files: SweepFiles, points: tuple[GridPoint, ...], manifest: Manifest) 
     open_keys = [key for key in results if has_key and not is_closed(files.trial(key).private)]
     accounts = {key: read_accounts(files.trial(key)) for key in open_keys}
     audits = {key: read_audits(files, key) for key in open_keys} if not is_closed(files.private) else {}
-    return StoredTrials(points, results, attempts, accounts, audits)
+    return SweepRecord(manifest, sweep, tuple(points), results, attempts, accounts, audits=audits)
 
 
 def owned_record(files: SweepFiles) -> SweepRecord:

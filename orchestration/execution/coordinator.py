@@ -77,11 +77,11 @@ class Coordinator:
         warn: Callable[[str], None] = lambda message: None,
         publish: Publish = published,
     ) -> None:
-        self._sweep, self._manifest, self._files, self._tracker = sweep, manifest, files, tracker
+        self._sweep, self._files, self._tracker = sweep, files, tracker
         self._planned: Mapping[str, PlannedTrial] = {planned.key: planned for planned in plan.trials}
         self._status, self._execution, self._anew = status, execution, anew
         self._warn, self._publish = warn, publish
-        self._kept = stored_trials(files, plan.former, manifest)
+        self._kept = stored_trials(files, plan.former, manifest, sweep)
         points = (*(planned.point for planned in plan.trials), *self._kept.points)
         self._points = {point.key: point for point in points}
         self._attempts = AttemptLog(files, self._planned)
@@ -378,7 +378,7 @@ class Coordinator:
         accounts = {**self._accounts, **self._kept.accounts}
         audits = {**self._audits, **self._kept.audits}
         points, found = tuple(self._points.values()), (self._statuses(), attempts, accounts, self._candidates, audits)
-        return SweepRecord(self._manifest, self._sweep, points, *found)
+        return SweepRecord(self._kept.manifest, self._sweep, points, *found)
 
     def _statuses(self) -> dict[str, TrialStatus]:
         """Return the statuses of all trials, those that are no longer asked for included."""
