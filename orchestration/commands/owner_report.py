@@ -53,7 +53,7 @@ def owner(
         write_file("--html", html, owner_page(report, sentences).encode(), private=True)
     if as_json:
         plain: dict[str, Any] = {name: None if value == math.inf else value for name, value in asdict(report).items()}
-        seen = {"attacks": [asdict(attack) for attack in attacks], "audits": [audit.as_dict() for audit in audits]}
+        seen = {"attacks": [asdict(attack) for attack in attacks], "audits": [asdict(audit) for audit in audits]}
         typer.echo(json.dumps({**plain, "risk": risk and risk.as_dict(), **seen, "meaning": list(sentences)}))
         return
     typer.echo(for_terminal("\n".join(sentences)))

@@ -54,10 +54,13 @@ def finished(point: GridPoint, result: TrialResult, baseline: TrialResult | None
         exposure=result.attacks.exposure,
         departures=tuple(
             PublishedDepartures(result.training.group_names[group.group], group.examples, tuple(group.left))
-            for group in result.departures
+            for group in result.counters.departures
         ),
         audit=published_audit(result.attacks.audit),
-        history=_history(result),
+        history=tuple(
+            replace(recorded_epoch(*each), clipping_bounds=each[0].bounds)
+            for each in zip(result.training.history, result.epsilons, strict=True)
+        ),
         notes=_notes(result),
         started=result.started or None,  # 0 for the trial of a private selection, whose times are not shown
         ended=result.ended or None,
@@ -125,13 +128,19 @@ def published_audit(found: AuditResult | None) -> PublishedAudit | None:
     """Return the audit of a trial itself as shown; None without one."""
     if found is None:
         return None
-    groups = {group.name: group.epsilon for group in found.groups}
-    everyone = found.everyone
-    tests = {test.name: test.lower_bound for test in found.tests}
-    counts = everyone.epsilon, everyone.guesses, everyone.correct
-    canaries = max((test.canaries for test in found.tests), default=everyone.canaries)
-    kind = found.kind, found.transcript
-    return PublishedAudit(found.confidence, *counts, groups, tests, *kind, canaries=canaries, of_canary=found.of_canary)
+    return PublishedAudit(
+        name="",
+        kind=found.kind,
+        transcript=found.transcript,
+        canaries=max((test.canaries for test in found.tests), default=found.everyone.canaries),
+        confidence=found.confidence,
+        of_canary=found.of_canary,
+        lower_bound=found.everyone.epsilon,
+        lower_bounds={test.name: test.lower_bound for test in found.tests},
+        groups={group.name: group.epsilon for group in found.groups},
+        guesses=found.everyone.guesses,
+        correct=found.everyone.correct,
+    )
 
 
 def _courses(result: TrialResult) -> dict[str, PublishedCourse]:
@@ -139,7 +148,7 @@ def _courses(result: TrialResult) -> dict[str, PublishedCourse]:
     training = result.training
     batch_size = result.spec.sampling.expected_size(training.train_size)
     found = {}
-    for course in result.courses:
+    for course in result.counters.courses:
         history = training.history[len(training.history) - len(course.norms) :]
         expected = batch_size * course.examples / training.train_size
         noises = [record.noise_multiplier * (record.sensitivity or 0.0) for record in history]
@@ -208,11 +217,6 @@ def _with_change(task: str, scores: Mapping[str, float], change: float | None) -
     return scores if change is None or not scores else {**scores, f"{task_called(task).main}_change": change}
 
 
-def _history(result: TrialResult) -> tuple[PublishedEpoch, ...]:
-    shown = zip(result.training.history, result.epsilons, strict=True)
-    return tuple(replace(recorded_epoch(*each), clipping_bounds=each[0].bounds) for each in shown)
-
-
 def recorded_epoch(record: EpochRecord, epsilon: float) -> PublishedEpoch:
     """Return an epoch of a trial, without clipping bounds, as `epoch` does. epsilon: of the steps by its end."""
     measured = _measured(record.test, record.public, epsilon)
@@ -244,9 +248,9 @@ def _measured(test: Evaluation, public: Evaluation | None, epsilon: float) -> di
 
 def _notes(result: TrialResult) -> tuple[str, ...]:
     notes = result.training.notes
-    if lost := result.non_finite_gradients:
+    if lost := result.counters.non_finite_gradients:
         notes += (f"gradients of examples that were not finite, and weighed nothing in their steps: {lost:,}",)
-    if (told := result.texts) and (told.cut or told.empty):
+    if (told := result.counters.texts) and (told.cut or told.empty):
         some = f"{told.cut:,} of {told.texts:,} training texts were cut at {told.length:,} tokens"
         notes += (f"{some}; {told.empty:,} have no token",)
     if not result.spec.is_private:

@@ -80,8 +80,8 @@ def told(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
 
 
 def _seen(result: Result, owned: SweepFiles | None) -> Result:
-    """Return the result as stored, or as `SweepRecord.data` says of ``owned``: with exact statistics, attacks, counts,
-    departures and courses. Raises: DataCorruption for damaged files.
+    """Return the result as stored, or as `SweepRecord.data` says of ``owned``: with exact statistics, attacks and
+    counters. Raises: DataCorruption for damaged files.
     """
     if owned is None:
         return result
@@ -90,16 +90,8 @@ def _seen(result: Result, owned: SweepFiles | None) -> Result:
     statistics = read_exact_statistics(trial.private_summary, next_step)
     if isinstance(result, StoppedTrial):
         return replace(result, individuals=statistics)
-    counters = read_counters(trial.private_training)
-    return replace(
-        result,
-        individuals=statistics,
-        attacks=read_attacks(trial.attacks),
-        departures=tuple(counters.departures),
-        non_finite_gradients=counters.non_finite_gradients,
-        texts=counters.texts,
-        courses=tuple(counters.courses),
-    )
+    attacks, counters = read_attacks(trial.attacks), read_counters(trial.private_training)
+    return replace(result, individuals=statistics, attacks=attacks, counters=counters)
 
 
 @dataclass(frozen=True)
@@ -318,15 +310,9 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
         "worst_group": ", ".join(WORST_GROUP_METRICS[worst_group].whose(trial)) or None,
         "worst_group_by": worst_group,
         "by_group": known_of_groups(trial),
-        **_audits_of(trial),
+        **({"audits": list(map(asdict, trial.every_audit))} if trial.every_audit else {}),
         **_of_task(trial.quality),
     }
-
-
-def _audits_of(trial: PublishedTrial) -> dict[str, Any]:
-    """Return the entry of a row on audits, where they may be shown; the claim is the row's own epsilon."""
-    found = trial.every_audit
-    return {"audits": [audit.as_dict() for audit in found]} if found else {}
 
 
 def _of_task(quality: PublishedQuality) -> dict[str, Any]:

@@ -188,8 +188,8 @@ def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
     found: dict[str, float | None] = {}
     for audit in trial.every_audit:
         place = f"audit/{audit.name}".rstrip("/")
-        found |= {f"{place}/lower_bound": audit.epsilon, f"{place}/confidence": audit.confidence}
-        found |= {f"{place}/lower_bound_{name}": bound for name, bound in audit.tests.items()}
+        found |= {f"{place}/lower_bound": audit.lower_bound, f"{place}/confidence": audit.confidence}
+        found |= {f"{place}/lower_bound_{name}": bound for name, bound in audit.lower_bounds.items()}
     return found
 
 

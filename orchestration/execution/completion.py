@@ -21,7 +21,7 @@ from dpsweep.accounting.calibration.so_far import cost_of_steps, cost_so_far
 from dpsweep.accounting.individual import individual_epsilons, individual_reasons
 from dpsweep.accounting.jobs.examples import AccountingJob, Scatter, account_in_process, store_epsilons
 from dpsweep.accounting.jobs.release import ReleaseSpec, release_counted
-from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, EpsilonSummary
+from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.records.epsilon_files import Epsilons, StoredEpsilons
@@ -108,11 +108,35 @@ def complete_trial(
     """
     trace = read_trace(files.trace)
     found = _costs(trace, planned, sweep)
-    is_asked = accounts_examples(trace, planned, sweep)
-    worst = found.worst_case
-    individuals = individual_statistics(planned, files, sweep, worst, scatter, releasing) if is_asked else None
+    individuals: IndividualStatistics | None = None
+    if accounts_examples(trace, planned, sweep):
+        individuals = individual_statistics(planned, files, sweep, found.worst_case, scatter, releasing)
+    if trace.selection is not None:
+        times = Times(0.0, 0.0)  # the time at which the best candidate was trained reveals how many were drawn
+    bound = bounding_trace(trace, planned.trace) or trace
+    shows_exact = release_mode(sweep.release.name).statistics == "exact"
     with _ONE_AT_A_TIME:
-        return _completed(planned, files, sweep, times, found, individuals)
+        training = read_training_result(files.training)
+        result = TrialResult(
+            key=planned.key,
+            spec=planned.spec,
+            worst_case=found.worst_case,
+            others=found.others,
+            groups=found.groups,
+            risks=found.risks,
+            reasons=planned.reasons,
+            epsilons=_by_epoch(bound, training, found.worst_case),
+            training=training,
+            individuals=individuals,
+            started=times.started,
+            ended=times.ended,
+            attacks=read_attacks(files.attacks) if shows_exact else AttackResults(),
+            counters=read_counters(files.private_training) if shows_exact else Counters(),
+            digests=note_digests(files),
+            device=read_device_use(files.device),
+        )
+        write_result(files.result, result)
+    return result
 
 
 def individual_statistics(
@@ -127,62 +151,25 @@ def individual_statistics(
 
     worst: the worst case, at which every epsilon is capped. Raises: as `complete_trial`.
     """
-    summary = _accounted(planned, files, sweep, worst, scatter)
+    release, names = planned.point.release, planned.dataset.group_names
+    counting = Counting(worst.epsilon) if release is None else Counting(worst.epsilon, released_bins=release.bins)
+    delta, method = planned.spec.delta, sweep.accounting.individual
+    job = AccountingJob(files.root, delta, method, counting=counting, folder=files.epsilons)
+    summary = store_epsilons(job, scatter)
     with _ONE_AT_A_TIME:
-        return _individuals(planned, files, sweep, worst, summary, releasing)
+        counted, trace = CountedEpsilons(summary, StoredEpsilons(files.epsilons)), read_trace(files.trace)
+        exact = exact_statistics(counted, names, worst, individual_reasons(trace))
+        if planned.spec.norms.exact_examples > 0:
+            quality = quality_of_estimates(files, counted.parts, trace, worst.epsilon)
+            exact = replace(exact, estimates=quality)
+        write_exact_statistics(files.private_summary, exact)
+        if release is not None:
+            return _released_once(files, counted, names, worst, release, exact, releasing)
+        return exact if release_mode(sweep.release.name).statistics == "exact" else None
 
 
 _ONE_AT_A_TIME = threading.Lock()
 """Held while stored epsilons are read back, so that the driver holds one part in memory at a time."""
-
-
-def _accounted(
-    planned: PlannedTrial, files: TrialFiles, sweep: SweepSpec, worst: PrivacyEstimate, scatter: Scatter
-) -> EpsilonSummary:
-    """Store the epsilons of all examples; return the summary that their statistics are computed from."""
-    release = planned.point.release
-    counting = Counting(worst.epsilon) if release is None else Counting(worst.epsilon, released_bins=release.bins)
-    delta, method = planned.spec.delta, sweep.accounting.individual
-    return store_epsilons(AccountingJob(files.root, delta, method, counting=counting, folder=files.epsilons), scatter)
-
-
-def _completed(
-    planned: PlannedTrial,
-    files: TrialFiles,
-    sweep: SweepSpec,
-    times: Times,
-    found: Costs,
-    individuals: IndividualStatistics | None,
-) -> TrialResult:
-    trace, training = read_trace(files.trace), read_training_result(files.training)
-    if trace.selection is not None:
-        times = Times(0.0, 0.0)  # the time at which the best candidate was trained reveals how many were drawn
-    bound = bounding_trace(trace, planned.trace) or trace
-    shows_exact = release_mode(sweep.release.name).statistics == "exact"
-    counters = read_counters(files.private_training) if shows_exact else Counters()
-    result = TrialResult(
-        key=planned.key,
-        spec=planned.spec,
-        worst_case=found.worst_case,
-        others=found.others,
-        groups=found.groups,
-        risks=found.risks,
-        reasons=planned.reasons,
-        epsilons=_by_epoch(bound, training, found.worst_case),
-        training=training,
-        individuals=individuals,
-        started=times.started,
-        ended=times.ended,
-        attacks=read_attacks(files.attacks) if shows_exact else AttackResults(),
-        departures=tuple(counters.departures),
-        non_finite_gradients=counters.non_finite_gradients,
-        texts=counters.texts,
-        courses=tuple(counters.courses),
-        digests=note_digests(files),
-        device=read_device_use(files.device),
-    )
-    write_result(files.result, result)
-    return result
 
 
 def _by_epoch(bound: Trace, training: TrainingResult, worst: PrivacyEstimate) -> tuple[float, ...]:
@@ -250,11 +237,6 @@ def _ends(planned: PlannedTrial) -> tuple[int, ...]:
     return tuple(range(per_epoch, planned.trace.steps + 1, per_epoch))
 
 
-def costs_as_planned(planned: PlannedTrial, sweep: SweepSpec) -> Costs:
-    """Return costs of a run that went as planned."""
-    return _with_groups(planned.trace, planned.spec.delta, sweep, (planned.worst_case, *planned.others))
-
-
 def costs(trace: Trace, delta: float, sweep: SweepSpec) -> Costs:
     """Return costs of any run. Raises: UnsupportedMechanism if an accountant of the sweep does not cover it."""
     return _with_groups(trace, delta, sweep, worst_cases(trace, delta, sweep))
@@ -288,10 +270,10 @@ def _costs(trace: Trace, planned: PlannedTrial, sweep: SweepSpec) -> Costs:
     Costs without a bounding trace are estimates. The comparison with the plan ignores recorded contributions, because
     they do not enter worst cases.
     """
-    bound = bounding_trace(trace, planned.trace)
+    bound, delta = bounding_trace(trace, planned.trace), planned.spec.delta
     if bound is not None and replace(bound, contributions=planned.trace.contributions) == planned.trace:
-        return all_weakened(costs_as_planned(planned, sweep), planned.reasons)
-    delta = planned.spec.delta
+        single = (planned.worst_case, *planned.others)
+        return all_weakened(_with_groups(planned.trace, delta, sweep, single), planned.reasons)
     if bound is not None:
         return all_weakened(costs(bound, delta, sweep), planned.reasons)
     return all_weakened(costs(trace, delta, sweep), (*planned.reasons, "noise_followed_results"))
@@ -329,28 +311,6 @@ def _steps(trace: Trace) -> Iterator[Segment]:
 def _is_no_dearer(step: Segment, other: Segment) -> bool:
     alike = step.sampling == other.sampling and step.side_queries == other.side_queries
     return alike and step.noise_multiplier >= other.noise_multiplier
-
-
-def _individuals(
-    planned: PlannedTrial,
-    files: TrialFiles,
-    sweep: SweepSpec,
-    worst: PrivacyEstimate,
-    summary: EpsilonSummary,
-    releasing: Callable[[], None],
-) -> IndividualStatistics | None:
-    """Store the exact statistics of the epsilons privately; return those that the release mode shows, or None."""
-    counted = CountedEpsilons(summary, StoredEpsilons(files.epsilons))
-    names, release = planned.dataset.group_names, planned.point.release
-    trace = read_trace(files.trace)
-    exact = exact_statistics(counted, names, worst, individual_reasons(trace))
-    if planned.spec.norms.exact_examples > 0:
-        quality = quality_of_estimates(files, counted.parts, trace, worst.epsilon)
-        exact = replace(exact, estimates=quality)
-    write_exact_statistics(files.private_summary, exact)
-    if release is not None:
-        return _released_once(files, counted, names, worst, release, exact, releasing)
-    return exact if release_mode(sweep.release.name).statistics == "exact" else None
 
 
 def _released_once(

@@ -105,16 +105,16 @@ def owner_sentences(
 
 def _audited(audits: Sequence[PublishedAudit], worst_case: float) -> str:
     """Return the best bound of the audits, rounded down, with the test that gave it and what that assumes."""
-    best = max(audits, key=lambda audit: audit.epsilon)
+    best = max(audits, key=lambda audit: audit.lower_bound)
     errors = sum(1.0 - audit.confidence for audit in audits)  # any of them may be the best by its error
     by = f"An audit of this trial by {best.canaries} made-up records (canaries)"
-    if best.epsilon == 0.0:
+    if best.lower_bound == 0.0:
         return f"{by} proves no leak, which does not show that little leaks."
-    contradicts = best.epsilon > (worst_case if best.of_canary is None else best.of_canary)
+    contradicts = best.lower_bound > (worst_case if best.of_canary is None else best.of_canary)
     return (
-        f"{by} shows that such training leaks: epsilon is at least {math.floor(100 * best.epsilon) / 100:.2f} with "
+        f"{by} shows that such training leaks: epsilon is at least {math.floor(100 * best.lower_bound) / 100:.2f} with "
         f"confidence {100 * max(0.0, 1.0 - errors):.3g}%, for the worst record. That is the bound of one of its tests: "
-        f"{assumed_by_best(best.tests)}.{' The bound contradicts the worst case above.' if contradicts else ''}"
+        f"{assumed_by_best(best.lower_bounds)}.{' The bound contradicts the worst case above.' if contradicts else ''}"
     )
 
 

@@ -122,7 +122,7 @@ def _risk(scene: Scene, setting: Setting, trial: PublishedTrial, privacy: Publis
         mark("bound: mean εᵢ", means, "line-ns-open", 0.0, size=22)
     audits = trial.every_audit
     for audit in audits:
-        figure.add_vline(audit.epsilon, line={"color": colour, "width": 1.0, "dash": "dot"})
+        figure.add_vline(audit.lower_bound, line={"color": colour, "width": 1.0, "dash": "dot"})
         mark("proven by the audit", dict(audit.groups), "triangle-right", 2 * _STAGGER)
     figure.add_vline(privacy.epsilon, line={"color": colour, "width": 1.5})
     proven = ", dotted: proven by audits" if audits else ""

@@ -471,11 +471,11 @@ def audits_section(trials: Sequence[PublishedTrial]) -> str:
     rows = []
     for trial, audit, copy in audited:
         claimed = trial.privacy.epsilon if trial.privacy else None
-        best = _audited(audit.epsilon, claimed if audit.of_canary is None else audit.of_canary)
+        best = _audited(audit.lower_bound, claimed if audit.of_canary is None else audit.of_canary)
         bounds = [best, *(_audited(audit.groups.get(name), claimed) for name in names)]
         guessed = f"{audit.correct} of {audit.guesses}" if audit.guesses else f"ranks of {audit.canaries}"
         facts = [at_most(claimed), at_most(audit.of_canary), f"{100 * audit.confidence:g}%", guessed]
-        tests = [f"{name} {at_least(bound)}" for name, bound in audit.tests.items()]
+        tests = [f"{name} {at_least(bound)}" for name, bound in audit.lower_bounds.items()]
         whom = f"{_CANARIES[audit.kind]}, {_TRANSCRIPTS[audit.transcript]}{copy}<br><small>{', '.join(tests)}</small>"
         rows.append((escape(trial.key), whom, *facts, *bounds))
     return _section(

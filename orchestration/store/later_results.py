@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Final
 
 from pydantic import TypeAdapter, ValidationError
@@ -190,16 +190,4 @@ def _audit(uri: str) -> AuditRecord:
 
 
 def _published(found: AuditRecord) -> PublishedAudit:
-    return PublishedAudit(
-        confidence=found.confidence,
-        epsilon=found.lower_bound,
-        guesses=found.guesses,
-        correct=found.correct,
-        groups=found.groups,
-        tests=found.lower_bounds,
-        kind=found.kind,
-        transcript=found.transcript,
-        canaries=found.canaries,
-        name=found.name,
-        of_canary=found.of_canary,
-    )
+    return PublishedAudit(**{each.name: getattr(found, each.name) for each in fields(PublishedAudit)})

@@ -342,44 +342,28 @@ class PublishedDepartures:
     left: tuple[int, ...]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PublishedAudit:
     """Lower bounds on epsilon from a one-run audit: exact, so any page or run that shows it is sensitive.
 
-    `epsilon`: bound from ``correct`` right guesses among ``guesses``, over all canaries. `groups`: bounds from the
-    canaries of each group, by name. `tests`: bounds of each test that was made on all canaries, by name. `kind`,
-    `transcript`: as of `dpsweep.workers.spec.AuditSpec`. All bounds hold together with probability ``confidence``; 0
-    means that nothing was proved. `name`: of an audit by `dpsweep audit`, on a copy of the trial; "" for one of the
-    trial itself. `of_canary`: epsilon that made-up canaries pay.
+    `name`: of an audit by `dpsweep audit`, on a copy of the trial; "" for one of the trial itself. `kind`,
+    `transcript`: as of `dpsweep.workers.spec.AuditSpec`. `of_canary`: epsilon that made-up canaries pay. `lower_bound`:
+    on epsilon, from ``correct`` right guesses among ``guesses``, over all canaries. `lower_bounds`: of each test that
+    was made on all canaries, by name. `groups`: bounds from the canaries of each group, by name. All bounds hold
+    together with probability ``confidence``; 0 means that nothing was proved.
     """
 
+    name: str
+    kind: AuditKind
+    transcript: Transcript
+    canaries: int
     confidence: float
-    epsilon: float
+    of_canary: float | None
+    lower_bound: float
+    lower_bounds: Mapping[str, float]
+    groups: Mapping[str, float]
     guesses: int
     correct: int
-    groups: Mapping[str, float] = field(default_factory=dict)
-    tests: Mapping[str, float] = field(default_factory=dict)
-    kind: AuditKind = "rows"
-    transcript: Transcript = "last_model"
-    canaries: int = 0
-    name: str = ""
-    of_canary: float | None = None
-
-    def as_dict(self) -> dict[str, object]:
-        """Return plain values for JSON."""
-        return {
-            "name": self.name,
-            "kind": self.kind,
-            "transcript": self.transcript,
-            "canaries": self.canaries,
-            "confidence": self.confidence,
-            "of_canary": self.of_canary,
-            "lower_bound": self.epsilon,
-            "lower_bounds": dict(self.tests),
-            "groups": dict(self.groups),
-            "guesses": self.guesses,
-            "correct": self.correct,
-        }
 
 
 @dataclass(frozen=True)

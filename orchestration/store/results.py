@@ -21,7 +21,7 @@ from dpsweep.workers.evaluation.attack_results import AttackResults
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.counters import GroupCourse, GroupDepartures, TextCounts
+from dpsweep.workers.training.counters import Counters
 from dpsweep.workers.training.history import TrainingResult
 
 
@@ -64,14 +64,8 @@ class TrialResult:
     """When training started and ended in the run that finished it, in seconds since 1970 UTC."""
     attacks: AttackResults = field(default_factory=AttackResults)
     risks: tuple[AttackRisk, ...] = ()
-    departures: tuple[GroupDepartures, ...] = ()
-    """By group, examples that spent their filter budget; shown only where attacks are shown."""
-    non_finite_gradients: NonNegativeInt = 0
-    """Gradients of examples that were not finite and weighed nothing; shown only where attacks are shown."""
-    texts: TextCounts | None = None
-    """Training texts that were cut or have no token; shown only where attacks are shown."""
-    courses: tuple[GroupCourse, ...] = ()
-    """Course of training for the examples of each group; shown only where attacks are shown."""
+    counters: Counters = field(default_factory=Counters)
+    """Exact counts and means over training examples; shown only where attacks are shown."""
     reasons: tuple[Reason, ...] = ()
     """Why every epsilon of the trial is an estimate, whatever its course (`sweeps.planned.reasons_of`)."""
     digests: dict[str, str] = field(default_factory=dict)
@@ -79,7 +73,7 @@ class TrialResult:
     device: DeviceUse | None = None
 
     def __post_init__(self) -> None:
-        groups = (*(each.group for each in self.departures), *(each.group for each in self.courses))
+        groups = [each.group for each in self.counters.departures] + [each.group for each in self.counters.courses]
         ends = [record.step for record in self.training.history]
         if (
             len(self.epsilons) != len(ends)
@@ -190,7 +184,7 @@ def write_result(uri: str, result: StoredResult) -> None:
     shown = result.individuals
     exact = shown is not None and release_mode(shown.disclosure).is_sensitive
     if isinstance(result, TrialResult):
-        exact = exact or result.attacks != AttackResults() or bool(result.courses)
+        exact = exact or result.attacks != AttackResults() or result.counters != Counters()
     write_sealed(uri, _RESULT.dump_json(result), exact)
 
 

@@ -161,7 +161,7 @@ def test_exact_results_are_disclosed_by_raw_alone(tmp_path: Path) -> None:
     result = read_result(trial_in(files.root, "flat-seed0").result)
     assert isinstance(result, TrialResult)
     noise = result.training.history[-1].noise_multiplier * 6.0 * result.training.parameters**0.5
-    for group, course in zip(shown.quality.groups, result.courses, strict=True):
+    for group, course in zip(shown.quality.groups, result.counters.courses, strict=True):
         size = result.training.train_size
         in_batch = result.spec.sampling.expected_size(size) * course.examples / size
         assert known_of_groups(shown)[group.name]["noise_error"] == pytest.approx(noise / in_batch, rel=1e-9)

@@ -91,7 +91,7 @@ def test_the_default_mode_discloses_nothing_of_training_examples(default: Traine
     assert default.sweep.disclosure == "none"
     assert result.individuals is None
     assert result.attacks.loss_threshold == ()
-    assert result.courses == ()
+    assert not result.counters.courses
     assert read_attacks(default.files.attacks).loss_threshold, "both are there, in private"
     stored = Path(default.files.result).read_text()
     assert repr(present(default.exact.mean)) not in stored
@@ -103,8 +103,8 @@ def test_the_raw_mode_discloses_what_is_exact(default: Trained) -> None:
     result = raw.completed()
     assert result.individuals == raw.exact
     assert result.attacks == read_attacks(raw.files.attacks)
-    assert result.courses == tuple(read_counters(raw.files.private_training).courses)
-    assert result.courses
+    assert result.counters == read_counters(raw.files.private_training)
+    assert result.counters.courses
     assert result.attacks.loss_threshold
 
 

@@ -11,6 +11,7 @@ from dpsweep.orchestration.store.published import (
     EstimateQuality,
     IndividualStatistics,
     PublishedAttack,
+    PublishedAudit,
     PublishedEpoch,
     PublishedGroup,
     PublishedPrivacy,
@@ -105,3 +106,18 @@ TRIALS = (
 )
 SETTINGS = finished_settings(TRIALS)
 STYLE = style_of(SETTINGS)
+
+
+AUDIT = PublishedAudit(
+    name="copy",
+    kind="gradient",
+    transcript="iterates",
+    canaries=2000,
+    confidence=0.95,
+    of_canary=None,
+    lower_bound=0.9,
+    lower_bounds={"ranks": 0.9},
+    groups={},
+    guesses=0,
+    correct=0,
+)

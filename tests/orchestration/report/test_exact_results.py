@@ -26,9 +26,8 @@ from dpsweep.orchestration.report.tables import (
     memberships_section,
     training_scores_section,
 )
-from dpsweep.orchestration.store.published import PublishedAudit
 from dpsweep.workers.evaluation.attack_results import MembershipAttack
-from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, Cells, rows
+from tests.orchestration.report.sample_settings import AUDIT, SETTINGS, STYLE, TRIALS, Cells, rows
 
 
 def test_estimates_are_averaged_and_the_largest_error_is_the_largest() -> None:
@@ -85,7 +84,7 @@ def test_a_bound_above_what_its_canaries_pay_contradicts_a_higher_claim() -> Non
     claim = (trial.privacy.epsilon if trial.privacy else None) or math.nan
 
     def said(share: float) -> str:
-        audit = PublishedAudit(0.95, share * claim, 0, 0, kind="gradient", name="copy", of_canary=0.9 * claim)
+        audit = replace(AUDIT, lower_bound=share * claim, of_canary=0.9 * claim)
         return audits_section([replace(trial, audits=(audit,))])
 
     assert "contradicts the claim" in said(0.95)
@@ -97,8 +96,7 @@ def test_bound_attacks_and_audits_are_in_one_picture() -> None:
     trial = next(each for each in TRIALS if each.privacy is not None and each.privacy.is_private)
     names = [group.name for group in trial.quality.groups] if trial.quality else []
     attacks = tuple(MembershipAttack(name, 100, 0.6, 0.5, 0.69, 0.55, 1.0) for name in names)
-    audit = PublishedAudit(0.95, 0.9, 0, 0, {names[0]: 0.4}, {"ranks": 0.9}, "gradient", "iterates", 2000, "copy")
-    shown = replace(trial, memberships=attacks, audits=(audit,))
+    shown = replace(trial, memberships=attacks, audits=(replace(AUDIT, groups={names[0]: 0.4}),))
     (drawn,) = risks(Scene(finished_settings([shown]), STYLE, names)).values()
     assert drawn is not None
     figure = Figure(drawn.plain())

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import pytest
 
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.jobs.release import OwnerReport
 from dpsweep.orchestration.report.owner import owner_page, owner_sentences
-from dpsweep.orchestration.store.published import PublishedAudit
+from tests.orchestration.report.sample_settings import AUDIT
 
 
 @pytest.mark.parametrize(
@@ -33,10 +34,7 @@ def test_a_proven_bound_is_rounded_down_and_its_test_is_named() -> None:
     """The best of several audits errs with at most the sum of their errors."""
 
     def said(*bounds: float) -> str:
-        audits = [
-            PublishedAudit(0.95, bound, 0, 0, {}, {"ranks": 0.0, "f_dp": bound}, "gradient", canaries=100)
-            for bound in bounds
-        ]
+        audits = [replace(AUDIT, lower_bound=bound, lower_bounds={"ranks": 0.0, "f_dp": bound}) for bound in bounds]
         return " ".join(
             owner_sentences(OwnerReport(7, 0.5, 1e-5, "add_remove", "guarantee", "pld", 2.0), None, (), audits)
         )

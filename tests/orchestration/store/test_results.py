@@ -58,8 +58,8 @@ FORGED: dict[str, Callable[[dict[str, Any]], object]] = {
     "no parameter": lambda result: result["training"].update(parameters=-1),
     "a size that is no number": lambda result: result["training"].update(test_size="NaN"),
     "a time that no calendar has": lambda result: result.update(ended="Infinity"),
-    "a group of nobody": lambda result: result.update(courses=[{"group": 0, "examples": 0}]),
-    "a group that is not there": lambda result: result.update(courses=[{"group": 2, "examples": 1}]),
+    "a group of nobody": lambda result: result["counters"].update(courses=[{"group": 0, "examples": 0}]),
+    "a group that is not there": lambda result: result["counters"].update(courses=[{"group": 2, "examples": 1}]),
     "an epsilon without its epoch": lambda result: result.update(epsilons=[*result["epsilons"], 1.0]),
     "epochs that end before they begin": lambda result: result["training"]["history"][1].update(step=0),
     "more right guesses than guesses": lambda result: result["attacks"].update(
