@@ -1,8 +1,8 @@
-"""Types of the entries in the tables of metrics: `metrics.METRICS`, `GROUP_METRICS` and `FAMILIES`."""
+"""Types of the entries in the tables of metrics: `metrics.METRICS` and `GROUP_METRICS`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
 from typing import TYPE_CHECKING, Literal
@@ -78,14 +78,6 @@ class GroupMetric:
     better: Better = ""
     measure: Measure | None = None
     task: str | None = None
-
-
-@dataclass(frozen=True)
-class Family:
-    """Numbers whose names depend on the trial, such as one per group size; MLflow only. of_model: as in `Metric`."""
-
-    values: Callable[[PublishedTrial], Mapping[str, float | None]]
-    of_model: bool = False
 
 
 def by_selection(of: Metric, value: float | None, interval: ConfidenceInterval | None) -> str:

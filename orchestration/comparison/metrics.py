@@ -9,7 +9,7 @@ import math
 from collections.abc import Collection, Iterator
 
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.comparison.entries import Family, Metric, MetricTable
+from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import (
     AT_MOST,
@@ -31,24 +31,17 @@ from dpsweep.orchestration.comparison.rate_metrics import (
 )
 from dpsweep.orchestration.comparison.tested import change, change_by_group, of_counts, over_groups, overall
 from dpsweep.orchestration.comparison.values import (
-    accounted_again,
     advantage,
-    audit_bounds,
     delta,
     epsilon,
-    epsilon_by_group_size,
     epsilon_gap,
-    epsilon_quantiles,
     finite,
+    further_numbers,
     gap_between_groups,
-    gaps,
     in_training,
     loss_correlation,
     median_epsilon,
-    parts,
     peak_memory,
-    recall_by_class,
-    risk_by_group_size,
     squared_error,
     tpr_at_fpr_1pct,
     utilization,
@@ -296,16 +289,6 @@ METRICS = (
     ),
 )
 _BY_NAME = {each.name: each for each in METRICS}
-FAMILIES = (
-    Family(gaps, of_model=True),
-    Family(recall_by_class, of_model=True),
-    Family(parts, of_model=True),
-    Family(epsilon_by_group_size),
-    Family(risk_by_group_size),
-    Family(epsilon_quantiles),
-    Family(audit_bounds, of_model=True),
-    Family(accounted_again),
-)
 SECTIONS = ("final/", "fairness/", "privacy/", "audit/", "system/")
 """Sections of metrics in MLflow, in the order of logging; MLflow's comparison page opens with the first metric."""
 
@@ -355,13 +338,6 @@ def known(trial: PublishedTrial) -> dict[str, float | None]:
     return {metric.name: finite(metric.value(trial)) for metric in of_task(task_of([trial]))}
 
 
-def families(trial: PublishedTrial) -> dict[str, float | None]:
-    """Return all numbers of `FAMILIES` by their names in MLflow; numbers of the model only if the trial finished."""
-    finished = trial.state is TrialState.FINISHED
-    found = (family.values(trial) for family in FAMILIES if finished or not family.of_model)
-    return {name: value for values in found for name, value in values.items()}
-
-
 def final_metrics(trial: PublishedTrial) -> dict[str, float]:
     """Return the finite scalars of a trial by their names in MLflow, section by section.
 
@@ -382,4 +358,4 @@ def _tracked(trial: PublishedTrial) -> Iterator[tuple[str, float | None]]:
     for metric in METRICS:
         if metric.tracked is not None and (finished or not metric.of_model):
             yield metric.tracked, metric.value(trial)
-    yield from families(trial).items()
+    yield from further_numbers(trial).items()

@@ -13,10 +13,11 @@ from typing import Any, Final
 import pyarrow as pa
 from pyarrow import csv, parquet
 
-from dpsweep.orchestration.comparison.metrics import METRICS, families, of_task
+from dpsweep.orchestration.comparison.metrics import METRICS, of_task
 from dpsweep.orchestration.comparison.parameters import asked, varying
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.record import SweepRecord, rows
+from dpsweep.orchestration.comparison.values import further_numbers
 from dpsweep.workers.tasks import TASKS
 
 FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
@@ -38,7 +39,7 @@ def trial_table(record: SweepRecord, settings: Mapping[str, Any] | None = None) 
     parameters = varying([asked(point) for point in record.points])
     data = record.data()
     found = [
-        dict(_flat(_ordered(row, chosen, families(trial), data.task)))
+        dict(_flat(_ordered(row, chosen, further_numbers(trial), data.task)))
         for row, chosen, trial in zip(rows(record, settings), parameters, data.trials, strict=True)
     ]
     names = list(dict.fromkeys(name for row in found for name in row))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 from typing import Final
 
@@ -59,12 +59,6 @@ def gap_between_groups(value: Callable[[PublishedGroup], float | None]) -> Value
 def main(trial: PublishedTrial) -> float | None:
     """Return the main score of the trial's task on test data: accuracy for classification, else one of its scores."""
     return trial.quality.main if trial.quality else None
-
-
-def parts(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return scores of single labels or targets, by their names in MLflow."""
-    found = trial.quality.parts if trial.quality else {}
-    return {f"final/{number}_of_{name}": value for name, each in found.items() for number, value in each.items()}
 
 
 def constant_score(found: Evaluation | PublishedQuality) -> float | None:
@@ -163,42 +157,6 @@ def tpr_at_fpr_1pct(trial: PublishedTrial, size: int = 1) -> float | None:
     return risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper if risk else None
 
 
-def risk_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return the upper bounds on attacks on k > 1 records together, by their names in MLflow."""
-    sizes = [size for size in trial.privacy.risks if size > 1] if trial.privacy else []
-    return {f"privacy/advantage_group_of_{size}": advantage(trial, size) for size in sizes} | {
-        f"privacy/tpr_at_fpr_1pct_group_of_{size}": tpr_at_fpr_1pct(trial, size) for size in sizes
-    }
-
-
-def epsilon_by_group_size(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return the epsilon of k > 1 records together for each published k, by its name in MLflow."""
-    sizes = trial.privacy.group_epsilons if trial.privacy else {}
-    return {f"privacy/epsilon_group_of_{size}": value for size, value in sizes.items() if size > 1}
-
-
-def epsilon_quantiles(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return published quantiles of epsilon_i, by their names in MLflow."""
-    quantiles = trial.individuals.quantiles if trial.individuals else {}
-    return {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
-
-
-def audit_bounds(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return the lower bounds on epsilon from the audit and their confidence, by their names in MLflow."""
-    found: dict[str, float | None] = {}
-    for audit in trial.every_audit:
-        place = f"audit/{audit.name}".rstrip("/")
-        found |= {f"{place}/lower_bound": audit.lower_bound, f"{place}/confidence": audit.confidence}
-        found |= {f"{place}/lower_bound_{name}": bound for name, bound in audit.lower_bounds.items()}
-    return found
-
-
-def gaps(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return all known gaps between groups, by their names in MLflow."""
-    found = trial.quality.fairness if trial.quality else {}
-    return {f"fairness/{name}": value for name, value in found.items()}
-
-
 @lru_cache(maxsize=2**14)
 def counted(found: ConfusionCounts | None, score: Statistic) -> float | None:
     """Return a score of counts; None if it is not defined. Cached, because every table and figure asks for the same
@@ -243,18 +201,34 @@ def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
     return last
 
 
-def recall_by_class(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return the recall of each class on test data, by its name in MLflow."""
-    counts = trial.quality.counts if trial.quality else None
-    found = rates.recalls(counts.matrix).tolist() if counts else []
-    return {f"final/recall_of_class_{label}": None if math.isnan(value) else value for label, value in enumerate(found)}
+def further_numbers(trial: PublishedTrial) -> dict[str, float | None]:
+    """Return the numbers whose names in MLflow depend on the trial; those of the final model only if it finished.
 
-
-def accounted_again(trial: PublishedTrial) -> Mapping[str, float | None]:
-    """Return the epsilons from each run of `dpsweep account`, by MLflow names that contain the name of its folder."""
+    Gaps between groups, recalls of classes, scores of single labels or targets, costs and bounds on attacks by group
+    size, quantiles of epsilon_i, bounds of audits, and results of `dpsweep account`.
+    """
     found: dict[str, float | None] = {}
+    is_finished, quality, privacy = trial.state is TrialState.FINISHED, trial.quality, trial.privacy
+    if quality is not None and is_finished:
+        recalls = rates.recalls(quality.counts.matrix).tolist() if quality.counts else ()
+        found |= {f"fairness/{name}": gap for name, gap in quality.fairness.items()}
+        found |= {f"final/recall_of_class_{label}": finite(recall) for label, recall in enumerate(recalls)}
+        for name, scores in quality.parts.items():
+            found |= {f"final/{number}_of_{name}": score for number, score in scores.items()}
+    if privacy is not None:
+        sizes = [size for size in privacy.risks if size > 1]
+        costs = {size: cost for size, cost in privacy.group_epsilons.items() if size > 1}
+        found |= {f"privacy/epsilon_group_of_{size}": cost for size, cost in costs.items()}
+        found |= {f"privacy/advantage_group_of_{size}": advantage(trial, size) for size in sizes}
+        found |= {f"privacy/tpr_at_fpr_1pct_group_of_{size}": tpr_at_fpr_1pct(trial, size) for size in sizes}
+    quantiles = trial.individuals.quantiles if trial.individuals else {}
+    found |= {f"privacy/epsilon_i_quantile_{level:g}": value for level, value in quantiles.items()}
+    for audit in trial.every_audit if is_finished else ():
+        place = f"audit/{audit.name}".rstrip("/")
+        found |= {f"{place}/lower_bound": audit.lower_bound, f"{place}/confidence": audit.confidence}
+        found |= {f"{place}/lower_bound_{name}": bound for name, bound in audit.lower_bounds.items()}
     for account in trial.accounts:
         values = {"epsilon": account.epsilon, "mean_epsilon_i": account.mean, "median_epsilon_i": account.median}
-        sizes = {f"epsilon_group_of_{size}": epsilon for size, epsilon in account.group_epsilons.items()}
-        found |= {f"privacy/account/{account.name}/{name}": value for name, value in {**values, **sizes}.items()}
+        values |= {f"epsilon_group_of_{size}": cost for size, cost in account.group_epsilons.items()}
+        found |= {f"privacy/account/{account.name}/{name}": value for name, value in values.items()}
     return found

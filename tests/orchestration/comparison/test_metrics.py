@@ -7,11 +7,11 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.orchestration.comparison.metrics import families, final_metrics, known, known_of_groups
+from dpsweep.orchestration.comparison.metrics import final_metrics, known, known_of_groups
 from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import finished_settings, served_worst
 from dpsweep.orchestration.comparison.statistics import Spread, spread
-from dpsweep.orchestration.comparison.values import worst_over_median
+from dpsweep.orchestration.comparison.values import further_numbers, worst_over_median
 from dpsweep.orchestration.store.published import (
     EpsilonHistogram,
     IndividualStatistics,
@@ -80,8 +80,8 @@ def test_rates_follow_from_counts() -> None:
     assert found["majority_class_rate"] == 0.5
     assert (group["test_examples"], group["loss"], group["accuracy_change"]) == (100, 0.3, -0.02)
     assert known_of_groups(trial)["b"]["precision"] is None
-    assert families(trial)["final/recall_of_class_0"] == 0.8
-    assert families(trial)["final/recall_of_class_1"] == 0.6
+    assert further_numbers(trial)["final/recall_of_class_0"] == 0.8
+    assert further_numbers(trial)["final/recall_of_class_1"] == 0.6
 
 
 def test_what_training_did_to_a_group_is_that_of_its_last_epoch_and_missing_where_it_is_withheld() -> None:
