@@ -171,13 +171,33 @@ def _rounded(value: float | None, digits: int, towards: Callable[[Decimal], int]
     return number(float(towards(exact / unit) * unit), digits)
 
 
-def percent(value: float | None) -> str:
-    """Return a fraction in percent, with one decimal.
+def _of_finite(text: Callable[[float], str]) -> Callable[[float | None], str]:
+    """Return a function that shows a finite number as ``text`` with a minus sign, and any other as `MISSING`.
 
-    >>> percent(0.9876)
-    '98.8%'
+    >>> percent(0.9876), points(-0.0213), gap(0.0213), correlation(-0.456), signed(-0.0213), signed(math.nan)
+    ('98.8%', '−2.1', '2.1', '−0.46', '−0.0213', '–')
+    >>> _fit(-0.0213), _fit(-3412.506), _fit(-1.88e45)
+    ('−0.021', '−3412.506', '−1.88e+45')
     """
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}%"
+
+    def shown(value: float | None) -> str:
+        return MISSING if value is None or not math.isfinite(value) else text(value).replace("-", "−")
+
+    return shown
+
+
+percent: Final = _of_finite(lambda value: f"{100 * value:.1f}%")
+"""A fraction in percent, with one decimal."""
+points: Final = _of_finite(lambda value: f"{100 * value:+z.1f}")
+"""A signed difference of two fractions, in percentage points."""
+gap: Final = _of_finite(lambda value: f"{100 * value:.1f}")
+"""An unsigned difference of two fractions, in percentage points."""
+correlation: Final = _of_finite(lambda value: f"{value:.2f}")
+"""A correlation coefficient, with two decimals."""
+signed: Final = _of_finite(lambda value: f"{value:+.3g}")
+"""A signed difference with three significant digits."""
+_fit: Final = _of_finite(lambda value: f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}")
+"""A score with three decimals; far from 0, where a model diverged, with three significant digits."""
 
 
 def at_most_share(value: float | None) -> str:
@@ -202,53 +222,6 @@ def _share(value: float | None, towards: Callable[[Decimal], int]) -> str:
     exact = 100 * Decimal(repr(value))  # as JSON has it: 7% is not above 7%
     unit = Decimal(1).scaleb(min(0, exact.adjusted() - 2))
     return f"{towards(exact / unit) * unit:f}%"
-
-
-def points(value: float | None) -> str:
-    """Return a signed difference of two fractions, in percentage points.
-
-    >>> points(-0.0213)
-    '−2.1'
-    """
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:+z.1f}".replace("-", "−")
-
-
-def gap(value: float | None) -> str:
-    """Return an unsigned difference of two fractions, in percentage points.
-
-    >>> gap(0.0213)
-    '2.1'
-    """
-    return MISSING if value is None or not math.isfinite(value) else f"{100 * value:.1f}"
-
-
-def correlation(value: float | None) -> str:
-    """Return a correlation coefficient, with two decimals.
-
-    >>> correlation(-0.456)
-    '−0.46'
-    """
-    return MISSING if value is None or not math.isfinite(value) else f"{value:.2f}".replace("-", "−")
-
-
-def _fit(value: float | None) -> str:
-    """Return a score with three decimals; far from 0, where a model diverged, with three significant digits.
-
-    >>> _fit(-0.0213), _fit(-3412.506), _fit(-1.88e45)
-    ('−0.021', '−3412.506', '−1.88e+45')
-    """
-    if value is None or not math.isfinite(value):
-        return MISSING
-    return (f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}").replace("-", "−")
-
-
-def signed(value: float | None) -> str:
-    """Return a signed difference with three significant digits.
-
-    >>> signed(-0.0213)
-    '−0.0213'
-    """
-    return MISSING if value is None or not math.isfinite(value) else f"{value:+.3g}".replace("-", "−")
 
 
 def file_size(count: int) -> str:
