@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -51,7 +51,7 @@ from dpsweep.orchestration.sweeps.tuning_stages import (
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from dpsweep.workers.evaluation.outcomes import read_wrong
 from dpsweep.workers.evaluation.scores import Evaluation
-from dpsweep.workers.tasks import TASKS, Score
+from dpsweep.workers.tasks import TASKS
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
@@ -320,43 +320,25 @@ def _of_this_version(stored: Manifest, request: RunRequest) -> str:
     return stored.text
 
 
-def _of_fairness(name: str) -> Callable[[Evaluation], float]:
-    return lambda found: found.fairness.get(name, math.nan)
+_WORST: Final = "worst_group_"
+_TASK_SCORES: Final = {score.name: score for task in TASKS.values() for score in task.scores}
 
 
-def _of_task(score: Score) -> Callable[[Evaluation], float]:
-    return lambda found: _sign(score) * found.scores.get(score.name, math.nan)
+def _is_lower_better(name: str) -> bool:
+    """Return whether a score of ``tune.select_by`` is better when it is smaller."""
+    score = _TASK_SCORES.get(name.removeprefix(_WORST))
+    return name == "loss" if score is None else score.better == "lower"
 
 
-def _of_worst_group(score: Score) -> Callable[[Evaluation], float]:
-    return lambda found: min(
-        (_sign(score) * group.scores.get(score.name, math.nan) for group in found.groups), default=math.nan
-    )
-
-
-def _sign(score: Score) -> float:
-    return 1.0 if score.better == "higher" else -1.0
-
-
-_TASK_SCORES: Final = tuple(score for task in TASKS.values() for score in task.scores)
-_SCORES: Final[Mapping[str, Callable[[Evaluation], float]]] = {
-    "accuracy": lambda found: math.nan if found.accuracy is None else found.accuracy,
-    "worst_group_accuracy": _of_fairness("worst_group_accuracy"),
-    "worst_group_balanced_accuracy": _of_fairness("worst_group_balanced_accuracy"),
-    "worst_group_true_positive_rate": _of_fairness("worst_group_true_positive_rate"),
-    "loss": lambda found: -found.loss,
-    **{score.name: _of_task(score) for score in _TASK_SCORES},
-    **{f"worst_group_{score.name}": _of_worst_group(score) for score in _TASK_SCORES},
-}
-"""Functions that compute the score, by ``tune.select_by``; larger is better."""
-
-_LOWER: Final = frozenset(
-    (
-        "loss",
-        *(f"{prefix}{each.name}" for each in _TASK_SCORES if each.better == "lower" for prefix in ("", "worst_group_")),
-    )
-)
-"""Names of scores whose published value is better when smaller."""
+def _published(name: str, found: Evaluation) -> float:
+    """Return a score of ``tune.select_by`` as it is published; NaN where it is not defined."""
+    score = name.removeprefix(_WORST)
+    if name != score and score in _TASK_SCORES:
+        of_groups = (group.scores.get(score, math.nan) for group in found.groups)
+        return (max if _is_lower_better(name) else min)(of_groups, default=math.nan)
+    known = {"accuracy": found.accuracy, "loss": found.loss, **found.fairness, **found.scores}
+    value = known.get(name)
+    return math.nan if value is None else value
 
 
 def best_candidates(record: SweepRecord) -> dict[str, Winner]:
@@ -379,12 +361,12 @@ def best_candidates(record: SweepRecord) -> dict[str, Winner]:
         best = max(finite, key=finite.__getitem__)
         winners[setting] = Winner(
             values=adapted.candidates[best],
-            score=_shown_score(tune, finite[best]),
+            score=_larger_is_better(tune, finite[best]),
             candidates=len(means),
             tried=tuple(
                 Tried(
                     values={place: v for place, v in adapted.candidates[each].items() if has(specs[setting], place)},
-                    score=_shown_score(tune, mean) if math.isfinite(mean) else None,
+                    score=_larger_is_better(tune, mean) if math.isfinite(mean) else None,
                 )
                 for each, mean in means.items()
             ),
@@ -405,35 +387,6 @@ def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
     }
 
 
-def best_runs(record: SweepRecord) -> dict[str, Winner]:
-    """Return the best run of each private selection; the first one among equals. A run without a finite score is the
-    worst.
-
-    Guarantee: the score of a run depends only on its own model and on public data, as
-    `dpsweep.accounting.accountants.selection` requires. Raises: InvalidInput for a selection without a run with a
-    finite score, and for a record that is not of selections.
-    """
-    tune, adapted = of_tuning(record)
-    runs: dict[str, list[tuple[float, GridPoint]]] = {}
-    for point in record.points:
-        runs.setdefault(point.setting, []).append((_score(record, point), point))
-    winners = {}
-    for setting, drawn in adapted.drawn.items():
-        score, best = max(runs[setting], key=lambda run: run[0] if math.isfinite(run[0]) else -math.inf)
-        if not math.isfinite(score):
-            raise InvalidInput(
-                f"no candidate of a private selection ended with a finite {tune.select_by}; the errors are private, in "
-                f"the folder private/selection: offer other values, and choose another folder"
-            )
-        winners[setting] = Winner(
-            values=adapted.candidates[drawn[best.candidate or 0].candidate],
-            score=_shown_score(tune, score),
-            candidates=len(adapted.candidates),
-            seed=best.spec.seed,
-        )
-    return winners
-
-
 def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
     """Return the section ``tune`` of a tuning sweep, and its candidates. Raises: InvalidInput for any other sweep."""
     sweep = record.sweep
@@ -442,8 +395,9 @@ def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
     return sweep.tune, sweep.adapted
 
 
-def _shown_score(tune: TuneSettings, score: float) -> float:
-    return -score if tune.select_by in _LOWER else score
+def _larger_is_better(tune: TuneSettings, score: float) -> float:
+    """Return a published score as it is compared, or one that is compared as it is published."""
+    return -score if _is_lower_better(tune.select_by) else score
 
 
 def _score(record: SweepRecord, point: GridPoint) -> float:
@@ -455,46 +409,53 @@ def _score(record: SweepRecord, point: GridPoint) -> float:
     if tune is None or result is None:
         return math.nan
     evaluation = result.training.history[-1].public if tune.data is None else result.training.evaluation
-    return math.nan if evaluation is None else _SCORES[tune.select_by](evaluation)
+    return math.nan if evaluation is None else _larger_is_better(tune, _published(tune.select_by, evaluation))
 
 
 def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
     """Return the selected run of each setting, which becomes its trial.
 
-    Guarantee: that of `best_runs` or, with the exponential mechanism, of `ExponentialChoice`; this one draws a new
-    choice at every call. Raises: as `best_runs`; DataCorruption for a damaged count of errors.
+    It is the run with the best score, the first one among equals. The exponential mechanism draws it, anew at every
+    call, by the number of wrong predictions on the part of the data that no candidate was trained on.
+
+    Guarantee: that of `ExponentialChoice`; else the score of a run depends only on its own model and on public data, as
+    `dpsweep.accounting.accountants.selection` requires. Raises: InvalidInput for a setting without a run that can be
+    selected, and for a record that is not of selections; DataCorruption for a damaged count of errors.
     """
-    choice = record.sweep.tune.selection if record.sweep.tune else None
-    if not isinstance(choice, ExponentialChoice):
-        return best_runs(record)
-    trained = [point.key for point in record.points if record.finished(point.key) is not None]
-    return _chosen_runs(record, choice, {key: read_wrong(files.trial(key).held_out) for key in trained})
-
-
-def _chosen_runs(record: SweepRecord, choice: ExponentialChoice, wrong: Mapping[str, int]) -> dict[str, Winner]:
-    """Choose a run of each setting by the exponential mechanism.
-
-    `wrong`: number of wrong predictions on the part of the data that no candidate was trained on, by key of the run;
-    failed runs are missing. Guarantee: that of `ExponentialChoice`. Raises: InvalidInput for a setting whose runs all
-    failed, and for a record that is not of selections.
-    """
-    _, adapted = of_tuning(record)
+    tune, adapted = of_tuning(record)
     runs: dict[str, dict[int, GridPoint]] = {}
     for point in record.points:
         runs.setdefault(point.setting, {})[point.candidate or 0] = point
     winners = {}
     for setting, drawn in adapted.drawn.items():
-        if not any(point.key in wrong for point in runs[setting].values()):
-            raise InvalidInput(
-                "every candidate of an exponential mechanism failed; the errors are private, in the folder "
-                "private/selection: offer other values, and choose another folder"
-            )
-        place = choice.draw([wrong.get(runs[setting][each].key) for each in range(len(drawn))])
+        points = [runs[setting][place] for place in range(len(drawn))]
+        choice = tune.selection
+        score: float | None = None
+        if isinstance(choice, ExponentialChoice):
+            trained = [record.finished(point.key) is not None for point in points]
+            if not any(trained):
+                raise InvalidInput(f"every candidate of an exponential mechanism failed; {_OTHER_VALUES}")
+            held_out = (files.trial(point.key).held_out for point in points)
+            place = choice.draw([read_wrong(uri) if ran else None for uri, ran in zip(held_out, trained, strict=True)])
+        else:
+            scores = (_score(record, point) for point in points)
+            known = [each if math.isfinite(each) else -math.inf for each in scores]
+            place = known.index(max(known))
+            if known[place] == -math.inf:
+                raise InvalidInput(
+                    f"no candidate of a private selection ended with a finite {tune.select_by}; {_OTHER_VALUES}"
+                )
+            score = _larger_is_better(tune, known[place])
         winners[setting] = Winner(
-            values=adapted.candidates[place],
-            score=None,
+            values=adapted.candidates[drawn[place].candidate],
+            score=score,
             candidates=len(adapted.candidates),
-            candidate=place,
-            seed=runs[setting][place].spec.seed,
+            candidate=place if isinstance(choice, ExponentialChoice) else None,
+            seed=points[place].spec.seed,
         )
     return winners
+
+
+_OTHER_VALUES: Final = (
+    "the errors are private, in the folder private/selection: offer other values, and choose another folder"
+)

@@ -47,7 +47,12 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/pipeline/run.py",
         ("tests/orchestration/test_exponential_mechanism.py",),
-        B("score=None,", "score=float(wrong[runs[setting][place].key]),", "a count of errors leaves the choice", True),
+        B(
+            "score: float | None = None",
+            "score: float | None = float(read_wrong(files.trial(points[0].key).held_out))",
+            "a count of errors leaves the choice",
+            True,
+        ),
         B(
             "    delete_folder(files.selection)\n",
             "",
