@@ -341,11 +341,15 @@ class StoredSweep:
         """
         import pandas as pd
 
-        from dpsweep.orchestration.comparison.findings import DIFFERENCE_COLUMNS
         from dpsweep.orchestration.comparison.stored import stored_findings
 
-        found = stored_findings(self._files, self._record.data())
-        table = pd.DataFrame([each.as_row() for each in found.differences], columns=DIFFERENCE_COLUMNS)
+        found, rows = stored_findings(self._files, self._record.data()), []
+        for each in found.differences:
+            known = each.interval
+            ends = (math.nan,) * 3 if known is None else (known.value, known.low, known.high)
+            rows.append((each.one, each.other, each.metric, *ends, each.verdict))
+        columns = ["one", "other", "metric", "difference", "low", "high", "verdict"]
+        table = pd.DataFrame(rows, columns=columns)
         table.attrs["level"] = found.level
         return table
 

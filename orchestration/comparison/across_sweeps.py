@@ -213,7 +213,8 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
         identity = tuple(sorted({**_defaults(written, parameters), **parameters}.items()))
         found.setdefault(identity, {}).setdefault(folder, []).append(trial)
     data = _data_differences(records, published)
-    private, baselines = ({key: of for key, of in found.items() if _is_private(key) == kind} for kind in (True, False))
+    baselines = {key: of for key, of in found.items() if dict(key)[_CLIPPING] == BASELINE}
+    private = {key: of for key, of in found.items() if key not in baselines}
     worst_groups = {folder: record.worst_group for folder, record in records.items()}
     between = between_sweeps([_by_sweep(private), _by_sweep(baselines)])
     return Comparison(
@@ -226,7 +227,7 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
             *_differences(records, "unit", lambda folder: records[folder].sweep.privacy.unit),
             *(f"{folder}: {why}" for folder, why in costs.items() if why),
             *_stopped(published),
-            *(f"{folder} has no finished trial" for folder, each in published.items() if _is_empty(each)),
+            *(f"{folder} has no finished trial" for folder in records if folder not in {each[0] for each in finished}),
         ),
         between=between,
         settings=(
@@ -295,10 +296,6 @@ def _defaults(written: Set[tuple[str, str]], given: Mapping[str, Label]) -> dict
     return found
 
 
-def _is_private(identity: _Identity) -> bool:
-    return dict(identity)["clipping.name"] != BASELINE
-
-
 def _by_sweep(found: Mapping[_Identity, _BySweep]) -> dict[str, list[dict[str, Label]]]:
     """Return the parameters of the settings of each sweep, without the clipping method, after which every setting is
     called.
@@ -353,10 +350,6 @@ def _estimates(published: Mapping[str, PublishedSweep]) -> Iterator[str]:
     for sentence in dict.fromkeys(itertools.chain.from_iterable(by_sweep.values())):
         folders = [folder for folder, sentences in by_sweep.items() if sentence in sentences]
         yield sentence if len(folders) == len(published) else f"{', '.join(folders)}: {sentence}"
-
-
-def _is_empty(data: PublishedSweep) -> bool:
-    return not any(trial.state is TrialState.FINISHED for trial in data.trials)
 
 
 def _stopped(published: Mapping[str, PublishedSweep]) -> Iterator[str]:

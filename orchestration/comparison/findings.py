@@ -71,15 +71,7 @@ class Difference:
         """Return plain values for JSON."""
         return {**asdict(self), "verdict": self.verdict}
 
-    def as_row(self) -> tuple[object, ...]:
-        """Return the values of `DIFFERENCE_COLUMNS`; numbers are missing (NaN) where no interval is known."""
-        known = self.interval
-        ends = (math.nan,) * 3 if known is None else (known.value, known.low, known.high)
-        return self.one, self.other, self.metric, *ends, self.verdict
 
-
-DIFFERENCE_COLUMNS: Final = ("one", "other", "metric", "difference", "low", "high", "verdict")
-"""Names of the values in `Difference.as_row`."""
 POWER: Final = 0.8
 """Share of sweeps in which a difference that is called detectable is found."""
 _ACCURACY: Final = metric("accuracy")

@@ -112,8 +112,8 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
     delta = max(attempt.delta for attempt in attempts)
     repeated = sum(sum(bool(attempt.trace.segments) for attempt in trial.attempts) - 1 for trial in private)
     found = Composition(len(private), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
-    missing = any("unaccounted_tuning" in trial.reasons and _lacks_candidates(trial) for trial in private)
-    lost: tuple[Reason, ...] = ("candidates_not_counted",) if missing else ()
+    tuned = (each for each in private if "unaccounted_tuning" in each.reasons and "candidate" not in each.labels)
+    lost: tuple[Reason, ...] = ("candidates_not_counted",) if any(not each.candidates for each in tuned) else ()
     by_results = len(private) > 1 and any(trial.adds_seeds for trial in private)
     grown: tuple[Reason, ...] = ("end_followed_results",) if by_results else ()
     reasons = union((*(trial.reasons for trial in private), _of_attempts(attempts), lost, grown))
@@ -148,11 +148,6 @@ def composed_epsilon(trial: PublishedTrial) -> float | None:
         return None
     found = _composed([trial], ())
     return found.epsilon if found else trial.privacy.epsilon
-
-
-def _lacks_candidates(trial: PublishedTrial) -> bool:
-    """Return whether the trial was tuned, and is no candidate itself, but no candidate of its tuning is known."""
-    return "candidate" not in trial.labels and not trial.candidates
 
 
 def _of_attempts(attempts: Iterable[Attempt]) -> tuple[Reason, ...]:

@@ -1,8 +1,8 @@
 """The smallest difference between settings that a sweep can show, before it is run. Pure.
 
 A difference d is found in four of five sweeps if its interval has a half width of about d t / (t + t_0.8), with
-quantiles t of Student's distribution. All intervals hold together. Before a sweep its variance is a guess, which
-`Assumed` states; after it, `Findings.detectable` of `dpsweep.orchestration.comparison.findings` uses what was measured.
+quantiles t of Student's distribution. All intervals hold together. Before a sweep its variance is a guess; after it,
+`Findings.detectable` of `dpsweep.orchestration.comparison.findings` uses what was measured.
 """
 
 from __future__ import annotations
@@ -27,21 +27,13 @@ SEEDS: Final = (2, 3, 5, 10)
 """Numbers of seeds that a plan shows."""
 
 
-@dataclass(frozen=True)
-class Assumed:
-    """Assumptions of a plan about shares: how far models of the same seed and test examples are apart.
-
-    `of_seeds`: standard deviation over seeds of the paired difference of two settings; on handwritten digits, ten
-    seeds, it was 0.2 to 0.6 points. `unlike`: share of test examples on which two settings differ. `right`: accuracy of
-    groups.
-    """
-
-    of_seeds: float = 0.01
-    unlike: float = 0.1
-    right: float = 0.85
-
-
-ASSUMED: Final = Assumed()
+OF_SEEDS: Final = 0.01
+"""Assumed standard deviation over seeds of the paired difference of two settings, as a share; on handwritten digits,
+ten seeds, it was 0.2 to 0.6 points."""
+UNLIKE: Final = 0.1
+"""Assumed share of test examples on which two settings differ."""
+RIGHT: Final = 0.85
+"""Assumed accuracy of groups."""
 
 
 @dataclass(frozen=True)
@@ -119,13 +111,13 @@ def hours_by_seeds(sweep: SweepSpec, planned: int, hours: float) -> Callable[[in
     return lambda count: hours * (1.0 + trials / planned * count / seeds)
 
 
-def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable:
+def detectable(of: Design, seeds: int) -> Detectable:
     """Return the smallest differences that a design with this number of seeds shows in four of five sweeps."""
     several = of.groups > 1
     pairs = of.settings * (of.settings - 1) // (1 if several else 2)  # of two metrics, or of one
     freedom = (of.settings - 1) * (seeds - 1)
-    of_seeds = (assumed.of_seeds * unnoticed(seeds - 1)) ** 2 / seeds
-    of_one = assumed.right * (1.0 - assumed.right) / of.smallest
+    of_seeds = (OF_SEEDS * unnoticed(seeds - 1)) ** 2 / seeds
+    of_one = RIGHT * (1.0 - RIGHT) / of.smallest
 
     def smallest(of_examples: float, comparisons: int) -> float:
         quantiles = 1.0 - TAIL / comparisons, POWER
@@ -136,7 +128,7 @@ def detectable(of: Design, seeds: int, assumed: Assumed = ASSUMED) -> Detectable
     groups = of.groups
     return Detectable(
         seeds,
-        smallest(assumed.unlike / of.examples, pairs),
+        smallest(UNLIKE / of.examples, pairs),
         smallest(2.0 * of_one, pairs * groups) if several else None,
         smallest(4.0 * of_one, pairs * groups * (groups - 1)) if several else None,
     )
@@ -159,11 +151,11 @@ def lines(of: Design, planned: int, hours: Callable[[int], float] | None = None)
         cost = "" if hours is None else f", {hours(seeds):.3g} hours of steps"
         points = ", ".join(map(_points, each.known))
         found.append(f"  {seeds:>2} seeds: {points} points{cost}{' (planned)' * (seeds == planned)}")
-    right = f", groups are right for {100 * ASSUMED.right:g}%" if several else ""
+    right = f", groups are right for {100 * RIGHT:g}%" if several else ""
     return [
         *found,
-        f"  assumed: seeds move a difference by {100 * ASSUMED.of_seeds:g} point, two settings differ on "
-        f"{100 * ASSUMED.unlike:g}% of test {of.unit}{right}",
+        f"  assumed: seeds move a difference by {100 * OF_SEEDS:g} point, two settings differ on "
+        f"{100 * UNLIKE:g}% of test {of.unit}{right}",
     ]
 
 

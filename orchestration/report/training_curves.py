@@ -19,7 +19,7 @@ from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.findings import COMPARED
 from dpsweep.orchestration.comparison.formats import NUMBER, Format
-from dpsweep.orchestration.comparison.individuals import VADHAN, GroupComparison, compare_groups, linear_heading
+from dpsweep.orchestration.comparison.individuals import VADHAN, compare_groups, linear_heading
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.parameters import in_words
 from dpsweep.orchestration.comparison.rate_metrics import spoken
@@ -234,7 +234,8 @@ def epsilon_over_group_size(scene: Scene) -> Plot | None:
         if setting.is_baseline or len(found) < 2:
             continue
         _add(figure, scene, setting, found, "solid", "tight")
-        compared = _compared(trial, tuple(found))
+        known = _last_trace(trial)
+        compared = _of_trace(*known, tuple(found)) if known else {}
         is_bound = all(each.linear_is_bound for each in compared.values())
         _add(figure, scene, setting, {k: each.vadhan for k, each in compared.items()}, "dot", VADHAN)
         _add(figure, scene, setting, {k: each.linear for k, each in compared.items()}, "dash", linear_heading(is_bound))
@@ -244,21 +245,13 @@ def epsilon_over_group_size(scene: Scene) -> Plot | None:
     return figure if figure.data else None
 
 
-def _compared(trial: PublishedTrial, sizes: tuple[int, ...]) -> dict[int, GroupComparison]:
-    """Comparisons by group size; empty if the trace is unknown."""
-    found = _last_trace(trial)
-    return _of_trace(*found, sizes) if found else {}
-
-
 def _last_trace(trial: PublishedTrial) -> tuple[Trace, float] | None:
     """Trace of the trial's last start, and its delta; None if it is unknown or the trial is a private selection."""
     traces = [each.trace for each in trial.attempts if each.trace.segments and each.trace.selection is None]
     return (traces[-1], trial.privacy.delta) if traces and trial.privacy else None
 
 
-@functools.lru_cache(maxsize=256)
-def _of_trace(trace: Trace, delta: float, sizes: tuple[int, ...]) -> dict[int, GroupComparison]:
-    return compare_groups(trace, delta, sizes)
+_of_trace = functools.lru_cache(maxsize=256)(compare_groups)
 
 
 def _add(

@@ -160,13 +160,14 @@ def next_candidates(tune: TuneSettings, tried: Adapted, scores: Scores) -> Adapt
         return None
     candidates = list(tried.candidates)
     places = {_spelt(values): place for place, values in enumerate(candidates)}
-    first = tuple(range(len(candidates_of(tune))))
+    first, samples = tuple(range(len(candidates_of(tune)))), tune.samples or 1
+    per_round = max(1, math.ceil((samples - len(first)) / _ROUNDS))
     proposed: dict[str, tuple[int, ...]] = {}
     for setting, found in scores.items():
         before = tried.proposed.get(setting, first)
         known = [(candidates[place], found[place]) for place in dict.fromkeys(before) if place in found]
         added = []
-        for values in _propose(tune, setting, known, min(_per_round(tune), _samples(tune) - len(before))):
+        for values in _propose(tune, setting, known, min(per_round, samples - len(before))):
             if _spelt(values) not in places:
                 places[_spelt(values)] = len(candidates)
                 candidates.append(values)
@@ -174,14 +175,6 @@ def next_candidates(tune: TuneSettings, tried: Adapted, scores: Scores) -> Adapt
         proposed[setting] = (*before, *added)
     grew = any(len(found) > len(tried.proposed.get(setting, first)) for setting, found in proposed.items())
     return Adapted(candidates=tuple(candidates), proposed=proposed) if grew else None
-
-
-def _samples(tune: TuneSettings) -> int:
-    return tune.samples or 1
-
-
-def _per_round(tune: TuneSettings) -> int:
-    return max(1, math.ceil((_samples(tune) - len(candidates_of(tune))) / _ROUNDS))
 
 
 def _spelt(values: Mapping[str, Any]) -> str:

@@ -9,7 +9,7 @@ import pytest
 from benchmarks.coverage import private
 from benchmarks.simulated import Population, simulated
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.power import ASSUMED, Design, design, detectable, hours_by_seeds, lines, warnings
+from dpsweep.orchestration.comparison.power import OF_SEEDS, Design, design, detectable, hours_by_seeds, lines, warnings
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.known import known
@@ -54,7 +54,7 @@ def test_a_plan_shows_seeds_with_hours_and_warns_below_what_is_asked() -> None:
     assert "6 private settings" in shown[0]
     assert re.search(r"^   2 seeds: [\d.]+, [\d.]+, .* points, 1 hours of steps \(planned\)$", shown[1])
     assert any("10 seeds" in line and "5 hours of steps" in line for line in shown)
-    assert f"{100 * ASSUMED.of_seeds:g} point" in shown[-1]
+    assert f"{100 * OF_SEEDS:g} point" in shown[-1]
     (warned,) = warnings(SIX, 2, 0.086)
     assert "asks for 8.6 points" in warned
     assert re.search(r"; \d+ seeds would do$", warned)
