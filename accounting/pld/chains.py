@@ -48,6 +48,8 @@ _LEAST_LOG_RATE = -690.0
 _LEAST_START = 1e-300
 """Starts of lines are at least this, so that no product of them with slopes underflows."""
 _WIDEST_MEAN = 1e4
+_LARGEST_AIM = 0.5
+"""Every curve resolves larger deltas, and at 1 there is no epsilon."""
 
 
 @dataclass(frozen=True)
@@ -92,8 +94,8 @@ def delta_of_chain(chain: Chain, epsilon: float, tolerance: float = TOLERANCE) -
     if not chain.one.is_private:
         return gaussian
     alone = delta_of_rounds(chain.one, epsilon, tolerance)
-    share = max(delta_of_rounds(chain.one, epsilon / chain.links, tolerance).upper, MIN_DELTA)
-    found = _points(chain, epsilon / chain.links, share)
+    share = delta_of_rounds(chain.one, epsilon / chain.links, tolerance).upper
+    found = _points(chain, epsilon / chain.links, min(max(share, MIN_DELTA), _LARGEST_AIM))
     return PairBounds(min(1.0, gaussian.upper, _delta_below(found, epsilon)), alone.lower)
 
 

@@ -115,6 +115,12 @@ def test_extreme_groups_have_finite_bounds(sigma: float, size: int) -> None:
     assert delta_pld(trace, revealed, size).upper <= exact * (1 + 1e-6)
 
 
+@pytest.mark.parametrize("epsilon", [0.0, 1.0, 100.0])
+def test_a_group_that_nothing_protects_has_a_delta_of_1(epsilon: float) -> None:
+    trace = run_of(RandomAllocationSampling(3), 0.5, 300)
+    assert delta_pld(trace, epsilon, 2).upper == 1.0
+
+
 @pytest.mark.parametrize(("sigma", "sizes"), [(0.7, (6, 8, 12, 16)), (1.0, (6, 8, 12)), (1.5, (6, 12, 20))])
 def test_larger_groups_and_longer_runs_cost_more(sigma: float, sizes: tuple[int, ...]) -> None:
     """Where the losses of one direction all lie below the epsilon, too, and where links have deltas below 1e-300."""
