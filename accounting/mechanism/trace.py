@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from types import NoneType
 from typing import assert_never, get_args
 
 from dpsweep.accounting.errors import (
@@ -24,7 +25,7 @@ from dpsweep.accounting.errors import (
     require_whole,
 )
 from dpsweep.accounting.mechanism.estimates import Claim, weakest
-from dpsweep.accounting.mechanism.filters import IndividualFilter
+from dpsweep.accounting.mechanism.filters import FILTERS, IndividualFilter
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, NoiseStrategy, require_known_noise
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.reasons import Reason, union
@@ -55,6 +56,13 @@ def _keep_noise(component: object, name: str) -> None:
 def _require_name(what: str, name: str) -> None:
     if not isinstance(name, str):
         raise InvalidInput(f"the name of a {what} is {name!r}, but must be text")
+
+
+def _require_kind(component: object, field: str, kinds: tuple[type, ...]) -> None:
+    """Check that a field holds one of ``kinds``."""
+    if not isinstance(value := getattr(component, field), kinds):
+        wanted = one_of(["None" if kind is NoneType else kind.__name__ for kind in kinds])
+        raise InvalidInput(f"{field} is {value!r}, but must be {wanted}")
 
 
 def _keep_parts(component: object, field: str, kinds: tuple[type, ...]) -> None:
@@ -231,6 +239,9 @@ class Trace:
         require_choice("noise_follows_results", self.noise_follows_results, (False, True))
         require_choice("ended_by_results", self.ended_by_results, (False, True))
         require_known_noise(self.strategy)
+        _require_kind(self, "filter", (*FILTERS.values(), NoneType))
+        _require_kind(self, "selection", (*get_args(Selection), NoneType))
+        _require_kind(self, "unit", get_args(Unit))
         for segment in self.segments:
             _require_adjacency(segment.sampling, of_records(self.adjacency))
             segment.sampling.require_fits(self.dataset_size)
