@@ -28,6 +28,7 @@ from dpsweep.accounting.errors import UnsupportedMechanism, require_finite, requ
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.reductions import by_rows, is_attained, is_attained_by
+from dpsweep.accounting.mechanism.rounds import require_group_size
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import (
@@ -168,6 +169,7 @@ def privacy_curve(trace: Trace, group_size: int = 1, deltas: Sequence[float] = (
 
     Raises: UnsupportedMechanism for a private selection.
     """
+    group_size = require_group_size(group_size)
     rows, size = by_rows(trace, group_size)
     profile = _profile(rounds_or_chain(rows, size), deltas, is_attained(rows, size) or not rows.is_private)
     unit = trace.unit.of(group_size)
@@ -191,7 +193,8 @@ def curve_of_examples(
 
 
 def _profile(rounds: GroupRounds | Chain, deltas: Sequence[float], is_attained: bool) -> CertifiedProfile:
-    wanted = [require_finite("delta of a curve", delta, at_least=MIN_DELTA, below=1.0) for delta in deltas]
+    given = require_numbers("deltas of a curve", deltas, 1).tolist()
+    wanted = [require_finite("delta of a curve", delta, at_least=MIN_DELTA, below=1.0) for delta in given]
     match rounds:
         case GroupRounds():
             found = profile_of_rounds(rounds, wanted)

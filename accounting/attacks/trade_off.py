@@ -139,7 +139,8 @@ def area_limit(epsilon: float, delta: float) -> float:
     (0.5, 0.8161)
     """
     epsilon = require_finite("epsilon", epsilon, at_least=0.0)
-    return min(1.0, 1.0 - math.exp(-epsilon) * (0.5 - require_finite("delta", delta, at_least=0.0, at_most=0.5)))
+    delta = require_finite("delta", delta, at_least=0.0, at_most=1.0)
+    return 1.0 - math.exp(-epsilon) * max(0.5 - delta, 0.0)
 
 
 def epsilon_of_area(area: float, delta: float) -> float:
@@ -149,6 +150,7 @@ def epsilon_of_area(area: float, delta: float) -> float:
     (0.7, 0.0)
     """
     area = require_finite("area", area, at_least=0.0, at_most=1.0)
+    delta = require_finite("delta", delta, at_least=0.0, at_most=1.0)
     if area >= 1.0:
         return math.inf
     return max(0.0, math.log((0.5 - delta) / (1.0 - area))) if delta < 0.5 else 0.0

@@ -65,7 +65,7 @@ def f_dp_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
     most 1 - confidence: what contradicts a mu contradicts every smaller one. For what it says of another mechanism, see
     the module.
     """
-    error = 1.0 - require_finite("confidence", confidence, above=0.0, below=1.0)
+    error = _error(delta, confidence)
     if not contradicts_f_dp(guesses, 0.0, error):
         return 0.0
     mean, _ = beginning(  # the one returned must be contradicted
@@ -92,7 +92,7 @@ def gdp_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
     >>> gdp_epsilon(Guesses(canaries=2000, made=2000, correct=1000), delta=1e-5, confidence=0.95)
     0.0
     """
-    error = 1.0 - require_finite("confidence", confidence, above=0.0, below=1.0)
+    error = _error(delta, confidence)
     if guesses.made != guesses.canaries:
         raise InvalidInput(
             f"{guesses.made} of {guesses.canaries} canaries are guessed, but this test needs a guess about each; "
@@ -102,3 +102,9 @@ def gdp_epsilon(guesses: Guesses, delta: float, confidence: float) -> float:
     rate = float(special.betaincinv(guesses.correct, wrong + 1, error)) if guesses.correct else 0.0
     mean = 2.0 * float(special.ndtri(rate)) if rate > 0.5 else 0.0
     return gaussian_epsilon(min(mean, _LARGEST_MEAN), delta)[1] if math.isfinite(mean) else 0.0
+
+
+def _error(delta: float, confidence: float) -> float:
+    """Return 1 - confidence. Raises: InvalidInput unless both numbers are between 0 and 1."""
+    require_finite("delta", delta, above=0.0, below=1.0)
+    return 1.0 - require_finite("confidence", confidence, above=0.0, below=1.0)

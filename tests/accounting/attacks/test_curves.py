@@ -29,6 +29,7 @@ from dpsweep.accounting import (
     TruePositiveRateBudget,
     Unreachable,
     UnsupportedMechanism,
+    User,
     account,
     attack_risk,
     curve_of_examples,
@@ -340,6 +341,8 @@ class TestBudgets:
         ),
         (lambda: TruePositiveRateBudget(0.5, 0.0), "false positive rate is 0.0, but must be greater than 0"),
         (lambda: privacy_curve(Trace(10), deltas=[0.0]), "delta of a curve is 0.0"),
+        (lambda: privacy_curve(Trace(10), deltas=0.1), "deltas of a curve has shape"),  # type: ignore[arg-type]
+        (lambda: privacy_curve(Trace(10, unit=User(2)), 1.5), "group_size is 1.5"),  # type: ignore[arg-type]
         (lambda: privacy_curve(Trace(10)).delta(-1.0), "epsilon is -1.0"),
         (lambda: privacy_curve(Trace(10)).trade_off([0.5, 1.5]), "false positive rate is 1.5"),
         (lambda: privacy_curve(Trace(10)).reconstruction(0.0), "prior is 0.0"),

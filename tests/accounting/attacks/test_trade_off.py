@@ -30,3 +30,8 @@ def test_the_limit_of_the_mean_bounds_the_mean_of_the_limits() -> None:
     paid = np.random.default_rng(0).exponential(2.0, 1000)
     assert np.mean([area_limit(each, 1e-5) for each in paid]) <= area_limit(float(paid.mean()), 1e-5)
     assert epsilon_of_area(1.0, 1e-5) == math.inf
+
+
+def test_a_delta_of_a_half_or_more_allows_any_area() -> None:
+    assert area_limit(0.0, 0.7) == 1.0
+    assert epsilon_of_area(0.9, 0.7) == 0.0

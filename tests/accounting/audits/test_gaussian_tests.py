@@ -44,6 +44,13 @@ def test_bounds_are_those_of_jax_privacy(
     assert p_value(guesses, steinke - 1e-6, delta) < error < p_value(guesses, steinke + 1e-6, delta)
 
 
+@pytest.mark.parametrize("delta", [0.0, 1.0, -0.5, math.nan])
+def test_a_delta_that_is_none_is_refused(delta: float) -> None:
+    for epsilon_of in (f_dp_epsilon, gdp_epsilon):
+        with pytest.raises(InvalidInput, match="delta is"):
+            epsilon_of(Guesses(100, 100, 80), delta, 0.95)
+
+
 @pytest.mark.parametrize(("right", "expected"), [(600, 1.1831999297179152), (700, 5.179943332196757)])
 def test_the_epsilon_of_a_gaussian_is_that_of_jax_privacy(right: int, expected: float) -> None:
     """CanaryScoreAuditor(scores of 1000 members, of 1000 others).epsilon_from_gdp(0.05, 1e-5, 1e-12) of jax_privacy
