@@ -163,31 +163,22 @@ def contributions_of(files: TrialFiles, trace: Trace, example_ids: Sequence[int]
 
     Raises: InvalidInput for an id that is not in the training data, DataCorruption for missing or damaged norm shards.
     """
-    ids = tuple(sorted(set(example_ids)))
-    steps, rows = _rows_of(files, trace, ids)
-    unknown = [example for example in ids if example not in rows]
-    if unknown:
-        raise InvalidInput(f"--examples has {unknown[0]}, but {files.root} trained on no example of this id")
-    return GivenExamples(ids, steps, np.array([rows[example] for example in ids]))
+    found = recorded(files, trace, sorted(set(example_ids)))
+    if found.missing:
+        raise InvalidInput(f"--examples has {min(found.missing)}, but {files.root} trained on no example of this id")
+    return found
 
 
 def recorded(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> GivenExamples:
     """As `contributions_of`, in the order of ``example_ids``, where some may not be in the training data."""
-    steps, rows = _rows_of(files, trace, example_ids)
-    none = np.zeros(len(steps), np.float32)
-    own = np.array([rows.get(example, none) for example in example_ids])
-    return GivenExamples(tuple(example_ids), steps, own, frozenset(example_ids).difference(rows))
-
-
-def _rows_of(
-    files: TrialFiles, trace: Trace, example_ids: Sequence[int]
-) -> tuple[tuple[int, ...], dict[int, npt.NDArray[np.float32]]]:
-    """Return the steps of the snapshots, and the contributions by id of the records that were trained on."""
     shards, rows = _complete_shards(files, trace), dict[int, npt.NDArray[np.float32]]()
     for part in map(shards.read, shards.parts):
         for row in np.flatnonzero(np.isin(part.example_ids, np.array(example_ids, np.int64))).tolist():
             rows[int(part.example_ids[row])] = part.contributions[row]
-    return tuple(map(int, shards.steps)), rows
+    steps = tuple(map(int, shards.steps))
+    none = np.zeros(len(steps), np.float32)
+    own = np.array([rows.get(example, none) for example in example_ids])
+    return GivenExamples(tuple(example_ids), steps, own, frozenset(example_ids).difference(rows))
 
 
 def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> PrivacyEstimate:
