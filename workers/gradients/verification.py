@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final, NoReturn, TypeVar
@@ -69,12 +69,16 @@ def verify(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
     Raises: Disagreement naming what disagrees, InvalidInput naming state that depends on the examples, or parameters
     that a pass changes.
     """
-    with _comparing(model, loss, passes) as comparison:
-        done, found = comparison.where_possible()
-        if _is_degenerate(found):
-            with _perturbed([parameter for parameter in model.parameters() if parameter.requires_grad]):
-                found += comparison.where_possible()[1]
-    return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
+
+    def compare() -> bool:
+        with _comparing(model, loss, passes) as comparison:
+            done, found = comparison.where_possible()
+            if _is_degenerate(found):
+                with _perturbed([parameter for parameter in model.parameters() if parameter.requires_grad]):
+                    found += comparison.where_possible()[1]
+        return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
+
+    return _whatever_other_threads_draw(compare)
 
 
 def check(model: nn.Module, loss: object, passes: ComparedPasses) -> None:
@@ -84,8 +88,27 @@ def check(model: nn.Module, loss: object, passes: ComparedPasses) -> None:
     examples that stand elsewhere, losses alone are compared.
     Raises: as `verify`.
     """
-    with _comparing(model, loss, passes) as comparison:
-        comparison.of_a_batch()
+
+    def compare() -> None:
+        with _comparing(model, loss, passes) as comparison:
+            comparison.of_a_batch()
+
+    _whatever_other_threads_draw(compare)
+
+
+class _DrawnElsewhere(InvalidInput):
+    """Python's or numpy's generator was drawn from during a pass."""
+
+
+_ATTEMPTS: Final = 3
+"""Comparisons after which the model itself draws: another thread, such as one that starts Ray, draws now and then."""
+
+
+def _whatever_other_threads_draw(compare: Callable[[], T]) -> T:
+    for _ in range(_ATTEMPTS - 1):
+        with suppress(_DrawnElsewhere):
+            return compare()
+    return compare()
 
 
 @contextmanager
@@ -249,7 +272,7 @@ class _Runs:
         with self._draws or nullcontext():
             found = _run(function)
         if not start.is_current():
-            raise InvalidInput(f"model or loss draw from Python's or numpy's generator, {_DRAW_FROM_TORCH}")
+            raise _DrawnElsewhere(f"model or loss draw from Python's or numpy's generator, {_DRAW_FROM_TORCH}")
         refuse_changed(start.changed_since(self._fingerprints))
         self.buffers.append(start.buffers())
         self.contents.append(self._comparison.hidden.contents())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import random
+import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -91,6 +92,23 @@ def test_random_numbers_from_elsewhere_are_refused(draw: Callable[[], float], re
     model = Calls(lambda m, x: m.second(m.first(x) * (1.0 + draw())))
     with pytest.raises(InvalidInput, match=reason):
         GradientEngine(model, per_example_loss).norms(*batch())
+
+
+def test_what_another_thread_draws_meanwhile_is_not_the_models() -> None:
+    """As the thread that starts Ray does, beside the one that plans."""
+    threads = [threading.Thread(target=random.random), threading.Thread(target=np.random.rand)]
+
+    def call(model: Calls, x: Tensor) -> Tensor:
+        for thread in threads:
+            if thread.ident is None:
+                thread.start()
+                thread.join()
+                break
+        out: Tensor = model.second(model.first(x))
+        return out
+
+    GradientEngine(Calls(call), per_example_loss).norms(*batch())
+    assert all(thread.ident for thread in threads)
 
 
 def test_a_model_that_begins_to_draw_from_elsewhere_is_refused_where_two_passes_must_agree() -> None:
