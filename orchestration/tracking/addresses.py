@@ -92,6 +92,12 @@ def _explained(reason: str, uri: str) -> str:
     host = uri.partition("://")[2].partition("/")[0].rpartition("@")[2]
     user = os.environ.get("MLFLOW_TRACKING_USERNAME")
     who = f"as {user!r}" if user else "without a login"
+    failed = re.search(r"too many (\d+) error responses", reason)
+    not_allowed = (
+        f"the server refuses to be used {who} for this (403); ask its administrator for EDIT on the experiment "
+        f"{experiment_name()!r}, name one of your own by MLFLOW_EXPERIMENT_NAME, or set another "
+        "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD"
+    )
     advice = {
         "database or disk is full": f"{reason}; free some space where the database is",
         "sqlite3.DatabaseError": f"{reason}; the file is damaged: delete it, and `dpsweep record` records all "
@@ -100,10 +106,15 @@ def _explained(reason: str, uri: str) -> str:
         f"`--allowed-hosts {host}`, or name it as it expects",
         "error code 401": f"the server refuses to be used {who} (401); set MLFLOW_TRACKING_USERNAME and "
         "MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN, where this command runs",
-        "error code 403": f"the server refuses to be used {who} for this (403); ask its administrator for EDIT on the "
-        f"experiment {experiment_name()!r}, name one of your own by MLFLOW_EXPERIMENT_NAME, or set another "
-        "MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD",
+        "error code 403": not_allowed,
+        "PERMISSION_DENIED": not_allowed,
+        "too many 429 error responses": "the server refuses so many requests (429); raise its limit, or try later",
+        "error responses": f"the server, or a proxy before it, fails ({failed and failed[1]}); see its log, its "
+        "database and its disk",
+        "not in a valid JSON format": "an answer is not MLflow's, but perhaps a page to log in or of a proxy; correct "
+        "the address, or see what answers there",
         "Connection refused": "connection refused, as nothing listens there; start the server, or correct the address",
+        "Connection aborted": "it ends connections without an answer; see its log, and what lies between",
         "Name or service not known": "its host name is not known on this machine; correct the address",
         "timed out": "it does not answer in time; see whether the server is busy, or unreachable from here",
     }

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import re
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -172,3 +173,25 @@ def refusal(address: str) -> str:
 )
 def test_what_is_no_answer_is_one_line(served: Callable[[Answer], Server], odd: Any) -> None:
     assert "\n" not in refusal(served(lambda method, path: odd).address)
+
+
+PAGE = b"<html><body>Log in</body></html>"
+
+
+@pytest.mark.parametrize(
+    ("status", "reason"),
+    [
+        (b"500 Internal Server Error", r"the server, or a proxy before it, fails \(500\); see its log"),
+        (b"502 Bad Gateway", r"the server, or a proxy before it, fails \(502\); see its log"),
+        (b"429 Too Many Requests", r"refuses so many requests \(429\); raise its limit, or try later"),
+        (b"200 OK", "an answer is not MLflow's, but perhaps a page to log in or of a proxy; correct the address"),
+    ],
+)
+def test_a_server_that_fails_is_told_with_the_next_step(
+    served: Callable[[Answer], Server], status: bytes, reason: str
+) -> None:
+    head = b"Content-Type: text/html\r\nContent-Length: %d\r\n\r\n" % len(PAGE)
+    found = refusal(served(lambda method, path: b"HTTP/1.1 " + status + b"\r\n" + head + PAGE).address)
+    assert re.search(reason, found), found
+    assert "html" not in found
+    assert "Max retries" not in found
