@@ -19,12 +19,13 @@ import socket
 import sys
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.resources import files
 from pathlib import Path
 from typing import Any, Final, cast
 
 import ray
+from ray._private import services
 from ray._private import utils as ray_utils
 from ray._private import worker as ray_worker
 from ray.exceptions import RayError
@@ -210,21 +211,42 @@ def _is_not_about_sigterm(record: logging.LogRecord) -> bool:
     return not str(record.msg).startswith("SIGTERM handler is not set")
 
 
+_STARTED_WITHIN: Final = 90.0
+"""Seconds in which the processes of an embedded Ray start; Ray itself gives up after 30, too few on a busy machine."""
+
+
 def _start_embedded() -> None:
     try:
-        ray.init(
-            address=EMBEDDED,
-            job_config=_WithoutWorkingDir(),
-            include_dashboard=False,
-            log_to_driver=False,
-            configure_logging=False,
-            object_store_memory=_OBJECT_STORE_BYTES,
-        )
+        with replaced(services, "get_node", _patient(services.get_node)):
+            ray.init(
+                address=EMBEDDED,
+                job_config=_WithoutWorkingDir(),
+                include_dashboard=False,
+                log_to_driver=False,
+                configure_logging=False,
+                object_store_memory=_OBJECT_STORE_BYTES,
+            )
     except Exception as error:  # Ray raises nothing narrower if its processes do not start in time
         reason = " ".join(str(error).split())
         raise InvalidInput(
             f"Ray did not start on this machine ({reason}); end other work on it and try again"
         ) from error
+
+
+def _patient(get_node: Callable[..., Any]) -> Callable[..., Any]:
+    """Return Ray's question for the node that it starts, which is asked until there is an answer in time."""
+    deadline = time.monotonic() + _STARTED_WITHIN
+
+    def asked(*of: Any) -> Any:
+        while True:
+            try:
+                return get_node(*of)
+            except RuntimeError:
+                if time.monotonic() > deadline:
+                    raise
+            time.sleep(0.1)
+
+    return asked
 
 
 class _WithoutWorkingDir(JobConfig):
