@@ -16,6 +16,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.execution.storage_checks import Probe
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import FIRST_COME, Turn
+from dpsweep.orchestration.store.published import PublishedEpoch
 from dpsweep.orchestration.store.release_modes import Disclosure, record_failure
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
@@ -79,6 +80,9 @@ class TrainingObserver(Protocol):
 
     def failed(self, key: str, error: str) -> None:
         """Note that the trial ended with an error; ``error`` is the part of its text that may be shown."""
+
+    def seen(self) -> Iterable[tuple[PlannedTrial, Sequence[PublishedEpoch]]]:
+        """Yield every trial of the sweep with its epochs, as far as this driver has seen them or results hold them."""
 
     def starts_anew(self, key: str, why: str) -> bool:
         """Delete the stored files of a trial, so that it can be trained again with other settings.

@@ -38,7 +38,13 @@ from dpsweep.orchestration.store.attempts import Attempt, AttemptLog
 from dpsweep.orchestration.store.integrity import met_other_data
 from dpsweep.orchestration.store.later_results import read_accounts, read_audits
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedAccount, PublishedAudit, PublishedTrial, TrialState
+from dpsweep.orchestration.store.published import (
+    PublishedAccount,
+    PublishedAudit,
+    PublishedEpoch,
+    PublishedTrial,
+    TrialState,
+)
 from dpsweep.orchestration.store.release_modes import record_failure
 from dpsweep.orchestration.store.results import StoppedTrial, StoredResult, read_result_of
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus, SweepStatus, TrialStatus, status_of
@@ -211,6 +217,12 @@ class Coordinator:
     def failed(self, key: str, error: str) -> None:
         """Mark the trial as failed; ``error`` is shown as it is."""
         self._change(key, state=TrialState.FAILED, error=error)
+
+    def seen(self) -> Iterator[tuple[PlannedTrial, Sequence[PublishedEpoch]]]:
+        """Yield every trial of the sweep with its epochs; see `TrainingObserver`."""
+        record = self._record()
+        for planned in self._planned.values():
+            yield planned, record.trial(planned.point).history
 
     def starts_anew(self, key: str, why: str) -> bool:
         """Delete the trial's stored files, unless it has released something; see `TrainingObserver`."""

@@ -12,8 +12,10 @@ from __future__ import annotations
 
 import contextlib
 import logging
+import math
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -28,17 +30,20 @@ from ray.tune.search.basic_variant import BasicVariantGenerator
 
 from dpsweep.accounting.errors import DpsweepError, StorageError
 from dpsweep.accounting.records.files import exists
+from dpsweep.orchestration.comparison.publishing import recorded_epoch
 from dpsweep.orchestration.execution.backend import TrainingObserver, TrialContext, lighter
 from dpsweep.orchestration.execution.cluster import at_level, replaced
 from dpsweep.orchestration.execution.nodes import has_autoscaler, off_gpu_nodes, require_gpu
 from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.execution.turns import Turns
+from dpsweep.orchestration.store.published import PublishedEpoch
 from dpsweep.orchestration.sweeps.grid import rivals
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import ResourceSettings, SchedulerSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
 from dpsweep.workers.machine.memory import GPU_SHARE
+from dpsweep.workers.tasks import main_score
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.training.less_memory import LackOfMemory
 
@@ -115,11 +120,11 @@ def train(
     """Train every trial, sending events to ``observer`` as they happen; return when all have ended or it must stop.
 
     Tune retries a trial whose worker died during training, but not one whose worker died before training started. This
-    function retries those in a further round, in which the scheduler does not compare them with earlier trials. Trials
-    that Ray killed for lack of memory are retried in the same way, at most half as many at once as before. A trial that
-    lacked memory with no trial beside it, or on its device, starts again in smaller micro-batches if it has shown
-    nothing. A round also ends when nothing runs and it is another sweep's turn; the next one then waits and reserves
-    nothing. `turns`: the sweeps that share the cluster; None if no other does.
+    function retries those in a further round. Trials that Ray killed for lack of memory are retried in the same way, at
+    most half as many at once as before. A trial that lacked memory with no trial beside it, or on its device, starts
+    again in smaller micro-batches if it has shown nothing. A round also ends when nothing runs and it is another
+    sweep's turn; the next one then waits and reserves nothing. `turns`: the sweeps that share the cluster; None if no
+    other does.
     """
     for_all = sweep.resources[-1]
     retries, at_once = for_all.max_failures, for_all.max_concurrent
@@ -155,7 +160,7 @@ def _train_round(
         tune.with_resources(worker, _reservation(sweep, trials)),
         param_space={"key": tune.grid_search(list(by_key))},
         tune_config=tune.TuneConfig(
-            scheduler=_SCHEDULERS[scheduler.name](scheduler, {key: rivals(each.point) for key, each in by_key.items()}),
+            scheduler=_SCHEDULERS[scheduler.name](scheduler, callback.observer),
             search_alg=search,
             max_concurrent_trials=at_once if turns is None else None,
             reuse_actors=True,
@@ -329,31 +334,58 @@ def _trial_name(trial: Any) -> str:
 
 
 class _AshaByGroup(FIFOScheduler):
-    """Runs a separate ASHA scheduler for each group of trials; a trial without a group is never stopped.
+    """Runs a separate ASHA scheduler for each group of `rivals`; a trial without a group is never stopped.
 
-    groups: group of each trial by its key, from `dpsweep.orchestration.sweeps.grid.rivals`.
+    It begins with all that was seen of the sweep's trials before, by earlier drivers too.
     """
 
-    def __init__(self, settings: SchedulerSettings, groups: Mapping[str, str | None]) -> None:
+    def __init__(self, settings: SchedulerSettings, observer: TrainingObserver) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self._group_of = groups
-        self._schedulers: dict[str | None, Any] = {group: _asha(settings) for group in groups.values()}
-        self._schedulers[None] = FIFOScheduler()  # type: ignore[no-untyped-call]
+        self._compared, self._group_of = settings.metric, dict[str, str | None]()
+        self._schedulers: dict[str | None, Any] = {None: FIFOScheduler()}  # type: ignore[no-untyped-call]
+        for planned, epochs in observer.seen():
+            group = self._group_of[planned.key] = rivals(planned.point)
+            self._schedulers.setdefault(group, _asha(settings))
+            self._schedulers[group].on_trial_add(None, _Named(planned.key))
+            self._take(planned.key, [epoch for epoch in epochs if epoch.step < planned.trace.steps])
 
-    def _of(self, trial: Any) -> Any:
-        return self._schedulers[self._group_of[_trial_name(trial)]]
+    def _take(self, key: str, epochs: Sequence[PublishedEpoch]) -> None:
+        """Rank epochs that a trial completed before."""
+        split = f"{self._compared.partition('_')[0]}_"
+        for epoch in epochs:
+            found = {name.removeprefix(split): value for name, value in epoch.metrics.items() if name.startswith(split)}
+            score = main_score(found.get("accuracy"), found)
+            if score is not None:
+                shown = {"epoch": epoch.epoch + 1, self._compared: score}
+                self._of(key).on_trial_result(None, _Named(key), shown)
+
+    def _of(self, key: str) -> Any:
+        return self._schedulers[self._group_of[key]]
 
     def on_trial_add(self, tune_controller: Any, trial: Any) -> None:
-        self._of(trial).on_trial_add(tune_controller, trial)
+        key = _trial_name(trial)
+        self._of(key).on_trial_add(tune_controller, _Named(key))
 
     def on_trial_result(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> str:
-        return str(self._of(trial).on_trial_result(tune_controller, trial, result))
+        key = _trial_name(trial)
+        if "progress" in result:  # of a trial that another driver began
+            self._take(key, [recorded_epoch(epoch, math.inf) for epoch in result["progress"].earlier])
+        return str(self._of(key).on_trial_result(tune_controller, _Named(key), result))
 
     def on_trial_complete(self, tune_controller: Any, trial: Any, result: dict[str, Any]) -> None:
-        self._of(trial).on_trial_complete(tune_controller, trial, result)
+        key = _trial_name(trial)
+        self._of(key).on_trial_complete(tune_controller, _Named(key), result)
 
     def on_trial_remove(self, tune_controller: Any, trial: Any) -> None:
-        self._of(trial).on_trial_remove(tune_controller, trial)
+        key = _trial_name(trial)
+        self._of(key).on_trial_remove(tune_controller, _Named(key))
+
+
+@dataclass(frozen=True)
+class _Named:
+    """A trial as ASHA needs it. `trial_id`: its key, as Tune's own id is another one at each start."""
+
+    trial_id: str
 
 
 def _asha(settings: SchedulerSettings) -> ASHAScheduler:
@@ -367,11 +399,11 @@ def _asha(settings: SchedulerSettings) -> ASHAScheduler:
     )
 
 
-def _fifo(settings: SchedulerSettings, groups: Mapping[str, str | None]) -> TrialScheduler:
+def _fifo(settings: SchedulerSettings, observer: TrainingObserver) -> TrialScheduler:
     return FIFOScheduler()  # type: ignore[no-untyped-call]
 
 
-_SCHEDULERS: Mapping[str, Callable[[SchedulerSettings, Mapping[str, str | None]], TrialScheduler]] = {
+_SCHEDULERS: Mapping[str, Callable[[SchedulerSettings, TrainingObserver], TrialScheduler]] = {
     "fifo": _fifo,
     "asha": _AshaByGroup,
 }

@@ -5,7 +5,8 @@ from __future__ import annotations
 import csv
 import json
 import pickle
-from dataclasses import replace
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +16,11 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.store.layout import SweepFiles
+from dpsweep.orchestration.store.published import PublishedEpoch
 from dpsweep.orchestration.store.results import StoppedTrial, read_result
 from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.orchestration.processes import dpsweep
 from tests.orchestration.sample_grids import small
@@ -76,6 +79,10 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> SweepFiles:
 
 @pytest.fixture(scope="module")
 def trials(files: SweepFiles) -> dict[str, dict[str, Any]]:
+    """Of two drivers, the second of which compares its trials with those of the first."""
+    first = run(files, "--max-trials", "3")
+    assert {key for key, trial in first.items() if trial["status"] == "finished"} >= {GOOD}
+    assert first[STOPPED]["status"] == "pending"
     return run(files)
 
 
@@ -103,6 +110,50 @@ def test_a_stopped_trial_costs_what_it_ran(files: SweepFiles, trials: dict[str, 
     assert trials[STOPPED]["epsilon"] == stopped.worst_case.epsilon < trials[GOOD]["epsilon"]
     assert [epoch.metrics["epsilon"] for epoch in stopped.history][-1] >= stopped.worst_case.epsilon
     assert not exists(files.trial(STOPPED).checkpoint), "it holds the key of the noise"
+
+
+@dataclass
+class Seen:
+    """Observes epochs of earlier drivers."""
+
+    epochs: dict[str, tuple[PublishedEpoch, ...]]
+
+    def seen(self) -> Iterator[tuple[PlannedTrial, tuple[PublishedEpoch, ...]]]:
+        for planned in plan_sweep(parse_sweep(SWEEP)).trials:
+            yield planned, self.epochs.get(planned.key, ())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize(
+    ("own", "epoch", "accuracy", "decision"),
+    [
+        ((), 2, 0.6, "CONTINUE"),
+        ((), 2, 0.4, "STOP"),
+        ((0.4, 0.6), 3, 0.1, "CONTINUE"),  # it was compared after two epochs
+        ((0.4,), 2, 0.4, "STOP"),
+    ],
+)
+def test_a_trial_is_compared_with_what_other_drivers_saw(
+    own: tuple[float, ...], epoch: int, accuracy: float, decision: str
+) -> None:
+    """The other trial reached 0.5 after two epochs; its last one does not count, as ASHA ignores last ones."""
+    from ray.tune.experiment import Trial  # late: other tests here do without
+
+    from dpsweep.orchestration.execution.ray_tune import _AshaByGroup
+
+    seen = Seen({GOOD: epochs(0.0, 0.5, 0.0, 0.0, 1.0), STOPPED: epochs(*own)})
+    scheduler: Any = _AshaByGroup(parse_sweep(SWEEP).scheduler, seen)  # type: ignore[arg-type]
+    trial = Trial("f", config={"key": STOPPED}, stub=True)
+    scheduler.on_trial_add(None, trial)
+    assert scheduler.on_trial_result(None, trial, {"epoch": epoch, "public_accuracy": accuracy}) == decision
+
+
+def epochs(*accuracies: float) -> tuple[PublishedEpoch, ...]:
+    steps = plan_sweep(parse_sweep(SWEEP)).trials[-1].trace.steps // EPOCHS
+    return tuple(
+        PublishedEpoch(number, steps * (1 + number), 1.0, metrics={"test_accuracy": 0.0, "public_accuracy": accuracy})
+        for number, accuracy in enumerate(accuracies)
+    )
 
 
 @pytest.mark.long
