@@ -40,7 +40,8 @@ class Notices:
 
     `targets`: addresses (``http://``, ``https://``) and command lines, in which ``${NAME}`` stands for an environment
     variable of the driver, so that secrets need not be in the sweep file. `output`: folder or URI of the sweep. `told`:
-    events that an earlier driver of the same job has sent. `warn`: called with a sentence for each target that failed.
+    events that an earlier driver of the same job has told. `warn`: called with a sentence for each target that failed,
+    and once, with targets or without, where the sweep is stuck.
     """
 
     def __init__(self, targets: Sequence[str], output: str, told: Sequence[str], warn: Callable[[str], None]) -> None:
@@ -51,13 +52,14 @@ class Notices:
 
     @property
     def told(self) -> tuple[str, ...]:
-        """Events that were sent."""
+        """Events that were told, be it to no target."""
         return tuple(self._told)
 
     def watch(self, snapshot: SweepSnapshot) -> None:
-        """Tell that a running sweep is stuck, if this snapshot shows it."""
+        """Tell that a running sweep is stuck, if this snapshot shows it, and warn of it."""
         reason = self._watch.reason(snapshot, time.monotonic())
-        if reason is not None:
+        if reason is not None and "stuck" not in self._told:
+            self._warn(f"the sweep is stuck: {reason}")
             self.tell("stuck", reason, snapshot)
 
     def ended(self, snapshot: SweepSnapshot, error: BaseException | None) -> None:
@@ -82,7 +84,7 @@ class Notices:
 
         snapshot: None where no driver has written one; ``sweep`` is then the name of the sweep.
         """
-        if event in self._told or not self._targets:
+        if event in self._told:
             return
         self._told.append(event)
         counts = {} if snapshot is None else {state.word: n for state, n in snapshot.counts().items() if n}
@@ -193,5 +195,8 @@ class _Watch:
             return f"no trial has begun for {silent / 60.0:.0f} minutes, and {counts[TrialState.PENDING]} wait"
         if running and silent > max(SILENT_FOR, _TIMES_LONGEST * self._longest):
             trials = count_of(running, "trial runs", "trials run")
-            return f"{trials}, but none has shown progress for {silent / 60.0:.0f} minutes"
+            return (
+                f"{trials}, but none has shown progress for {silent / 60.0:.0f} minutes; if a process or a node hangs, "
+                "end it, and its trial continues from its checkpoint"
+            )
         return None

@@ -178,9 +178,9 @@ PENDING, TRAINING = TrialState.PENDING, TrialState.TRAINING
 def test_a_sweep_that_is_stuck_is_told_of_once(
     shown: SweepSnapshot, after: float, message: str, server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    now = 1000.0
+    now, warned = 1000.0, list[str]()
     monkeypatch.setattr(time, "monotonic", lambda: now)
-    given = Notices([server.address], "/out", (), print)
+    given = Notices([server.address], "/out", (), warned.append)
     given.watch(shown)
     now += after - 1.0
     given.watch(shown)
@@ -192,6 +192,21 @@ def test_a_sweep_that_is_stuck_is_told_of_once(
     given.wait()
     (posted,) = server.posted
     assert str(posted["message"]).startswith(message)
+    assert warned == [f"the sweep is stuck: {posted['message']}"]
+
+
+def test_a_driver_warns_once_that_its_sweep_is_stuck_where_nobody_is_to_be_told(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now, warned = 1000.0, list[str]()
+    monkeypatch.setattr(time, "monotonic", lambda: now)
+    given = Notices([], "/out", (), warned.append)
+    given.watch(snapshot(TRAINING))
+    now += SILENT_FOR + 1.0
+    given.watch(snapshot(TRAINING))
+    given.watch(snapshot(TRAINING))
+    (line,) = warned
+    assert line.endswith("if a process or a node hangs, end it, and its trial continues from its checkpoint")
 
 
 def test_long_epochs_are_no_standstill(monkeypatch: pytest.MonkeyPatch) -> None:
