@@ -34,7 +34,14 @@ from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.status import RecordingStatus, SweepStatus, TrialStatus
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
-from dpsweep.orchestration.sweeps.manifest import Manifest, opened, past_of, read_manifest, write_manifest
+from dpsweep.orchestration.sweeps.manifest import (
+    Manifest,
+    opened,
+    past_of,
+    read_manifest,
+    require_in_place,
+    write_manifest,
+)
 from dpsweep.orchestration.sweeps.planned import Plan, accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server
@@ -208,6 +215,7 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
                 if manifest.versions != stored.versions:
                     display.warn(_versions_warning(stored.versions, manifest.versions))
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
+            require_in_place(files)
             record, shown = coordinator.finish()
             status.goes_on = not status.stopped_by and not record.failed and request.goes_on(record)
         if status.stopped_by:

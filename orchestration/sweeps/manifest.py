@@ -21,8 +21,9 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput
+from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.records.encryption import KeyCheck, new_key_check, require_key
+from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.release_modes import release_mode
@@ -91,6 +92,15 @@ _MANIFEST = TypeAdapter(Manifest)
 def write_manifest(files: SweepFiles, manifest: Manifest) -> None:
     """Store the manifest as ``sweep.json``, with a checksum."""
     write_sealed(files.manifest, json.dumps(asdict(manifest)).encode())
+
+
+def require_in_place(files: SweepFiles) -> None:
+    """Raise `StorageError` if the manifest of the sweep that runs is gone, as where its folder was removed."""
+    if not exists(files.manifest):
+        raise StorageError(
+            f"{files.manifest} is gone, so {files.root} was removed or moved while the sweep ran: its trials are not "
+            "all there; delete what is left of it, and run the sweep again"
+        )
 
 
 def new_manifest(sweep: SweepSpec, text: str) -> Manifest:

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.execution.backends import backend
 from dpsweep.orchestration.execution.environment import EMBEDDED
@@ -19,6 +19,7 @@ from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
+from dpsweep.orchestration.store.status import TrialStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import contents, in_process, key_in, small, trial_in
@@ -87,6 +88,25 @@ def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
     assert told.keys == [key_in(tmp_path / "out", name) for name in ("non-private-seed0", "flat-seed0")]
     assert any("delta is 0.01" in warning for warning in told.warnings)
     assert not any("continued" in warning for warning in told.warnings), "of a new folder"
+
+
+class Removing(NoDisplay):
+    """Removes the folder of the sweep when its first trial has ended."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._is_there = True
+
+    def ended(self, trial: TrialStatus) -> None:
+        if self._is_there:
+            shutil.rmtree(self._folder)
+        self._is_there = False
+
+
+def test_a_sweep_whose_folder_was_removed_meanwhile_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"was removed or moved while the sweep ran: .* run the sweep again"):
+        run_sweep(in_process(small(**CHANGES), tmp_path / "out"), Removing(tmp_path / "out"))
+    assert not (tmp_path / "out" / "report.html").exists()
 
 
 def test_a_scheduler_that_compares_trials_needs_a_cluster(tmp_path: Path) -> None:
