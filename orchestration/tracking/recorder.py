@@ -209,4 +209,5 @@ class TrackingRecorder:
     def _has_just_begun(self, trial: PublishedTrial) -> bool:
         if self._ending.is_set() or not trial.state.is_running:
             return False
-        return trial.key not in self._recorded and time.time() - (trial.started or 0.0) < INTERVAL
+        age = time.time() - (trial.started or 0.0)  # negative where the clock was set back
+        return trial.key not in self._recorded and 0.0 <= age < INTERVAL

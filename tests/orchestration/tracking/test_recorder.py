@@ -112,6 +112,17 @@ def test_a_trial_that_is_over_at_once_is_recorded_as_it_ended_alone(
     assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history]
 
 
+def test_a_clock_that_was_set_back_hides_no_trial_that_runs(folder: Path) -> None:
+    trial = GrowingTrial()
+    trial.whole, trial.epochs = replace(trial.whole, started=time.time() + 7200.0), EPOCHS - 1
+    tracker = MlflowTracker(embedded_tracking_uri(folder), artifact_root=str(folder / "artifacts"))
+    tracker.open_sweep(SWEEP)
+    following = TrackingRecorder(tracker, trial)
+    following.changed(trial.key)
+    assert following._attempt([])
+    assert recorded_steps(folder) == [epoch.step for epoch in trial.whole.history[:-1]]
+
+
 class SlowTracker(MlflowTracker):
     """Takes nothing before it is released."""
 
