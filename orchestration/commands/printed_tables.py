@@ -53,14 +53,21 @@ if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
 def plan_rows(plan: Plan, sweep: SweepSpec) -> dict[str, Any]:
     """Return the plan as ``dpsweep plan --json`` prints it."""
     refused = [{"key": refusal.key, "refused": refusal.reason} for refusal in plan.refusals]
-    trials = [_planned_row(planned, sweep.reserved(planned.spec).processes) for planned in plan.trials]
+    trials = [_planned_row(planned, sweep) for planned in plan.trials]
     return {"trials": [*trials, *refused], "warnings": list(plan.warnings)}
 
 
-def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
+def _tried(planned: PlannedTrial, sweep: SweepSpec) -> dict[str, Any]:
+    from dpsweep.orchestration.sweeps.tune import values_tried  # late: it loads torch
+
+    return values_tried(sweep.tune, planned.spec, planned.point.candidate)
+
+
+def _planned_row(planned: PlannedTrial, sweep: SweepSpec) -> dict[str, Any]:
     return {
         "key": planned.spec.key,
         "labels": planned.point.labels,
+        "candidate": _tried(planned, sweep),
         "target_epsilon": planned.point.target_epsilon,
         "noise_multiplier": planned.spec.noise.initial_noise_multiplier,
         "noise_strategy": planned.spec.noise.strategy,
@@ -71,7 +78,7 @@ def _planned_row(planned: PlannedTrial, ranks: int) -> dict[str, Any]:
         "noise_source": planned.spec.noise_source,
         "train_size": planned.dataset.train_size,
         "shard_bytes": planned.shard_bytes,
-        "ranks": ranks,
+        "ranks": sweep.reserved(planned.spec).processes,
         "refused": None,
     }
 
@@ -83,7 +90,8 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
     """
     ranks = [sweep.reserved(planned.spec).processes for planned in plan.trials]
     several = max(ranks, default=1) > 1
-    heading, differences = _differences([(planned.key, planned.point.labels) for planned in plan.trials])
+    labels = [_with_values(planned.point.labels, _tried(planned, sweep)) for planned in plan.trials]
+    heading, differences = _differences([(each.key, of) for each, of in zip(plan.trials, labels, strict=True)])
     correlated = any(planned.trace.strategy != INDEPENDENT for planned in plan.trials)
     errors = _ERRORS if correlated else ()
     numbers = ("noise multiplier", *errors, "steps", "epsilon", "accountant", "norm shards")
@@ -104,6 +112,12 @@ def plan_table(plan: Plan, sweep: SweepSpec) -> Table:
     for refusal in plan.refusals:
         shown.add_row(refusal.key, "refused", style="red")
     return shown
+
+
+def _with_values(labels: Mapping[str, Label], tried: Mapping[str, Any]) -> dict[str, Label]:
+    """Return the labels of a trial with the values of its candidate in place of its number, which says nothing."""
+    own = {place: value if isinstance(value, int | float) else str(value) for place, value in tried.items()}
+    return {name: label for name, label in labels.items() if name != "candidate"} | own
 
 
 _ERRORS = ("mean sq. error", "max sq. error", "kept per weight")

@@ -265,6 +265,12 @@ def candidates_of(tune: TuneSettings) -> tuple[dict[str, Any], ...]:
     return tuple(dict(zip(places, chosen, strict=True)) for chosen in itertools.product(*tune.parameters.values()))
 
 
+def values_tried(tune: TuneSettings | None, trial: TrialSpec, candidate: int | None) -> dict[str, Any]:
+    """Return the values of the candidate with this index that the trial has, by parameter; empty outside a tuning."""
+    found = {} if tune is None or candidate is None else candidates_of(tune)[candidate]
+    return {place: value for place, value in found.items() if has(trial, place)}
+
+
 def _drawn(values: Any, draw: np.random.Generator) -> Any:
     match values:
         case {"uniform": (low, high)}:

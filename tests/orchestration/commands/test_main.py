@@ -10,6 +10,7 @@ import pytest
 from tests.orchestration.processes import Command, dpsweep
 from tests.orchestration.sample_grids import small
 
+PUBLIC = {"name": "digits", "public_fraction": 0.2}
 PRIVACY = {"target_epsilon": 5, "delta": 1e-5, "accountant": "rdp"}
 
 
@@ -26,6 +27,16 @@ def test_a_plan_is_a_table(tmp_path: Path, command: Command) -> None:
     assert "KiB" in row
     assert "ε at δ = 1e-05, adjacency add_remove: an estimate" in lines
     assert "data digits: 1,318 training and 359 test examples in 10 groups" in lines
+
+
+def test_a_plan_of_a_tuning_shows_the_values_of_its_candidates(tmp_path: Path, command: Command) -> None:
+    tune = {"parameters": {"clipping.bound": [0.5, 2]}, "privacy": "unaccounted"}
+    file = write(tmp_path, clipping=["none", "flat"], noise="constant", data=PUBLIC, tune=tune)
+    rows = [line for line in command("plan", file).out.splitlines() if "seed1000000-" in line]
+    assert [row.count("clipping.bound 0.5") for row in rows] == [0, 1, 0]
+    assert [row.count("clipping.bound 2") for row in rows] == [0, 0, 1]
+    trials = json.loads(command("plan", file, "--json").out)["trials"]
+    assert [each["candidate"] for each in trials] == [{}, {"clipping.bound": 0.5}, {"clipping.bound": 2}]
 
 
 @pytest.mark.long
