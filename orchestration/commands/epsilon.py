@@ -165,7 +165,7 @@ def _stored(trial: str | None, trace: str | None, flags: RunFlags) -> AccountedR
         raise InvalidInput("give either --trial or --trace, not both")
     if flags.describe_a_run:
         raise InvalidInput(
-            "--trial and --trace say what was run: drop the flags that describe noise, batches and length"
+            "--trial and --trace say what was run: drop the flags that describe noise, schedule, batches and length"
         )
     files = None if trial is None else TrialFiles(absolute(trial))
     found = stored_trace(absolute(str(trace)) if files is None else files.trace)

@@ -55,6 +55,9 @@ app = typer.Typer(
 )
 
 
+_MOST_SEEDS: Final = 20
+
+
 def run(
     sweep: SweepFile,
     output: Annotated[str | None, typer.Option(help="Folder or URI of the sweep (default: runs/NAME).")] = None,
@@ -85,7 +88,9 @@ def run(
         Literal["told-apart"] | None,
         typer.Option(help="Add seeds until every method is told from the best; each costs privacy, which is counted."),
     ] = None,
-    max_seeds: Annotated[int, typer.Option(min=2, help="With --until: most seeds of a setting.")] = 20,
+    max_seeds: Annotated[
+        int | None, typer.Option(min=2, help=f"With --until: most seeds of a setting (default: {_MOST_SEEDS}).")
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep; a folder that holds it, or an earlier version, is continued.
@@ -97,6 +102,8 @@ def run(
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
 
+    if until is None and max_seeds is not None:
+        raise InvalidInput("--max-seeds bounds what --until adds; add --until told-apart")
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
@@ -107,7 +114,7 @@ def run(
 
         limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
         chosen = (limits, tuple(retry or ()), tuple(source or ()))
-        most = None if until is None else max_seeds
+        most = None if until is None else max_seeds or _MOST_SEEDS
         asked = RunRequest(
             spec, text, output, address, tracking_uri, code, *chosen, name=name, most_seeds=most, connect=connect
         )
@@ -139,6 +146,8 @@ def report(
         printed = summary_pdf(read_bytes(outcome.files.report).decode())
         write_file("--summary", summary, printed, release_mode(outcome.record.disclosure).is_sensitive)
     show_outcome(outcome, as_json)
+    if summary is not None and not as_json:
+        print(for_terminal(f"summary: {summary}"))
 
 
 def forget(

@@ -58,6 +58,10 @@ def plan(
         raise InvalidInput("--no-code runs no code of the user's own, and --probe trains; give one of them")
     if not probe and price_per_hour is not None:
         raise InvalidInput("--price-per-hour is multiplied by the time that --probe predicts; add --probe")
+    if release_rows_per_user is not None and (probe or as_json):
+        raise InvalidInput(
+            "--release-rows-per-user prints lines for the sweep file and nothing else; drop --probe and --json"
+        )
     if probe:
         prepare_environment(IN_PROCESS)
     spec = parse_sweep(read_text(sweep), str(sweep))

@@ -18,6 +18,7 @@ from dpsweep.orchestration.commands.options import (
     AsJson,
     Folder,
     TrackingUri,
+    is_given,
     show,
     stdout,
     warn,
@@ -91,6 +92,7 @@ def compare(
 
 
 def best(
+    context: typer.Context,
     folder: Folder,
     by: Annotated[
         str | None,
@@ -113,7 +115,10 @@ def best(
     register: Annotated[
         str | None, typer.Option(help="Register its model in MLflow under this name.", metavar="NAME")
     ] = None,
-    alias: Annotated[str, typer.Option(help="Alias of the registered model.", metavar="ALIAS")] = "champion",
+    alias: Annotated[
+        str | None,
+        typer.Option(help="With --register: alias of the registered model (default: champion).", metavar="ALIAS"),
+    ] = None,
     tracking_uri: TrackingUri = None,
     as_json: AsJson = False,
 ) -> None:
@@ -129,6 +134,8 @@ def best(
     from dpsweep.orchestration.execution.same_code import own_files
     from dpsweep.orchestration.store.integrity import require_unaltered_model
 
+    if register is None and (alias is not None or is_given(context, "tracking_uri")):
+        raise InvalidInput("--alias and --tracking-uri are of the model that --register registers; add --register NAME")
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
     record = checked_record(files)
@@ -141,7 +148,7 @@ def best(
     if register is not None:
         from dpsweep.orchestration.tracking.logged_models import register_best
 
-        made = register_best(found, record.manifest.sweep_id, files, register, alias, tracking_uri)
+        made = register_best(found, record.manifest.sweep_id, files, register, alias or "champion", tracking_uri)
         registered = made.address
     if as_json:
         print_json({**found.as_dict(), "model": trial.model, **({"registered": registered} if registered else {})})

@@ -119,8 +119,7 @@ class RunFlags:
     @property
     def describe_a_run(self) -> bool:
         """Return whether any flag of noise, batches, length or releases is given."""
-        names = {field.name for field in fields(self)} - {"schedule", "sampling"}
-        return any(getattr(self, name) not in (None, [], ()) for name in names)
+        return any(getattr(self, field.name) not in (None, [], (), field.default) for field in fields(self))
 
     def required_noise(self) -> float:
         """Return the noise multiplier. Raises: InvalidInput if it is missing, negative or not finite."""

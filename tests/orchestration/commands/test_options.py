@@ -1,4 +1,4 @@
-"""Files that a user names in options: a new file each time, and a private one only where nobody else can replace it."""
+"""Files that a user names in options, new each time and private where need be; options that need another one."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.options import write_file
+from tests.orchestration.invoking import refused
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -49,3 +50,38 @@ def test_a_link_or_a_pipe_in_its_place_is_refused_and_a_linked_folder_is_the_use
     (tmp_path / "folder").symlink_to("real")
     write_file("--to", tmp_path / "folder" / "file", b"new", private=True)
     assert (tmp_path / "real" / "file").read_bytes() == b"new"
+
+
+LONE: dict[str, tuple[tuple[str, ...], str]] = {
+    "seeds at most, of a run that adds none": (("run", "none.yaml", "--max-seeds", "3"), "add --until told-apart"),
+    "an alias of no registered model": (("best", "none", "--alias", "a"), "add --register NAME"),
+    "a store for no registered model": (("best", "none", "--tracking-uri", "none"), "add --register NAME"),
+    "JSON of a release": (("plan", "none.yaml", "--release-rows-per-user", "1", "--json"), "drop --probe and --json"),
+    "JSON of some trials": (("status", "none", "--json", "--state", "failed"), "drop --trials and --state"),
+    "following no job": (
+        ("submit", "none.yaml", "--address", "http://h:1", "--output", "/o", "--dry-run", "--follow"),
+        "give one of them",
+    ),
+    "another schedule of a stored trial": (
+        ("epsilon", "--trial", "none", "--delta", "1e-5", "--schedule", "time:decay=1"),
+        "drop the flags",
+    ),
+    "another sampling of a stored trial": (
+        ("epsilon", "--trial", "none", "--delta", "1e-5", "--sampling", "shuffle"),
+        "drop the flags",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", LONE)
+def test_an_option_without_effect_is_refused(case: str, tmp_path: Path) -> None:
+    """Before anything is read, and with the step to take."""
+    arguments, step = LONE[case]
+    (tmp_path / "none.yaml").touch()
+    there = [str(tmp_path / each) if each.startswith("none.") else each for each in arguments]
+    assert step in refused(InvalidInput, *there)
+
+
+def test_a_store_named_by_the_environment_is_for_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "none")
+    assert "register" not in refused(InvalidInput, "best", tmp_path)
