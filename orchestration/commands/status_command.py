@@ -73,6 +73,8 @@ def status(
 ) -> None:
     """Show how far a sweep has come, and whether its driver is alive, from any machine that sees the folder."""
     states = [lookup({each.value: each for each in TrialState}, word, "state") for word in state or ()]
+    if as_json and (trials or states):
+        raise InvalidInput("--json prints every trial with its state; drop --trials and --state")
     files, asked = _found(sweep, address)
     if asked is not None and address is not None and watch:
         asked = _awaited(asked, files, address)
@@ -207,7 +209,8 @@ def headline(snapshot: SweepSnapshot) -> Text:
     word = "interrupted" if begun and snapshot.is_over else "running"
     left = f"{clock(snapshot.seconds_left)} to finish" if snapshot.seconds_left is not None else "? to finish"
     pending = counts[TrialState.PENDING]
-    starting = min(pending, snapshot.cluster.starting) if snapshot.cluster is not None else 0
+    cluster = None if snapshot.is_over else snapshot.cluster  # of a lost driver nothing starts any more
+    starting = min(pending, cluster.starting) if cluster is not None else 0
     begins = f"{starting} starting, " if starting else ""
     trials = (
         f"{done} of {len(snapshot.trials)} trials done, {begun} {word}, {begins}{pending - starting} waiting, "
@@ -247,7 +250,7 @@ def picture(snapshot: SweepSnapshot, states: Sequence[TrialState] = (), show_all
         lines.append(plain(again))
     if snapshot.limits and snapshot.state not in ("finished", "failed"):
         lines.append(plain(f"this run ends early by {', '.join(snapshot.limits)}", "dim"))
-    if snapshot.cluster is not None:
+    if snapshot.cluster is not None and not snapshot.is_over:
         lines.append(_cluster(snapshot.cluster))
     lines += map(plain, _devices(snapshot))
     if snapshot.recording is not None:
@@ -413,12 +416,13 @@ def _list_stored(folder: str, as_json: bool) -> None:
 
 
 def _list_jobs(address: str, as_json: bool) -> None:
-    jobs = jobs_at(address).all()
+    cluster = jobs_at(address)
+    jobs = cluster.all()
     if as_json:
         plain = [asdict(job) | {"progress": _progress(job.output)} for job in jobs]
         typer.echo(json.dumps({"jobs": plain}))
         return
-    now = time.time()
+    now = cluster.now()
     rows = (
         (
             job.id,

@@ -27,6 +27,7 @@ import urllib.error
 import urllib.request
 from collections.abc import AsyncIterator, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Final
 
@@ -386,7 +387,8 @@ class SubmittedSweeps:
             warn("the head does not tell how much memory it has left, so whether another driver fits was not checked")
             return
         running = [job for job in jobs if not job.has_ended]
-        young = sum(time.time() - job.submitted < _YOUNG for job in running)
+        now = self.now()
+        young = sum(now - job.submitted < _YOUNG for job in running)
         if memory < (1 + young) * DRIVER_BYTES:
             raise InvalidInput(
                 f"the head at {self._address} has {memory / 2**30:.1f} GiB of memory left, where "
@@ -394,6 +396,12 @@ class SubmittedSweeps:
                 f"takes up to {DRIVER_BYTES / 2**30:g} GiB; submit it when one has ended (`dpsweep list`), or give "
                 "the head more memory"
             )
+
+    def now(self) -> float:
+        """Return the time by the head's clock, which `SubmittedSweep.submitted` is of, in seconds since 1970 UTC."""
+        with self._errors_as_invalid_input():
+            said = self._client._do_request("GET", "/api/version").headers.get("Date")
+            return time.time() if said is None else parsedate_to_datetime(said).timestamp()
 
     def _memory_of_head(self) -> int | None:
         """Return the bytes of memory that the head has left; None if its dashboard does not tell, as in its first

@@ -158,6 +158,16 @@ def test_runs_in_mlflow_of_a_lost_driver_are_ended_once_it_is_silent() -> None:
     assert replace(lost, heartbeat=lost.heartbeat - STALE_AFTER).may_run_in_mlflow()
 
 
+def test_nothing_starts_or_waits_for_nodes_once_the_driver_is_lost(tmp_path: Path, command: Command) -> None:
+    cluster = ClusterSnapshot((), {"CPU": 1.0}, {}, 1, {}, starting=1)
+    for state, starts in (("running", True), ("lost", False)):
+        found = replace(snapshot(state=state, cluster=cluster), trials=(*TRIALS, replace(TRIALS[3], key="last")))
+        write_snapshot(f"{tmp_path}/status.json", replace(found, host="elsewhere"), private=False)
+        said = status(command, tmp_path)
+        assert ("1 starting, 1 waiting" in said, "trial waits for" in said) == (starts, starts)
+        assert ("2 waiting" in said) == (not starts)
+
+
 @pytest.mark.parametrize("columns", ["80", "20"])
 def test_keys_of_trials_are_never_broken(
     columns: str, tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from email.utils import formatdate
 from typing import Any
 
 import pytest
@@ -9,13 +11,15 @@ import ray
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.execution import submission
+from dpsweep.orchestration.execution.submission import SubmittedSweeps
 from dpsweep.orchestration.tracking import requests
-from tests.orchestration.invoking import invoked, refused
+from tests.orchestration import odd_server
+from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.odd_server import answering
 
 VERSION = {"version": "4", "ray_version": ray.__version__, "ray_commit": "x", "session_name": "\x1b]0;t\x07"}
 OLDER = {**VERSION, "ray_version": "1.0.0"}
-JOB = {
+JOB: dict[str, Any] = {
     "type": "SUBMISSION",
     "submission_id": "a",
     "status": "RUNNING",
@@ -53,6 +57,21 @@ def test_an_answer_that_fills_the_memory_is_given_up(monkeypatch: pytest.MonkeyP
 def test_an_older_cluster_is_refused_in_one_line() -> None:
     with answering(lambda method, path: OLDER) as server:
         assert "Jobs API is not supported" in refused(InvalidInput, "list", "--address", server.address)
+
+
+@pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
+def test_the_age_of_a_sweep_is_by_the_clock_of_the_cluster(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It began two minutes ago, which the clock of this machine would not tell."""
+    there = time.time() + ahead
+    monkeypatch.setattr(odd_server.Handler, "date_time_string", lambda self: formatdate(there, usegmt=True))
+    begun = {
+        **OUTSIDE,
+        "metadata": {**JOB["metadata"], "dpsweep.output": "/o"},
+        "start_time": int(1000 * (there - 120)),
+    }
+    with answering(lambda method, path: VERSION if path.endswith("/version") else [begun]) as server:
+        assert "2 min" in printed("list", "--address", server.address)
+        assert abs(SubmittedSweeps(server.address).now() - there) < 2.0
 
 
 @pytest.mark.thinned(2)
