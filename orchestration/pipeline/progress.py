@@ -73,7 +73,9 @@ class ConsoleDisplay:
 
 
 def _line(trial: TrialStatus) -> Text:
-    took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)  # of training, as in tables and results
+    took = (trial.trained or trial.ended or 0.0) - (trial.started or 0.0)
+    if trial.result is not None:  # of training, as in tables and results; an earlier driver may have trained it
+        took = trial.result.ended - trial.result.started
     claim = f"epsilon {_epsilon(trial.epsilon)}{per_unit(trial.unit)}{' (estimate)' * bool(trial.reasons)}"
     found = f"{measured(trial.accuracy, trial.scores)}, {claim}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found

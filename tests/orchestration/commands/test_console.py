@@ -13,10 +13,11 @@ from rich.table import Table
 from rich.text import Text
 
 from dpsweep import orchestration
-from dpsweep.orchestration.comparison.formats import Fitting
-from dpsweep.orchestration.pipeline.progress import _picture
+from dpsweep.orchestration.comparison.formats import Fitting, seconds
+from dpsweep.orchestration.pipeline.progress import ConsoleDisplay, _picture
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
+from tests.orchestration.sample_results import sample_record
 
 KEY = "individual-exponential-epsilon8-seed1000000-ec7523857b"
 
@@ -65,6 +66,17 @@ def test_the_live_picture_breaks_no_key() -> None:
     lines = printed(_picture(status), 80)
     assert KEY in [line.strip() for line in lines]
     assert max(map(len, lines)) <= 80
+
+
+def test_a_trial_that_an_earlier_driver_trained_took_the_time_of_its_result(tmp_path: Path) -> None:
+    record, _ = sample_record(tmp_path)
+    result = next(each.result for each in record.statuses.values() if each.result)
+    console = Console(file=io.StringIO(), width=200)
+    accounted_now = TrialStatus(KEY, 300, TrialState.FINISHED, result=result, started=500.0, trained=500.0, ended=501.0)
+    ConsoleDisplay(console).ended(accounted_now)
+    assert isinstance(console.file, io.StringIO)
+    assert console.file.getvalue().rstrip().endswith(f", {seconds(result.ended - result.started)}")
+    assert result.ended - result.started > 1.0
 
 
 def test_a_picture_in_a_cell_is_left_out_of_a_stacked_row() -> None:
