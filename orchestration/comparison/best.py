@@ -254,8 +254,12 @@ def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str,
     conditions = [f"epsilon at most {max_epsilon:g}"] if math.isfinite(max_epsilon) else []
     limits = {"higher": ("at least", "most"), "lower": ("at most", "least")}
     conditions += [f"{each} {limits[metric(each).better][0]} {value:g}" for each, value in least.items()]
+    changes = any(each.endswith("_change") for each in (name, *least))
+    why = f". {found.unknown_cost}" if found.unknown_cost and changes else ""
+    if not why and changes and not found.baselines:
+        why = ". No baseline was trained: add none to clipping"
     if not conditions:
-        return f"no private setting of this sweep has {name}; choose by another metric"
+        return f"no private setting of this sweep has {name}; choose by another metric{why}"
     reached = {each: found.best(each) for each in least}
     tops = [
         f"the {limits[metric(each).better][1]} of {each} is {mean_of(setting, each):.4g}"
@@ -265,7 +269,7 @@ def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str,
     costs = [cost for setting in found.private if (cost := setting.highest_epsilon) is not None]
     tops += [f"the least epsilon is {at_most(min(costs), 4)}"] if costs and math.isfinite(max_epsilon) else []
     step = f"{', '.join(tops)}: relax a condition" if tops else "relax a condition"
-    return f"no private setting has {' and '.join(conditions)}; {step}"
+    return f"no private setting has {' and '.join(conditions)}; {step}{why}"
 
 
 def parse_conditions(texts: Sequence[str]) -> dict[str, float]:

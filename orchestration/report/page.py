@@ -271,10 +271,9 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
         return section("What single examples paid", note(why_examples_are_missing(data)))
     return section(
         "What single examples paid",
-        "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst case, "
-        "which the guarantee claims for everybody. Where exact statistics are shown, εᵢ against the loss of the "
-        "example, and as estimated against exact: the darker a cell, the more examples of the first seed are in "
-        "it.</p>",
+        "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst-case ε, "
+        "which is claimed for everybody. Where exact statistics are shown, εᵢ against the loss of the example, and as "
+        "estimated against exact: the darker a cell, the more examples of the first seed are in it.</p>",
         key([setting for setting in settings if not setting.is_baseline], style),
         _figures(panels["single examples"], _release_words(settings)),
         losses_table(settings, style),

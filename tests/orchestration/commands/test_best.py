@@ -67,6 +67,14 @@ def test_impossible_conditions_say_what_is_possible(folder: Path) -> None:
     )
 
 
+def test_without_a_known_change_it_says_why() -> None:
+    trials, evidence = sweep_of({"flat": (0.9, 0.8)}, seeds=2)
+    found = findings(replace(NOTHING, trials=tuple(trials)), gather(trials, evidence))
+    for least in ({}, {"accuracy_change": 0.0}):
+        with pytest.raises(InvalidInput, match=r"No baseline was trained: add none to clipping$"):
+            best(found, "accuracy_change", at_least=least)
+
+
 def test_numbers_of_another_type_are_one_line(folder: Path) -> None:
     stored = dpsweep.open(folder)
     with pytest.raises(InvalidInput, match="max_epsilon is '8', but must be a number"):
