@@ -101,7 +101,8 @@ def tiles(data: PublishedSweep, found: Findings, style: Style) -> tuple[Tile, ..
 def decision(found: Findings, delta: float) -> list[str]:
     """Return the sentences to act on: which setting to take, how good it is, what privacy costs, who is served worst.
 
-    They recommend nothing where no private setting has learnt anything, and state no cost without a usable baseline.
+    They recommend nothing where no private setting has learnt anything, or the best one is not told from all others:
+    of equal settings chance puts one ahead. They state no cost without a usable baseline.
     """
     best = found.best(found.main.name)
     if best is None:
@@ -112,8 +113,9 @@ def decision(found: Findings, delta: float) -> list[str]:
     choice = f" after choosing among {among}" if among else ""
     within = f" [{between(interval, shown)}{choice}]" if interval else ""
     claim = "" if not best.reasons else ", an estimate and no guarantee"
-    doubts, of_one = unsure(found, best), len(best.trials) == 1
-    taken = f"Take {best.name}:" if len(found.private) > 1 and not doubts and not of_one else f"{best.name} reaches"
+    doubts, is_alone = unsure(found, best), min(len(found.private), len(best.trials)) == 1
+    is_ahead = all(found.difference(best, each, found.main.name).verdict == "better" for each in found.rivals(best))
+    taken = f"Take {best.name}:" if is_ahead and not is_alone and not doubts else f"{best.name} reaches"
     sentences = [
         f"{taken} {found.word} {shown.one(best.mean(found.main.value))}"
         f"{within} at ε = {at_most(best.highest_epsilon)}{found.per_unit(best)} (δ = {delta:g}{claim}), "

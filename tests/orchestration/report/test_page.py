@@ -188,7 +188,7 @@ def _broken(data: PublishedSweep) -> PublishedSweep:
         (replace(sample_sweep(), trials=sample_sweep().trials[:2]), "No private trial has finished"),
         (replace(sample_sweep(), trials=(sample_trial(),)), "flat · constant reaches accuracy"),
         (sample_sweep(baseline=False), "No finished private trial has a non-private baseline"),
-        (_broken(sample_sweep()), "Take "),
+        (_broken(sample_sweep()), " reaches accuracy "),
         (
             replace(sample_sweep(), trials=(replace(sample_trial(), state=TrialState.PENDING, quality=None),)),
             "the same dpsweep run continues",
