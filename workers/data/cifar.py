@@ -10,14 +10,13 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow.parquet as parquet
 import torch
-from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
 from dpsweep.workers.data.base import Source, Split, make_split
 from dpsweep.workers.data.images import colours
 from dpsweep.workers.data.mapped import RowBlocks, RowForm, cached_columns, digest_of_parts
 from dpsweep.workers.data.preparations import pixels
-from dpsweep.workers.data.source_files import PICTURES, UNREADABLE, locate, reading
+from dpsweep.workers.data.source_files import UNREADABLE, locate, opened_picture, reading
 
 CLASSES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 _MEAN, _STD = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
@@ -82,7 +81,7 @@ def _read_jpegs(path: Path, cache: str | None, first_id: int = 0) -> Split:
 def _decode(jpeg: bytes, path: Path, row: int) -> npt.NDArray[np.uint8]:
     """Return the picture as uint8 [3, 32, 32]."""
     try:
-        with Image.open(io.BytesIO(jpeg), formats=PICTURES) as picture:
+        with opened_picture(io.BytesIO(jpeg)) as picture:
             pixels = np.asarray(colours(picture, f"{path}, row {row}")).transpose(2, 0, 1)
     except UNREADABLE as error:
         error.add_note(f"row {row}")

@@ -21,7 +21,7 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Indices, Source, Split, make_split, numbered, repeated
 from dpsweep.workers.data.mapped import RowBlocks, RowForm, digest_of_parts, once_on_node
 from dpsweep.workers.data.preparations import pixels
-from dpsweep.workers.data.source_files import PICTURES, reading, require_path
+from dpsweep.workers.data.source_files import opened_picture, reading, require_path
 from dpsweep.workers.data.tabular import attributes, intersected, intersected_indices
 
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
@@ -232,7 +232,7 @@ def refuse_links(files: Sequence[Path]) -> None:
 def _read_image(file: Path, size: int) -> Tensor:
     from torchvision.transforms.functional import pil_to_tensor, resize  # late: importing torchvision takes seconds
 
-    with reading(file, A_PICTURE), Image.open(file, formats=PICTURES) as picture:
+    with reading(file, A_PICTURE), opened_picture(file) as picture:
         pixels: Tensor = pil_to_tensor(resize(colours(picture, str(file)), [size, size]))
     return pixels
 

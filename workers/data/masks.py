@@ -22,7 +22,7 @@ from dpsweep.workers.data.images import (
     read_images,
     refuse_links,
 )
-from dpsweep.workers.data.source_files import PICTURES, reading, require_path
+from dpsweep.workers.data.source_files import opened_picture, reading, require_path
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.tasks import IGNORED
 
@@ -104,7 +104,7 @@ def _mask_of(picture: Path) -> Path:
 
 def _read_mask(file: Path, size: int, numbers: Sequence[int], ignored: int | None) -> npt.NDArray[np.int16]:
     """[size, size]: the class of each pixel, or `IGNORED` if it is not counted."""
-    with reading(file, file.with_stem("*")), Image.open(file, formats=PICTURES) as mask:
+    with reading(file, file.with_stem("*")), opened_picture(file) as mask:
         if mask.mode not in _MASK_MODES:
             raise InvalidInput(
                 f"a mask has pixels of mode {mask.mode}, but must have one number for each pixel "

@@ -7,17 +7,18 @@ import os
 import re
 import stat
 import struct
+import warnings
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import IO, Final, TypeVar
 
 import pyarrow as pa
-from PIL import Image
+from PIL import Image, UnidentifiedImageError
 
-from dpsweep.accounting.errors import DataCorruption, InvalidInput, count_of
+from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, count_of
 from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
-from dpsweep.accounting.registry import lookup
+from dpsweep.accounting.registry import nearest
 from dpsweep.workers.machine.folders import CACHE
 
 T = TypeVar("T")
@@ -71,7 +72,12 @@ def reader_of(path: Path, readers: Mapping[str, T]) -> T:
     """
     if path.is_dir() and path.suffix.lower() not in readers:
         raise InvalidInput(f"{path} is a folder; give the path of a file of a type in {', '.join(readers)}")
-    return lookup(readers, path.suffix.lower(), "file type")
+    suffix = path.suffix.lower()
+    if suffix not in readers:
+        raise InvalidInput(
+            f"{path} is of type {suffix!r}, which is not read; save or unpack it as another; {nearest(suffix, readers)}"
+        )
+    return readers[suffix]
 
 
 @contextlib.contextmanager
@@ -95,6 +101,21 @@ def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
         raise DataCorruption(f"cannot read {shown or path}: {_reason(error)}; correct or replace the file") from error
 
 
+@contextlib.contextmanager
+def opened_picture(file: Path | IO[bytes]) -> Iterator[Image.Image]:
+    """Open a picture in a ``with`` block, in which Pillow does not warn and raises only errors of `UNREADABLE`.
+
+    Its warnings are of large and of damaged pictures, and Pillow itself refuses those that would fill the memory.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"), Image.open(file, formats=PICTURES) as picture:
+            yield picture
+    except DpsweepError:
+        raise
+    except ValueError as error:  # of damaged headers, and of texts that unfold to megabytes
+        raise UnidentifiedImageError(str(error)) from error
+
+
 def _require_shallow_tables(path: Path) -> None:
     """`require_shallow_schema`, of a Parquet file, or of all files in a folder that is read as one."""
     if path.suffix.lower() == ".parquet":
@@ -112,6 +133,8 @@ _REASONS: Mapping[str, str] = {
     r"Empty CSV file": "it is empty",
     r"(more than \d+ columns|columns nested more than \d+ levels deep) in a Parquet file": r"it has \1",
     r"invalid UTF8 data": _NO_TEXT,
+    r"exceeds limit of (\d+) pixels": r"it has more than \1 pixels; scale it down",
+    r"MAX_TEXT_CHUNK|text chunks": "texts in it unfold to more than pictures need",
     r"straddling object": "a row is too long (is a quote not closed?)",
     r"conversion error to double": "a column of numbers holds another text",
     r"^nested more than \d+ levels deep in a line": "a line holds values that are nested too deeply",

@@ -11,10 +11,11 @@ import pyarrow as pa
 import pyarrow.csv as csv
 import pytest
 import torch
-from PIL import EpsImagePlugin, Image
+from PIL import EpsImagePlugin, Image, PngImagePlugin
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import load_source
+from dpsweep.workers.data.source_files import opened_picture
 from dpsweep.workers.data.utkface import utkface
 from dpsweep.workers.spec import DataSpec
 from tests.workers.data_folders import make_image_folder, make_utkface
@@ -37,8 +38,33 @@ def test_a_picture_that_would_fill_the_memory_is_named(tmp_path: Path) -> None:
     content = path.read_bytes()
     header = b"IHDR" + struct.pack(">II", 65_536, 65_536) + content[24:29]
     path.write_bytes(content[:12] + header + struct.pack(">I", zlib.crc32(header)) + content[33:])
-    with pytest.raises(DataCorruption, match=r"cannot read a picture: DecompressionBombError"):
+    with pytest.raises(DataCorruption, match=r"cannot read a picture: it has more than 178956970 pixels"):
         load_source(DataSpec("image_folder", {"path": str(folder)}))
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "said"),
+    [
+        ("PNG", "x" * 2_000_000, "texts in it unfold to more than pictures need"),
+        ("PPM", "", "UnidentifiedImageError"),
+    ],
+)
+def test_what_pillow_tells_by_a_value_error_is_one_line(tmp_path: Path, kind: str, text: str, said: str) -> None:
+    folder, info = make_image_folder(tmp_path, per_class=1), PngImagePlugin.PngInfo()
+    info.add_text("Comment", text, zip=True)
+    path = folder / "cat" / "00.png"
+    Image.new("RGB", (4, 4)).save(path, kind, pnginfo=info)
+    if kind == "PPM":
+        path.write_bytes(b"P6\n4 x\n255\n")
+    with pytest.raises(DataCorruption, match=f"cannot read a picture: {said}"):
+        load_source(DataSpec("image_folder", {"path": str(folder)}))
+
+
+def test_a_large_picture_is_read_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
+    Image.new("1", (10_000, 9_000)).save(tmp_path / "large.png")
+    with opened_picture(tmp_path / "large.png") as picture:
+        assert picture.size == (10_000, 9_000)
+    assert not recwarn.list
 
 
 class TestImages:

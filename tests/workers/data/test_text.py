@@ -296,7 +296,9 @@ def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match=r"pipe is a pipe, a socket or a device; give the path of a file"):
         load(folder, label="mood", tokenizer=str(tmp_path / "pipe"))
     (tmp_path / "texts.txt").write_text("the cat")
-    with pytest.raises(InvalidInput, match=r"unknown file type '\.txt'"):
+    with pytest.raises(
+        InvalidInput, match=r"of type '\.txt', which is not read; save or unpack it as another; valid: \.csv"
+    ):
         load(folder, label="mood", path=str(tmp_path / "texts.txt"))
     with pytest.raises(InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv"):
         load(folder, label="mood", path=str(tmp_path))
