@@ -200,6 +200,8 @@ def _profiled(
         raise InvalidInput(f"the column {lists!r} holds lists, and can only be a feature; name another one")
     if nested := next((each for each in table.columns if each.name in roles and each.unreadable is not None), None):
         raise InvalidInput(f"the column {nested.name!r} holds values of type {nested.unreadable}; name another one")
+    if huge := next((each.name for each in table.columns if each.name in named and math.isinf(each.deviation)), None):
+        raise InvalidInput(f"the numbers of {huge!r} are too large to be a label; write them in another unit")
     if table.rows < _FEWEST_ROWS:
         raise InvalidInput(f"the table {path} has {count_of(table.rows, 'row')}; a sweep needs at least {_FEWEST_ROWS}")
     if read := hashed or (text and text.name):
@@ -223,9 +225,7 @@ def _profiled(
 
 
 def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
-    """Return the task: regression for many distinct numbers, multi_label for columns of 0 and 1, else
-    classification.
-    """
+    """Return regression for many distinct numbers, multi_label for columns of 0 and 1, else classification."""
     if all(label.span is not None and label.distinct > (MOST_VALUES if label.whole else _FEW) for label in labels):
         return "regression"
     if len(labels) == 1:
@@ -283,15 +283,15 @@ def _unusable(column: ColumnProfile) -> str | None:
     if column.span is None and column.values is None and not column.is_prose:
         how = "declare its categories to use it, or read it as texts with --text"
         return f"which has more than {MOST_VALUES} different texts; {how}"
-    if column.span is not None and not math.isfinite(_outward(*column.span)[1] - _outward(*column.span)[0]):
+    if column.span is not None and not math.isfinite(2.0 * (column.span[1] - column.span[0])):
         return "whose numbers are too large for a range"
+    if len(_text(column.name)) > 1000:  # PyYAML takes no longer key than 1024 characters
+        return "whose name is too long for a key of a sweep file"
     return None
 
 
 def _outward(low: float, high: float) -> tuple[float, float]:
-    """Return a range with round ends that contains both numbers, so that its ends are not the values of two
-    individuals.
-    """
+    """Return a range that contains both numbers, with round ends, which are not the values of two individuals."""
     unit = 0.5 * 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
     ends = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
     return (float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")) if ends[0] < ends[1] else (low, low + 1.0)
@@ -484,7 +484,7 @@ def _alike(column: ColumnProfile) -> Iterator[str]:
 
 
 def _letters(value: str) -> str:
-    return "".join(value.casefold().split())
+    return "".join(sign for sign in value.casefold() if sign.isprintable() and not sign.isspace())
 
 
 def _too_few(column: ColumnProfile) -> Iterator[str]:

@@ -59,6 +59,8 @@ _ENCODINGS: Final = (
     "euc_kr",
 )
 """Encodings that are tried by the names of columns, common ones first."""
+_ESCAPES: Final = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"))
+"""Codecs of Python that read plain letters of a row as escapes, such as a backslash and an n as the end of it."""
 _HEADER_BYTES: Final = 1 << 20
 _BLOCK: Final = 1 << 22
 _SEPARATORS: Final = (",", ";", "\t", "|")
@@ -116,11 +118,14 @@ def require_encoding(encoding: str) -> str:
     """Return the encoding, if Python knows it as one of text. Raises: InvalidInput otherwise."""
     try:
         b"text".decode(encoding, "replace")  # no bytes at all would be decoded by any name
-    except (LookupError, ValueError) as error:
+        is_of_text = codecs.lookup(encoding).name not in _ESCAPES
+    except (LookupError, ValueError):
+        is_of_text = False
+    if not is_of_text:
         raise InvalidInput(
             f"encoding is {encoding!r}, which Python does not know as one of text; common ones are utf-8, cp1252 "
             "and utf-16"
-        ) from error
+        )
     return encoding
 
 

@@ -282,6 +282,7 @@ def _holds_numbers(values: pa.ChunkedArray, spelt: pa.ChunkedArray) -> bool:
     return not (is_text and compute.any(compute.match_substring_regex(spelt, r"^[+-]?0[0-9]")).as_py())
 
 
+@np.errstate(over="ignore", invalid="ignore")  # numbers near the largest have an infinite deviation
 def _column(
     name: str, values: pa.ChunkedArray, is_text: bool, most_values: int, written: Written | None
 ) -> ColumnProfile:
@@ -318,7 +319,7 @@ def _column(
         all_different=different,
         apart=_apart(present),
         has_dates=whole and found is None and _are_dates(present),
-        deviation=float(present.std()),
+        deviation=float(np.nan_to_num(present.std(), nan=np.inf, posinf=np.inf)),
     )
 
 

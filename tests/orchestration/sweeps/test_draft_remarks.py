@@ -154,6 +154,24 @@ def test_a_packed_table_is_to_be_unpacked(tmp_path: Path) -> None:
         draft_sweep(path, ["y"], None)
 
 
+def test_numbers_near_the_largest_and_endless_names_are_left_out(tmp_path: Path) -> None:
+    huge = [f"{'-' * (row % 2)}1e308" if row % 9 else "1" for row in ROWS]
+    path = table(tmp_path, f"score,huge,{'n' * 1100},y", SCORES, huge, [str(row % 8) for row in ROWS], LABELS)
+    text = draft_sweep(path, ["y"], None)
+    assert parse_sweep(text).data[0].params["features"] == ["score"]
+    assert 'left out: "huge", whose numbers are too large for a range' in text
+    assert "whose name is too long for a key of a sweep file" in text
+    with pytest.raises(InvalidInput, match="the numbers of 'y' are too large to be a label"):
+        draft_sweep(table(tmp_path, "score,y", SCORES, [f"{row}e306" for row in ROWS]), ["y"], None)
+
+
+def test_values_that_differ_by_a_sign_that_is_not_shown_are_asked_about(tmp_path: Path) -> None:
+    text = draft_sweep(
+        table(tmp_path, "score,sex,y", SCORES, ["f\u200b" if row % 2 else "f" for row in ROWS], LABELS), ["y"], "sex"
+    )
+    assert '# "f" and "f\\u200b" differ only by case or blanks' in text
+
+
 def test_points_beside_decimal_commas_are_of_thousands(tmp_path: Path) -> None:
     prices, plain = [f"{40 + row * 37 % 90}.{200 + row} €" for row in ROWS], [f"{row * 7 % 50 + 1}.500" for row in ROWS]
     widths = [f'"{row * 11 % 70},5 m"' for row in ROWS]

@@ -254,7 +254,13 @@ class TestTable:
                 {"label": "income", "encoding": "base64"},
                 "encoding is 'base64', which Python does not know as one of text",
             ),
-            ({"label": "income", "encoding": "undefined"}, "encoding is 'undefined', which Python does not know"),
+            *(
+                (
+                    {"label": "income", "encoding": name},
+                    f"encoding is '{name}', which Python does not know as one of text",
+                )
+                for name in ("undefined", "UTF7", "unicode_escape")
+            ),
             ({"label": "income", "unscaled": ["agee"]}, "'agee' has a range or categories, but is no feature"),
             ({"label": "income", "unscaled": ["age"], "ranges": {"age": [0, 9]}}, "more than one of a range"),
             ({"label": "income", "hashed": {"jobb": 9}}, "'jobb' has a range or categories, but is no feature"),
