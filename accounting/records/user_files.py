@@ -14,13 +14,14 @@ from itertools import pairwise
 import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
-from pyarrow import csv, parquet
+from pyarrow import csv
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, read_part, write_once
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
+from dpsweep.accounting.records.parquet_tables import read_parquet
 from dpsweep.accounting.records.part_files import PartFiles
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
 from dpsweep.accounting.records.shards import read_contributions
@@ -56,13 +57,15 @@ def read_groups(uri: str) -> GroupFile:
         data = io.BytesIO(read_bytes(uri))
         if uri.endswith(".parquet"):
             require_shallow_schema(data)
-            table = parquet.read_table(data, columns=_COLUMNS)
+            table = read_parquet(data, _COLUMNS)
         else:
             table = csv.read_csv(data, convert_options=csv.ConvertOptions(include_columns=_COLUMNS))
         ids = table.column("example_id").cast(pa.int64()).to_numpy()
         groups = table.column("group").cast(pa.string())
     except FileNotFoundError:
         raise InvalidInput(f"{uri} does not exist; give a CSV or Parquet file of example_id and group") from None
+    except MemoryError:
+        raise InvalidInput(f"{uri} does not fit into the free memory; use a machine with more of it") from None
     except (pa.ArrowException, KeyError, OSError, ValueError) as error:
         raise InvalidInput(
             f"{uri} cannot be read as groups; it needs the columns example_id, of whole numbers, and group, as CSV "

@@ -8,10 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow.parquet as parquet
 import torch
 
 from dpsweep.accounting.errors import DataCorruption, PrivateDetail
+from dpsweep.accounting.records.parquet_tables import read_parquet
 from dpsweep.workers.data.base import Source, Split, make_split
 from dpsweep.workers.data.images import colours
 from dpsweep.workers.data.mapped import RowBlocks, RowForm, cached_columns, digest_of_parts
@@ -61,7 +61,7 @@ def _read_batches(folder: Path, *, train: bool, first_id: int = 0) -> Split:
 
 def _read_jpegs(path: Path, cache: str | None, first_id: int = 0) -> Split:
     with reading(path):
-        table = parquet.read_table(path, columns=["image_jpeg", "label"])
+        table = read_parquet(path, ["image_jpeg", "label"])
     if table.num_rows == 0:
         raise DataCorruption(f"{path} holds no pictures; replace the file")
     if any(column.null_count for column in table.columns):

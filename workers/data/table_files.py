@@ -23,8 +23,8 @@ import pyarrow.csv as csv
 import pyarrow.parquet as parquet
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.accounting.records.files import half_of_memory
 from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.parquet_tables import read_parquet
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import CellValues, names
@@ -304,7 +304,7 @@ def _stored(path: Path) -> pa.Table:
     them.
     """
     try:
-        return _read(path)
+        return read_parquet(path)
     except pa.ArrowInvalid:
         schema, size = parquet.read_schema(path), parquet.read_metadata(path).num_rows
         if not any(map(pa.types.is_fixed_size_list, schema.types)) or len({*schema.names}) < len(schema):
@@ -312,28 +312,9 @@ def _stored(path: Path) -> pa.Table:
         return pa.table({each.name: _alone(path, each, size) for each in schema})
 
 
-def _read(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Return all columns, or some. Unlike `parquet.read_table`, this also reads several columns of one name."""
-    with parquet.ParquetFile(path) as file:
-        if _least_bytes(file.metadata) > half_of_memory():
-            raise MemoryError(f"{path} unfolds beyond it")
-        return file.read(columns)
-
-
-def _least_bytes(described: parquet.FileMetaData) -> int:
-    """Return the bytes that a file unfolds to at least; a kilobyte can stand for a million of equal values."""
-    groups = (described.row_group(number) for number in range(described.num_row_groups))
-    columns = (group.column(number) for group in groups for number in range(group.num_columns))
-    return sum(each.num_values * _LEAST_BYTES.get(each.physical_type, 4) for each in columns)
-
-
-_LEAST_BYTES: Final = {"BOOLEAN": 0, "INT64": 8, "DOUBLE": 8, "FIXED_LEN_BYTE_ARRAY": 1}
-"""Bytes of a value by its type, where it does not take 4, as the place of a text does."""
-
-
 def _alone(path: Path, field: pa.Field, size: int) -> pa.ChunkedArray | pa.Array:
     try:
-        return _read(path, [field.name])[field.name]
+        return read_parquet(path, [field.name])[field.name]
     except pa.ArrowInvalid:
         if not pa.types.is_fixed_size_list(field.type):
             raise

@@ -25,6 +25,7 @@ from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.json_text import parsed_json
+from dpsweep.accounting.records.parquet_tables import parquet_batches
 from dpsweep.workers.data.base import Source, Split, repeated
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.label_columns import TableTask, label_columns
@@ -465,9 +466,8 @@ def _told(values: pa.Array, name: str, columns: _Columns) -> pa.Array:
 
 def _parquet_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
     refuse_encoding(path, encoding)
-    with parquet.ParquetFile(path) as file:
-        only = _only(columns.used, file.schema_arrow.names)
-        yield from file.iter_batches(_ROWS_AT_ONCE, columns=only)
+    only = _only(columns.used, parquet.read_schema(path).names)
+    yield from parquet_batches(path, _ROWS_AT_ONCE, only)
 
 
 def _only(used: Sequence[str], there: Sequence[str]) -> list[str] | None:

@@ -375,7 +375,7 @@ class TestTable:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         """A file of some kilobytes, as its numbers are all the same."""
-        monkeypatch.setattr("dpsweep.workers.data.table_files.half_of_memory", lambda: 2**22)
+        monkeypatch.setattr("dpsweep.accounting.records.parquet_tables.half_of_memory", lambda: 2**22)
         table = pa.table({"x": pa.array([0] * 10**6), "y": pa.array(["a", "b"] * 500_000)})
         parquet.write_table(table, tmp_path / "many.parquet")
         with pytest.raises(InvalidInput, match=r"many\.parquet does not fit into the free memory"):
