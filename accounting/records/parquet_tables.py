@@ -29,6 +29,8 @@ def read_parquet(source: Path | BinaryIO, columns: Sequence[str] | None = None) 
     """
     unfolded = 0
     with parquet.ParquetFile(source) as file:
+        if missing := {*(columns or ())} - {*file.schema_arrow.names}:  # pyarrow passes over them
+            raise pa.ArrowInvalid(f"there is no column {min(missing)}")
         _require_room(_least_bytes(file.metadata))
         for batch in _coded(source, file, _AT_ONCE, columns):
             unfolded += _text_bytes(batch)

@@ -56,6 +56,8 @@ def test_what_fits_is_read_as_it_is(tmp_path: Path) -> None:
     parquet.write_table(texts, path, store_schema=False)
     assert read_parquet(path).equals(parquet.read_table(path))
     assert read_parquet(io.BytesIO(path.read_bytes()), ["x"]).column_names == ["x"]
+    with pytest.raises(pa.ArrowInvalid, match="there is no column y"):
+        read_parquet(path, ["x", "y"])
     batches = parquet_batches(path, 3, ["s"])
     assert [batch.num_rows for batch in batches] == [3, 3, 2]
 
