@@ -13,6 +13,7 @@ __all__ = [
     "keystream",
     "local_files",
     "parquet_schemas",
+    "parquet_tables",
     "part_files",
     "recorded_contributions",
     "sealed",

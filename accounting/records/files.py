@@ -349,9 +349,9 @@ def _named_errors(action: str, uri: str) -> Iterator[str | None]:
     """
     try:
         yield _local(uri)
-    except FileNotFoundError:
-        raise
     except OSError as error:
+        if isinstance(error, FileNotFoundError) and action != "write":
+            raise
         reason = os.strerror(error.errno) if error.errno else str(error)
         is_owners = isinstance(error, PermissionError) and f"/{PRIVATE}/" in uri
         advice = _OF_THE_OWNER if is_owners else _ADVICE.get(action, _FREE_SPACE)

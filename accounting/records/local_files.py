@@ -36,6 +36,8 @@ _LISTED: Final = os.O_RDONLY | _FOLDER
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
 _DEEPEST: Final = 64
 """Most levels of folders below one that is listed; those of a sweep have at most eight."""
+_BLOCK: Final = 2**20
+"""Bytes that are read at once."""
 _LOOKS: Final = 4
 _LOOK: Final = 0.05
 """Times that a lock is tried while another process holds it, and the seconds between."""
@@ -75,9 +77,16 @@ def read_range(path: str, start: int, size: int) -> tuple[bytes, int]:
 
 
 def digest(path: str, most: int) -> str:
-    """Return sha256 of a regular file, whose content is not held in memory. Raises: as `read`."""
-    with _opened(path, most) as (handle, _), open(handle, "rb", closefd=False) as stream:
-        return hashlib.file_digest(stream, "sha256").hexdigest()
+    """Return sha256 of a regular file, whose content is not held in memory. Raises: as `read`.
+
+    Bytes beyond the size that it had are not read: it may grow without end, or be one of the kernel's, which waits.
+    """
+    found = hashlib.sha256()
+    with _opened(path, most) as (handle, left), open(handle, "rb", closefd=False) as stream:
+        while left and (block := stream.read(min(left, _BLOCK))):
+            found.update(block)
+            left -= len(block)
+    return found.hexdigest()
 
 
 def replace_file(path: str, pieces: Sequence[bytes | memoryview], private: bool) -> None:

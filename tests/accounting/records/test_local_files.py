@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import os
 import secrets
 import stat
@@ -122,6 +123,17 @@ def test_a_file_that_is_far_too_large_is_refused_before_it_is_read(tmp_path: Pat
         with pytest.raises(UnsafeFile, match=r"3,221,225,472 bytes, but a file of its kind has at most 268,435,456"):
             operation(str(path))
     assert largest("a/status.json") < largest("a/results.json") < largest("a/model.pt")
+
+
+def test_a_digest_reads_no_more_than_the_size_that_a_file_had() -> None:
+    """A file may grow as it is read, and one of the kernel's says that it is empty and may never end."""
+    assert storage.digest_of(f"/proc/{os.getpid()}/status") == hashlib.sha256().hexdigest()
+
+
+def test_a_place_where_nothing_can_be_made_is_named() -> None:
+    for write in (storage.write_bytes_atomically, storage.write_in_private_folder):
+        with pytest.raises(StorageError, match=r"cannot write /proc/none/file: No such file or directory"):
+            write("/proc/none/file", b"new")
 
 
 @ROOT
