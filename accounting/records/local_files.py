@@ -335,6 +335,17 @@ def require_plain_folder(path: str) -> None:
             _require_plain(f"{path}/{name}", entry)
 
 
+def require_no_mounts(path: str) -> None:
+    """Check that nothing is mounted below a folder: to delete there would delete what lies elsewhere.
+
+    Raises: UnsafeFile naming the first place.
+    """
+    with open("/proc/self/mountinfo") as mounts:
+        places = [line.split()[4].replace("\\040", " ") for line in mounts]
+    if place := next((each for each in places if each.startswith(f"{path}/")), None):
+        raise UnsafeFile(f"{place} is a mount point, through which dpsweep deletes nothing; unmount it first")
+
+
 def require_own_folder(path: str) -> None:
     """Check that nobody else can change a folder; one that is not there is passed over.
 

@@ -14,6 +14,7 @@ from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records.local_files import (
     UnsafeFile,
     require_library_files,
+    require_no_mounts,
     require_own_folder,
     require_own_folders,
     require_plain,
@@ -231,12 +232,15 @@ def require_safe(files: SweepFiles) -> None:
 
 
 def require_no_links(files: SweepFiles) -> None:
-    """Refuse a folder in which a link, a pipe or a device stands for a file or folder of a sweep or its candidates.
+    """Refuse a folder in which a link, a pipe or a device stands for a file or folder of a sweep or its candidates, or
+    below which something is mounted.
 
     Raises: UnsafeFile naming the first; StorageError for a folder that may not be read.
     """
     try:
         require_plain(*_plain(files))
+        for folder in _local((files.root,)):
+            require_no_mounts(folder)
     except OSError as error:
         raise StorageError(
             f"cannot look at every file in {files.root}: {error.strerror}; only the user who ran the sweep can"

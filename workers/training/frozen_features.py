@@ -53,10 +53,7 @@ def _kept_in(folder: str, owner: str, change: Change) -> Change:
             stored = load_checkpoint(uri, key)
         if stored is None:
             stored = {"features": change(features)}
-            try:
-                save_checkpoint(uri, key, stored)
-            except FileNotFoundError as error:
-                raise InvalidInput(f"cache {folder!r} cannot be made ({error}); name another folder") from error
+            save_checkpoint(uri, key, stored)
         found: Tensor = stored["features"]
         return found
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -100,3 +102,28 @@ def test_a_digest_of_a_file_elsewhere_is_not_compared(files: SweepFiles, tmp_pat
     write_sealed(files.report_digests, json.dumps({"../guessed": "0" * 64}).encode())
     with pytest.raises(UnsafeFile, match=r"guessed.*leads out of its folder"):
         list(damaged_reports(files))
+
+
+def test_nothing_is_deleted_through_a_mount(files: SweepFiles, tmp_path: Path) -> None:
+    """A trial's folder, bound to one elsewhere, in a namespace of a process of its own."""
+    elsewhere, check = tmp_path / "elsewhere of it", "from dpsweep.orchestration.store.layout import *; import sys"
+    elsewhere.mkdir()
+    (Path(files.trials) / "a trial").mkdir()
+    check += "; require_no_links(SweepFiles(sys.argv[1]))"
+    words = (
+        'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"',
+        "sh",
+        elsewhere,
+        f"{files.trials}/a trial",
+        sys.executable,
+    )
+    done = subprocess.run(
+        ["unshare", "-Urm", "sh", "-c", *map(str, words), check, files.root],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    if "unshare" in done.stderr or "mount:" in done.stderr:
+        pytest.skip("namespaces of users are not allowed here")
+    assert f"UnsafeFile: {files.trials}/a trial is a mount point, through which dpsweep deletes nothing" in done.stderr
+    require_no_links(files)

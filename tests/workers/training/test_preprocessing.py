@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.mechanism.trace import GaussianRelease
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -364,7 +364,7 @@ class TestFrozenFeatures:
             with pytest.raises(InvalidInput, match=r"is no folder that can be written: see .*file, or name another"):
                 frozen.rehearse(load_own(data))
         component = Component("frozen_features", {"network": "resnet18", "cache": "/proc/absent"})
-        with pytest.raises(InvalidInput, match="cache '/proc/absent' cannot be made"):
+        with pytest.raises(StorageError, match="cannot write /proc/absent/"):
             preprocess(component, load_own(data), noise())
 
 
