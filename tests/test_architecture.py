@@ -59,7 +59,7 @@ def test_importing_a_module_loads_no_heavy_dependency(module: str, unwanted: set
             "mlflow",
             {
                 f"orchestration/tracking/{name}.py"
-                for name in ("access", "embedded", "logged_models", "mlflow", "model_registry", "runs")
+                for name in ("access", "embedded", "loading", "logged_models", "mlflow", "model_registry", "runs")
             },
         ),
         ("optuna", {"orchestration/sweeps/tuning_stages.py"}),

@@ -40,10 +40,10 @@ ELSEWHERE: Final[Mapping[str, str]] = {
     "workers/trials/probe.py": "/proc",
     "workers/machine/memory.py": "/proc",
     "workers/data/source_files.py": "the user's data, and the cache",
+    "workers/data/encoder.py": "the user's data",
     "workers/data/images.py": "the user's data",
     "workers/data/cifar.py": "the user's data",
     "workers/data/table_files.py": "the user's data",
-    "workers/data/texts.py": "the user's data",
     "workers/models/text_models.py": "the user's pretrained model",
     "workers/data/mapped.py": "a cache with mode 0700",
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import math
 import platform
+import re
 import shlex
 import tempfile
 import time
@@ -13,12 +15,23 @@ from pathlib import Path
 from typing import Final
 
 import numpy as np
+
+from dpsweep.orchestration.tracking.embedded import (  # first, as it keeps MLflow quiet
+    client_of,
+    embedded_tracking_uri,
+    every_page,
+    timed,
+)
+
+# isort: split
 from mlflow import MlflowClient
 from mlflow.entities import LoggedModel, LoggedModelOutput, LoggedModelStatus, Metric
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
+from mlflow.models.utils import EXAMPLE_FILENAME, SERVING_INPUT_FILENAME
 from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
-from mlflow.types import Schema, TensorSpec
+from mlflow.types import ColSpec, DataType, Schema, TensorSpec
+from mlflow.types.schema import Array
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import EXAMPLE
@@ -32,13 +45,13 @@ from dpsweep.orchestration.comparison.values import delta, epsilon
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.tracking.addresses import probe, reported, require_location
-from dpsweep.orchestration.tracking.embedded import client_of, embedded_tracking_uri, every_page, timed
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL, TrackedComparison, valid_name
 from dpsweep.orchestration.tracking.requests import each
-from dpsweep.workers.training.history import read_training_result
+from dpsweep.workers.training.history import TrainingResult, read_training_result
 
 _CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons", "unit")
+_LONGEST_NAME: Final = 250
 LARGEST_MODEL: Final = 100 * 2**20
 """Maximum size of a model in bytes; larger ones are not copied to MLflow, where a tag names their location."""
 
@@ -144,7 +157,8 @@ class ModelLog:
         path, setting = self._files.trial(trial.key).model, setting_name(trial)
         tags = {SWEEP: self._sweep_id, TRIAL: trial.key, SETTING: setting[:5000], "path": path, **_claims(trial)}
         params = {str(name)[:250]: str(value)[:500] for name, value in {**trial.labels, **trial.params}.items()}
-        return self._client.create_logged_model(self._experiment, None, run, tags, params, "dpsweep")
+        name = re.sub(r"[/:.%\"']", "-", setting)[:_LONGEST_NAME]
+        return self._client.create_logged_model(self._experiment, name, run, tags, params, "dpsweep")
 
     def _log(self, run: str, model: LoggedNumbers, values: Mapping[str, float], ended: float | None) -> None:
         """Log the model's numbers that are new or have changed."""
@@ -165,24 +179,56 @@ class ModelLog:
         uris = (files.model, files.inputs, files.spec, *own)
         contents = {uri.removeprefix(f"{files.root}/"): read_bytes(uri) for uri in uris}
         trained = read_training_result(files.training)
-        signature = ModelSignature(
-            Schema([TensorSpec(np.dtype(trained.example_type), (-1, *trained.example_shape))]),
-            Schema([TensorSpec(np.dtype(np.float32), (-1,) * (1 + trained.output_axes))]),
-        )
         with tempfile.TemporaryDirectory() as folder:
             for name, content in contents.items():
                 target = Path(folder, "trial", name)
                 target.parent.mkdir(parents=True, exist_ok=True)
                 target.write_bytes(content)
-            described = Model(signature=signature, model_id=model_id)
-            described.add_flavor(
-                "python_function",
-                loader_module="dpsweep.orchestration.tracking.loading",
-                data="trial",
-                python_version=platform.python_version(),
-            )
-            described.save(str(Path(folder, "MLmodel")))
+            _described(trained, model_id, Path(folder)).save(str(Path(folder, "MLmodel")))
             self._client.log_model_artifacts(model_id, folder)
+
+
+def _described(trained: TrainingResult, model_id: str, folder: Path) -> Model:
+    """Return the content of the MLmodel file, and store the example that it names in ``folder``.
+
+    A model of a table takes its rows, any other one encoded examples. ``is_signature_from_type_hint`` leaves it to the
+    model to check them: MLflow would refuse whole numbers for a column of numbers.
+    """
+    inputs = Schema([TensorSpec(np.dtype(trained.example_type), (-1, *trained.example_shape))])
+    outputs = Schema([TensorSpec(np.dtype(np.float32), (-1,) * (1 + trained.output_axes))])
+    example = None
+    if trained.example_row is not None and trained.example_prediction is not None:
+        inputs, outputs = _schema(trained.example_row), _schema(trained.example_prediction)
+        rows = [trained.example_row]
+        Path(folder, EXAMPLE_FILENAME).write_text(json.dumps(rows))
+        Path(folder, SERVING_INPUT_FILENAME).write_text(json.dumps({"inputs": rows}))
+        example = {
+            "artifact_path": EXAMPLE_FILENAME,
+            "type": "json_object",
+            "serving_input_path": SERVING_INPUT_FILENAME,
+        }
+    signature = ModelSignature(inputs, outputs)
+    described = Model(signature=signature, model_id=model_id, saved_input_example_info=example)
+    described.add_flavor(
+        "python_function",
+        loader_module="dpsweep.orchestration.tracking.loading",
+        data="trial",
+        python_version=platform.python_version(),
+    )
+    return Model.from_dict({**described.to_dict(), "is_signature_from_type_hint": True})
+
+
+def _schema(row: Mapping[str, object]) -> Schema:
+    """Return the columns of a row by the types of its values."""
+    return Schema([ColSpec(_TYPES[type(value)], name) for name, value in row.items()])
+
+
+_TYPES: Final[Mapping[type, DataType | Array]] = {
+    int: DataType.long,
+    float: DataType.double,
+    str: DataType.string,
+    list: Array(DataType.double),
+}
 
 
 def _size(files: TrialFiles) -> int:

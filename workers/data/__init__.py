@@ -37,7 +37,8 @@ from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.label_columns import TableTask
 from dpsweep.workers.data.mapped import RowForm, once_on_node
 from dpsweep.workers.data.masks import image_masks
-from dpsweep.workers.data.new_rows import Columns, NewRows, encoded_rows, table_columns
+from dpsweep.workers.data.new_rows import Columns, NewRows
+from dpsweep.workers.data.new_texts import Texts, columns_of_rows
 from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
 from dpsweep.workers.data.preparations import (
     Preparation,
@@ -206,15 +207,16 @@ __all__ = [
     "Split",
     "TableProfile",
     "TableTask",
+    "Texts",
     "Tokens",
     "are_shared",
     "as_bytes",
     "as_targets",
     "as_tensor",
     "columns_of",
+    "columns_of_rows",
     "dependent_rows",
     "describe",
-    "encoded_rows",
     "file_of",
     "load_dataset",
     "load_source",
@@ -231,5 +233,4 @@ __all__ = [
     "shared_users",
     "source_of_arrays",
     "source_of_frame",
-    "table_columns",
 ]

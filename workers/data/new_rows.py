@@ -78,6 +78,31 @@ class Columns:
         return sum(map(_width, self.encoders))
 
     @property
+    def example(self) -> dict[str, Any]:
+        """Return a row of what is declared alone: middles of ranges, first categories; lists stand for embeddings."""
+        row: dict[str, Any] = {each.name: self._value(each) for each in self.encoders}
+        for name, places in places_of(self.features).items():
+            row[name] = [row.pop(place) for place in places]
+        return row
+
+    def _value(self, column: Column) -> str | float:
+        match column:
+            case Categorical(_, categories):
+                return categories[0]
+            case Hashed():
+                return "text"
+            case Numeric(name, low, high):
+                middle = (low + high) / 2.0
+                if name not in self.numbers:
+                    return middle
+                return f"{middle:f}".replace(".", "," if self.numbers[name] == "comma" else ".")
+        return "0" if column.name in self.numbers else 0.0
+
+    def encoded(self, path: str) -> NewRows:
+        """Return `encoded_rows` of a file."""
+        return encoded_rows(path, self)
+
+    @property
     def scaled(self) -> list[int]:
         """Return the places of the features that ranges scale to [0, 1]."""
         ends = itertools.accumulate(map(_width, self.encoders))
@@ -100,7 +125,7 @@ class NewRows:
     `notes`: sentences on values that are missing or undeclared.
     """
 
-    features: npt.NDArray[np.float32]
+    features: npt.NDArray[np.generic]
     complete: npt.NDArray[np.int64]
     total: int
     notes: tuple[str, ...]

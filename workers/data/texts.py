@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import itertools
 import json
-import math
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Final, Literal
+from typing import Annotated, Any, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -24,10 +22,10 @@ import torch
 from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.parquet_tables import parquet_batches
 from dpsweep.workers.data.base import Source, Split, repeated
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
+from dpsweep.workers.data.encoder import Block, TextEncoder, token_called
 from dpsweep.workers.data.label_columns import TableTask, label_columns
 from dpsweep.workers.data.mapped import RowBlocks, RowForm, cached_columns, digest_of_parts
 from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns
@@ -52,9 +50,6 @@ from dpsweep.workers.data.table_files import dialect_of, refuse_encoding, requir
 from dpsweep.workers.data.tabular import attributes, complete_rows, kind_of
 from dpsweep.workers.tasks import IGNORED
 
-if TYPE_CHECKING:
-    from tokenizers import Tokenizer
-
 Objective = Literal["label", "masked_lm", "causal_lm"]
 _CAUSAL: Final[Mapping[Objective, bool | None]] = {"label": None, "masked_lm": False, "causal_lm": True}
 """Whether a position of a model may depend on earlier ones alone."""
@@ -64,14 +59,6 @@ _REPLACED: Final = 0.9
 _TARGETS_AT_ONCE: Final = 4096
 _WORDS_PER_COUNTER: Final = 4
 """Number of 64-bit words that Philox4x64 makes from one counter."""
-
-
-@dataclass(frozen=True)
-class Block:
-    """Tokens of n rows. ids: [n, t]. own: [n, t], whether a token belongs to the text, not special or padding."""
-
-    ids: npt.NDArray[np.int32]
-    own: npt.NDArray[np.bool_]
 
 
 def masked_tokens(
@@ -123,12 +110,6 @@ _DEEPEST: Final = 100
 """Most levels of nested values of JSON; Arrow's parser needs stack for each, and ends the process near 20,000."""
 _STRING: Final = re.compile(rb'"(?:[^"\\\n]|\\.)*+"')
 _NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
-_TOKENS_AT_ONCE: Final = 2**17
-"""Number of tokens encoded at a time; the package tokenizers needs about a hundred bytes for each."""
-_MOST_IDS: Final = 2**22
-"""Most ids of a tokenizer; the largest vocabularies have about 2**18 tokens."""
-_MOST_GROWTH: Final = 64
-_PADDING: Final = ("[PAD]", "<pad>")
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
 
@@ -166,7 +147,7 @@ def text(
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
     """
-    encoder = _Encoder.of(tokenizer, max_length, padding_token)
+    encoder = TextEncoder.of_file(tokenizer, max_length, padding_token)
     labels = _labels(objective, label, task)
     kind = task if objective == "label" else "language_modelling"
     by = () if group is None and kind != "classification" else attributes("text", labels if group is None else group)
@@ -193,6 +174,17 @@ def text(
         notes=left_out([(each.counted, each.rows) for each in files], encoded),
         reasons=encoded.reasons,
         task=kind,
+        columns=None
+        if objective != "label"
+        else {  # of `new_texts.Texts`
+            "text": text,
+            "tokenizer": encoder.content.decode(),
+            "max_length": max_length,
+            "padding_token": padding_token,
+            "encoding": encoding,
+            "task": task,
+            "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
+        },
     )
 
 
@@ -230,118 +222,6 @@ def _labels(objective: Objective, label: str | Sequence[str] | None, task: Table
     if label is None:
         raise InvalidInput("objective label needs `label`, a column; or set objective: masked_lm or causal_lm")
     return label_columns(label, task)
-
-
-@dataclass(frozen=True)
-class _Encoder:
-    """A tokenizer that pads and truncates texts to ``length`` tokens. `tokens`: names by id. `padding`: id of the
-    token."""
-
-    tokenizer: Tokenizer
-    path: Path
-    length: int
-    tokens: tuple[str, ...]
-    padding: int
-
-    @classmethod
-    def of(cls, file: str, length: int, padding_token: str | None) -> _Encoder:
-        """Load the tokenizer. Raises: InvalidInput without the package, the file or a padding token."""
-        try:
-            from tokenizers import Tokenizer  # late: an extra
-        except ImportError as error:
-            raise InvalidInput(
-                "data source 'text' needs the package tokenizers: pip install 'dpsweep[text]'"
-            ) from error
-        path = require_path(file)
-        with reading(path):
-            try:
-                tokenizer = Tokenizer.from_file(str(path))
-            except Exception as error:  # tokenizers raises Exception itself
-                raise InvalidInput(
-                    f"{path} is no tokenizer file; give a tokenizer.json of the package tokenizers"
-                ) from error
-        normalizer = tokenizer.normalizer
-        if normalizer is not None and _growth(parsed_json(normalizer.__getstate__())) > _MOST_GROWTH:
-            raise InvalidInput(
-                f"{path} makes texts more than {_MOST_GROWTH} times as long before they are cut, which would fill the "
-                "memory; give another tokenizer"
-            )
-        ids = {number: token for token, number in tokenizer.get_vocab(with_added_tokens=True).items()}
-        if max(ids, default=0) >= _MOST_IDS:
-            raise InvalidInput(
-                f"{path} gives a token the id {max(ids):,}, but a model would need a row for each of as many ids, at "
-                f"most {_MOST_IDS:,}; number the tokens from 0 on"
-            )
-        padding = _padding(tokenizer, path, padding_token)
-        tokenizer.enable_truncation(length)
-        tokenizer.enable_padding(length=length, pad_id=padding, pad_token=ids[padding])
-        names = tuple(ids.get(number, f"(no token {number})") for number in range(max(ids) + 1))
-        return cls(tokenizer, path, length, names, padding)
-
-    def encode(self, texts: Sequence[str]) -> tuple[Block, npt.NDArray[np.bool_]]:
-        """Return the tokens of the texts, and the flaws of each, as of a `Split`."""
-        with _no_panic(self.path):
-            found = self.tokenizer.encode_batch(list(texts))
-        ids = np.array([each.ids for each in found], dtype=np.int32).reshape(len(texts), self.length)
-        special = np.array([each.special_tokens_mask for each in found], dtype=bool).reshape(ids.shape)
-        own = ~special & (ids != self.padding)
-        is_cut = np.array([bool(each.overflowing) for each in found], dtype=bool)
-        return Block(ids, own), np.stack([is_cut, ~own.any(1)], 1)
-
-
-def _growth(normalizer: Mapping[str, Any]) -> int:
-    """Return how many times as long a text can become by the texts that a normalizer puts into it."""
-    match normalizer["type"]:
-        case "Sequence":
-            return math.prod(map(_growth, normalizer["normalizers"]))
-        case "Replace":
-            return max(1, len(normalizer["content"]))
-        case "Prepend":
-            return 1 + len(normalizer["prepend"])
-    return 1
-
-
-@contextlib.contextmanager
-def _no_panic(path: Path) -> Iterator[None]:
-    """Turn whatever a tokenizer raises into InvalidInput; a panic of its Rust code is no `Exception`."""
-    try:
-        yield
-    except (KeyboardInterrupt, SystemExit, MemoryError):
-        raise
-    except BaseException as error:
-        raise InvalidInput(
-            f"the tokenizer {path} cannot encode the texts ({type(error).__name__}); a token that it refers to may be "
-            "missing from its vocabulary"
-        ) from error
-
-
-def _token(tokenizer: Tokenizer, path: Path, name: str, key: str) -> int:
-    """Return the id of a token. `key`: parameter that names it. Raises: InvalidInput for an unknown token."""
-    found = tokenizer.token_to_id(name)
-    if found is None:
-        raise InvalidInput(
-            f"the tokenizer {path} has no token {name!r}; name one that it has by `{key}`{_special_tokens(tokenizer)}"
-        )
-    return int(found)
-
-
-def _special_tokens(tokenizer: Tokenizer) -> str:
-    """Return the end of a message, with tokens that fill or hide others."""
-    special = [repr(token.content) for token in tokenizer.get_added_tokens_decoder().values() if token.special]
-    return f"; its special tokens are {', '.join(special[:10])}" if special else ""
-
-
-def _padding(tokenizer: Tokenizer, path: Path, named: str | None) -> int:
-    if named is not None:
-        return _token(tokenizer, path, named, "padding_token")
-    own = (tokenizer.padding["pad_token"],) if tokenizer.padding else ()
-    for name in (*own, *_PADDING):
-        if (found := tokenizer.token_to_id(name)) is not None:
-            return int(found)
-    raise InvalidInput(
-        f"the tokenizer {path} says nothing of padding; name the token that fills short texts by `padding_token`"
-        f"{_special_tokens(tokenizer)}"
-    )
 
 
 @dataclass(frozen=True)
@@ -403,18 +283,27 @@ class _File:
         """The columns, and for the text one that is null where a row has none."""
         return self.columns.append_column(self.text, pa.array(self.has_text, mask=~self.has_text))
 
-    def blocks(self, encoder: _Encoder, learn: Learn, first: int) -> RowBlocks:
+    def blocks(self, encoder: TextEncoder, learn: Learn, first: int) -> RowBlocks:
         """Return features, labels if they are made from tokens, and flaws of the complete rows, block by block.
         `first`: id of the first row.
         """
-        start, size = 0, max(1, _TOKENS_AT_ONCE // encoder.length)
-        whole = _stream(self.path, _Columns(self.text), self.encoding)
-        for rows in (batch.slice(at, size) for batch in whole for at in range(0, batch.num_rows, size)):
-            block, flaws = encoder.encode([each or "" for each in _strings(rows, self.text, self.path).to_pylist()])
-            low, high = np.searchsorted(self.rows, (start, start + rows.num_rows))
+        start = 0
+        for texts in texts_of(self.path, self.text, self.encoding, encoder.at_once):
+            block, flaws = encoder.encode([each or "" for each in texts])
+            low, high = np.searchsorted(self.rows, (start, start + len(texts)))
             complete = self.rows[low:high] - start
             yield tuple(column[complete] for column in (*learn(block, first + start), flaws))
-            start += rows.num_rows
+            start += len(texts)
+
+
+def texts_of(path: Path, name: str, encoding: str | None, size: int) -> Iterator[list[str | None]]:
+    """Yield the texts of column ``name``, at most ``size`` at a time; None where a row has none."""
+    for batch in _stream(path, _Columns(name), encoding):
+        require_columns((name,), path, batch.schema.names)
+        if repeat := repeated(batch.schema.names):
+            refuse_repeated(repeat, path)
+        for at in range(0, batch.num_rows, size):
+            yield _strings(batch.slice(at, size), name, path).to_pylist()
 
 
 def _stream(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
@@ -531,10 +420,10 @@ Learn = Callable[[Block, int], tuple[npt.NDArray[Any], ...]]
 """(block of rows, position of its first row) -> features, and labels if they are made from tokens."""
 
 
-def _targets(objective: Objective, encoder: _Encoder, mask: str, fraction: float, seed: int) -> Learn:
+def _targets(objective: Objective, encoder: TextEncoder, mask: str, fraction: float, seed: int) -> Learn:
     """Return the function that makes features and labels from tokens."""
     if objective == "masked_lm":
-        token = _token(encoder.tokenizer, encoder.path, mask, "mask_token")
+        token = token_called(encoder.tokenizer, encoder.place, mask, "mask_token")
         return lambda block, first: masked_tokens(block, first, token, len(encoder.tokens), fraction, seed)
     if objective == "causal_lm":
         return lambda block, first: next_tokens(block, encoder.padding)
@@ -549,7 +438,7 @@ class _Learner:
     all settings that tokens depend on, besides file and position; part of the hash that names the cached files.
     """
 
-    encoder: _Encoder
+    encoder: TextEncoder
     learn: Learn
     columns: int
     cache: str | None
@@ -581,5 +470,5 @@ class _Learner:
         """Return a hash of everything that the tokens are made from."""
         with each.path.open("rb") as table:
             content = hashlib.file_digest(table, "sha256").hexdigest()
-        parts = (content, each.text, self.settings, str(first), self.encoder.path.read_bytes(), each.rows.data)
+        parts = (content, each.text, self.settings, str(first), self.encoder.content, each.rows.data)
         return digest_of_parts(*parts)

@@ -65,7 +65,8 @@ class TrainingResult:
     (`reasons_of_trial`). references: scores of simple models that were trained beside it
     (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
     output_axes: number of axes of what the model returns for one example. squared_errors: of the noise
-    (`dpsweep.accounting.mechanism.correlated.squared_errors`).
+    (`dpsweep.accounting.mechanism.correlated.squared_errors`). example_row, example_prediction: made of what the data
+    declare (`dpsweep.workers.trials.predicted_table.example_of`); None where the model reads no rows of a table.
     """
 
     key: str
@@ -87,6 +88,8 @@ class TrainingResult:
     example_type: str = "float32"
     output_axes: Annotated[int, Field(ge=0, le=64)] = 1
     squared_errors: tuple[float, float] | None = None
+    example_row: dict[str, float | str | list[float]] | None = None
+    example_prediction: dict[str, int | float | str] | None = None
 
     __pydantic_config__ = ConfigDict(ser_json_inf_nan="strings")
 

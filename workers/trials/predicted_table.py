@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import Columns, NewRows, encoded_rows, file_of
+from dpsweep.workers.data import Columns, NewRows, Texts, file_of
 from dpsweep.workers.trials.trained_model import TrainedModel
 
 Values = npt.NDArray[Any]
@@ -23,32 +23,54 @@ _OF_LIKELIHOOD: Final = ("cross_entropy", "binary_logistic", "binary_cross_entro
 def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dict[str, Values], tuple[str, ...]]:
     """Return columns with an entry for each row of the table, in its order, and notes on values.
 
-    table: the path of a .csv, .tsv or .parquet file, or a data frame. Labels, groups and users are not needed. For
+    table: a data frame, or the path of a .csv, .tsv or .parquet file, of texts also .jsonl. No labels are needed. For
     classes, ``prediction`` is the name of one, and ``probability of NAME`` follow; of several labels, each has a column
     of 0 and 1, and its probability. Targets are in the unit of the table. A row that lacks a value has None, or NaN.
     After a loss that is no likelihood, ``output for NAME`` stand for probabilities.
 
-    Raises: InvalidInput where the features are of no table, or are not declared; otherwise as `encoded_rows`.
+    Raises: InvalidInput where the features are of no table, or are not declared; otherwise as `encoded` of `Columns`
+    and `Texts`.
     """
     columns = trained.columns
     if columns is None:
         raise InvalidInput(
-            f"the data {trained.spec.data.name!r} of the trial are no table whose `ranges` and `categories` are all "
-            "declared, so that no other table can be read alike; declare them and train again, or give encoded "
-            "examples to `predict`"
+            f"the data {trained.spec.data.name!r} of the trial are neither a table whose `ranges` and `categories` are "
+            "all declared nor texts with a label, so that no other table can be read alike; declare them and train "
+            "again, or give encoded examples to `predict`"
         )
     if isinstance(table, str | Path):
-        rows = encoded_rows(str(table), columns)
+        rows = columns.encoded(str(table))
     elif hasattr(table, "to_parquet"):
+        _require_columns(table, columns)
         with file_of(table) as path:
-            rows = encoded_rows(path, columns)
+            rows = columns.encoded(path)
     else:
         raise InvalidInput(f"the table is of type {type(table).__name__}; give the path of a file, or a data frame")
     found = _named(trained.logits(rows.features).astype(np.float64), columns, trained.spec.loss.name)
     return {name: _spread(values, rows) for name, values in found.items()}, rows.notes
 
 
-def _named(outputs: Values, columns: Columns, loss: str) -> dict[str, Values]:
+def _require_columns(frame: Any, columns: Columns | Texts) -> None:
+    """Raise InvalidInput for a data frame without rows, or without a column that the model reads."""
+    needed, there = columns.example, {*map(str, frame.columns)}
+    for name in needed:
+        if name not in there and f"{name}[0]" not in there:
+            index = "; it is an index: call reset_index() first" if name in frame.index.names else ""
+            raise InvalidInput(f"the data frame has no column {name!r}{index}; the model reads {', '.join(needed)}")
+    if not len(frame):
+        raise InvalidInput("the data frame has no rows; give one with at least one")
+
+
+def example_of(columns: Columns | Texts, loss: str, outputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a row of what is declared alone, and by name a prediction for outputs of zero.
+
+    outputs: number of outputs of the model.
+    """
+    found = _named(np.zeros((1, outputs)), columns, loss)
+    return columns.example, {name: values.tolist()[0] for name, values in found.items()}
+
+
+def _named(outputs: Values, columns: Columns | Texts, loss: str) -> dict[str, Values]:
     """Return what outputs [n, m] say, by name."""
     names = columns.outputs or [f"class {place}" for place in range(max(outputs.shape[1], 2))]
     if columns.task == "regression":

@@ -27,11 +27,12 @@ from dpsweep.workers.data import (
     Preparation,
     Scaling,
     Split,
+    Texts,
     Tokens,
+    columns_of_rows,
     load_source,
     made_preparation,
     plain_preparation,
-    table_columns,
 )
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
@@ -53,7 +54,8 @@ class TrainedModel:
     """A model in evaluation mode on the CPU, with the preprocessing and preparation of its inputs.
 
     `example_shape`, `example_type`: shape and dtype of one example as the data source stores it. `fitted`: the state of
-    the preprocessing. `columns`: how a table is read; None for other data, and where that is not declared.
+    the preprocessing. `columns`: how rows of a table, or texts, are read; None for other data, and where that is not
+    declared.
     """
 
     model: nn.Module
@@ -63,7 +65,7 @@ class TrainedModel:
     num_classes: int
     preparation: Preparation
     fitted: State
-    columns: Columns | None = None
+    columns: Columns | Texts | None = None
 
     @torch_defaults()
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
@@ -236,12 +238,12 @@ def _preparation(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], 
     return made
 
 
-def _columns(files: TrialFiles, inputs: Mapping[str, Any]) -> Columns | None:
-    """Return how a table is read, as `describe_inputs` stored it; None where it did not."""
+def _columns(files: TrialFiles, inputs: Mapping[str, Any]) -> Columns | Texts | None:
+    """Return how rows are read, as `describe_inputs` stored it; None where it did not."""
     if inputs["columns"] is None:
         return None
     try:
-        found = table_columns(parsed_json(inputs["columns"]))
+        found = columns_of_rows(parsed_json(inputs["columns"]))
         fits = [found.width] == inputs["example_shape"]
     except (InvalidInput, ValueError) as error:
         raise _damaged(files.inputs) from error

@@ -24,7 +24,7 @@ from dpsweep.accounting.records.traces import read_trace, write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import write_users
 from dpsweep.workers.clipping import claims, make_clipping
-from dpsweep.workers.data import Dataset, Split, load_dataset, ownership
+from dpsweep.workers.data import Dataset, Split, columns_of_rows, load_dataset, ownership
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes, write_wrong
 from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
@@ -75,6 +75,7 @@ from dpsweep.workers.trials.divisible import require_divisible
 from dpsweep.workers.trials.exposure import exposure, with_secrets
 from dpsweep.workers.trials.feasibility import excerpt
 from dpsweep.workers.trials.membership import attack, likelihood_ratio_attack
+from dpsweep.workers.trials.predicted_table import example_of
 from dpsweep.workers.trials.ranks import RankGroup
 from dpsweep.workers.trials.trained_model import describe_inputs
 
@@ -489,6 +490,8 @@ def _finish(
     if dataset.held_out is not None and held_out is not None:
         write_wrong(files.held_out, held_out, dataset.held_out)
     write_outcomes(files.outcomes, outcomes_of(tested, dataset.test, dataset))
+    columns = None if dataset.columns is None else columns_of_rows(dataset.columns)
+    row, prediction = example_of(columns, spec.loss.name, dataset.num_classes) if columns else (None, None)
     result = TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,
@@ -509,6 +512,8 @@ def _finish(
         example_type=inputs["example_type"],
         output_axes=len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
         squared_errors=squared_errors(trace),
+        example_row=row,
+        example_prediction=prediction,
     )
     note_written(files)
     write_bytes_atomically(files.training, result.to_json())

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
+import pandas as pd
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
@@ -22,6 +25,8 @@ from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.plain_comparison import comparison, shared_view
 from dpsweep.orchestration.tracking.tracker import TrackingUnavailable
 from dpsweep.workers.data import load_dataset
+from dpsweep.workers.spec import DataSpec, TrialSpec
+from dpsweep.workers.trials.predicted_table import predicted_table
 from dpsweep.workers.trials.trained_model import load_trained
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.sample_outcomes import sweep_of
@@ -37,17 +42,18 @@ from tests.orchestration.tracking.recordings import (
 from tests.workers.trial_specs import small_trial
 
 import mlflow.pyfunc  # isort: skip
+from mlflow.exceptions import MlflowException  # isort: skip
 from tests.known import known
 
 
-def compared(folder: Path) -> tuple[MlflowTracker, Findings, SweepFiles]:
+def compared(folder: Path, spec: TrialSpec | None = None) -> tuple[MlflowTracker, Findings, SweepFiles]:
     """Trials with outcomes, recorded, of which one setting has a trained model on disk."""
     trials, outcomes = sweep_of({"none": (0.95, 0.9), "flat": (0.9, 0.8), "dpsgd_f": (0.88, 0.84)}, seeds=2)
     shown = [replace(trial, dataset=DATA, params={"epochs": 3}) for trial in trials]
     files, tracker = SweepFiles(str(folder / "sweep")), opened(folder)
     for trial in shown:
         tracker.log_trial(trial)
-    run_trial(small_trial(epochs=1), files.trial("dpsgd_f-0").root)
+    run_trial(spec or small_trial(epochs=1), files.trial("dpsgd_f-0").root)
     return tracker, findings(replace(NOTHING, trials=tuple(shown)), gather(shown, outcomes)), files
 
 
@@ -75,6 +81,56 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
     assert loaded.metadata.signature.inputs.input_types()[0] == rows.dtype
     expected = load_trained(files.trial("dpsgd_f-0"), spec).logits(rows)
     assert (loaded.predict(rows) == expected).all()
+
+
+def test_a_model_of_a_table_takes_its_rows_without_the_folder_of_its_sweep(folder: Path) -> None:
+    people = pd.DataFrame({"age": [20, 30, 40, 50] * 10, "job": ["a", "b"] * 20, "y": ["no", "yes"] * 20, "id": 7})
+    people.to_csv(folder / "people.csv")
+    read = {"features": ["age", "job"], "ranges": {"age": [0, 100]}, "categories": {"job": ["a", "b"]}}
+    data = DataSpec("csv", {"path": str(folder / "people.csv"), "label": "y", "classes": ["no", "yes"], **read})
+    spec = small_trial(data=data, epochs=1)
+    tracker, found, files = compared(folder, spec)
+    expected, _ = predicted_table(load_trained(files.trial("dpsgd_f-0"), spec), people)
+    tracker.log_comparison(comparison(found), [])
+    uri = embedded_tracking_uri(folder)
+    made = register_best(best(found, "worst_group"), SWEEP.sweep_id, files, "people", tracking_uri=uri)
+    shutil.rmtree(files.root)
+    (folder / "people.csv").unlink()
+    loaded = mlflow.pyfunc.load_model(made.location)
+    signature = loaded.metadata.signature
+    assert [(each.name, str(each.type)) for each in signature.inputs] == [
+        ("age", "DataType.double"),
+        ("job", "DataType.string"),
+    ]
+    assert (
+        signature.outputs.input_names() == list(expected) == ["prediction", "probability of no", "probability of yes"]
+    )
+    assert loaded.input_example == [{"age": 50.0, "job": "a"}], "what is declared, no row"
+    assert len(loaded.predict(loaded.input_example)) == 1
+    rows = people[["age", "job"]]
+    for given in (people, rows.to_dict("records"), rows.to_dict("list")):
+        told = loaded.predict(given)
+        assert {name: told[name].tolist() for name in told} == {name: each.tolist() for name, each in expected.items()}
+    with pytest.raises(MlflowException, match="the data frame has no column 'age'; the model reads age, job"):
+        loaded.predict(people[["job"]])
+    with pytest.raises(MlflowException, match="it is an index: call reset_index"):
+        loaded.predict(people.set_index("age"))
+    with pytest.raises(MlflowException, match="the columns do not make a table; give lists of the same length"):
+        loaded.predict({"age": [1, 2], "job": ["a"]})
+    with pytest.warns(UserWarning, match="1 of 1 row have no prediction: they lack a value .age 1.") as warned:
+        assert loaded.predict(pd.DataFrame({"age": [math.nan], "job": ["a"]}))["prediction"].isna().all()
+    assert warned[0].filename == __file__
+
+
+def test_a_model_of_other_data_says_that_it_takes_no_table(folder: Path) -> None:
+    tracker, found, files = compared(folder)
+    tracker.log_comparison(comparison(found), [])
+    uri = embedded_tracking_uri(folder)
+    made = register_best(best(found, "worst_group"), SWEEP.sweep_id, files, "people", tracking_uri=uri)
+    loaded = mlflow.pyfunc.load_model(made.location)
+    assert loaded.metadata.signature.inputs.is_tensor_spec()
+    with pytest.raises(MlflowException, match=r"are neither a table whose .* nor texts with a label"):
+        loaded.predict(pd.DataFrame({"age": [1.0]}))
 
 
 def test_the_winner_gets_a_name_and_an_alias_once(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

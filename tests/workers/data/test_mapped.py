@@ -15,7 +15,7 @@ import torch
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.encryption import KEY_VARIABLE
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.workers.data import cifar, load_dataset, mapped, texts
+from dpsweep.workers.data import cifar, encoder, load_dataset, mapped
 from dpsweep.workers.machine.folders import NODE_FOLDER
 from dpsweep.workers.spec import Component, DataSpec
 from dpsweep.workers.training.batch_gradients import TrainingData
@@ -64,13 +64,13 @@ def test_they_are_written_once_for_all_that_read_them(
 ) -> None:
     """Of four that load at once, one encodes; a later one finds the files. Another seed has files of its own."""
     spec, encoded = spec_of(folder, "masked_lm", tmp_path / "tokens"), []
-    encode = texts._Encoder.encode
+    encode = encoder.TextEncoder.encode
 
     def counted(self: Any, some: Any) -> Any:
         encoded.append(len(some))
         return encode(self, some)
 
-    monkeypatch.setattr(texts._Encoder, "encode", counted)
+    monkeypatch.setattr(encoder.TextEncoder, "encode", counted)
     with ThreadPoolExecutor(4) as pool:
         found = list(pool.map(lambda _: load_dataset(spec).digest(), range(4)))
     assert len({*found, load_dataset(spec).digest()}) == 1
@@ -123,7 +123,7 @@ def test_trials_of_a_run_share_what_is_decoded(tmp_path: Path, node: Path, monke
     for decode in (
         "dpsweep.workers.data.cifar._decode",
         "dpsweep.workers.data.images._read_image",
-        "dpsweep.workers.data.texts._Encoder.encode",
+        "dpsweep.workers.data.encoder.TextEncoder.encode",
     ):
         monkeypatch.setattr(decode, None)
     again = [load_dataset(source) for source in sources]

@@ -17,8 +17,9 @@ from tokenizers import Tokenizer
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.workers.data import Source, Tokens, load_dataset, load_source
 from dpsweep.workers.data import texts as drawn
+from dpsweep.workers.data.encoder import Block
 from dpsweep.workers.data.table import user_names
-from dpsweep.workers.data.texts import Block, masked_tokens, next_tokens
+from dpsweep.workers.data.texts import masked_tokens, next_tokens
 from dpsweep.workers.spec import DataSpec
 from dpsweep.workers.tasks import IGNORED
 from tests.known import known as present

@@ -18,6 +18,7 @@ from dpsweep.workers.spec import Component, DataSpec, TrialSpec
 from dpsweep.workers.trials.predicted_table import predicted_table
 from dpsweep.workers.trials.trained_model import TrainedModel, load_trained
 from dpsweep.workers.trials.trial import run_trial
+from tests.workers.data_folders import make_texts, make_tokenizer
 from tests.workers.trial_specs import small_trial
 
 DRAW = np.random.default_rng(0)
@@ -108,5 +109,37 @@ def test_a_frame_with_missing_values_keeps_its_rows(tmp_path: Path) -> None:
 def test_data_that_are_no_declared_table_are_refused(tmp_path: Path) -> None:
     spec = small_trial(epochs=1)
     run_trial(spec, str(tmp_path))
-    with pytest.raises(InvalidInput, match="are no table whose `ranges` and `categories` are all declared"):
+    with pytest.raises(
+        InvalidInput, match="are neither a table whose `ranges` and `categories` are all declared nor texts"
+    ):
         predicted_table(load_trained(TrialFiles(str(tmp_path)), spec), PEOPLE)
+
+
+def test_texts_are_read_by_the_tokenizer_that_the_trial_keeps(tmp_path: Path) -> None:
+    make_texts(tmp_path / "texts.csv")
+    make_tokenizer(tmp_path / "tokenizer.json")
+    params = {"path": str(tmp_path / "texts.csv"), "text": "body", "tokenizer": str(tmp_path / "tokenizer.json")}
+    declared = {"max_length": 6, "label": "mood", "classes": ["neg", "pos"]}
+    spec = small_trial(
+        data=DataSpec("text", {**params, **declared}),
+        model=Component("transformer", {"width": 8, "heads": 2, "depth": 1}),
+        epochs=1,
+    )
+    run_trial(spec, str(tmp_path / "trial"))
+    test = load_dataset(spec.data).test
+    (tmp_path / "tokenizer.json").unlink()
+    model = load_trained(TrialFiles(str(tmp_path / "trial")), spec)
+    logits, rows = model.logits(test.features), test.example_ids.numpy()
+    frame = pd.read_csv(tmp_path / "texts.csv")
+    for table in (tmp_path / "texts.csv", frame[["body"]]):
+        found, notes = predicted_table(model, table)
+        assert (found["prediction"][rows] == np.array(["neg", "pos"])[logits.argmax(1)]).all()
+        assert all("are cut to 6 tokens" in note for note in notes)
+    frame.loc[0, "body"] = None
+    found, notes = predicted_table(model, frame)
+    assert found["prediction"][0] is None
+    assert notes[0] == f"1 of {len(frame)} rows have no prediction: they lack a text (body)"
+    with pytest.raises(InvalidInput, match="the data frame has no column 'body'; the model reads body"):
+        predicted_table(model, frame[["mood"]])
+    with pytest.raises(InvalidInput, match="holds int64, but must hold text"):
+        predicted_table(model, pd.DataFrame({"body": [1, 2]}))
