@@ -87,6 +87,7 @@ Metrics:
 
 - `fairness/NAME`: each gap between groups that can be computed
 - `fairness/worst_group_NAME`: the metric NAME of the group where it is worst
+- `fairness/SCORE_of_GROUP`, `privacy/mean_epsilon_i_of_GROUP`: of each group, where there are 2 to 20
 - `final/recall_of_class_N`, `final/SCORE_of_NAME`: of one class, label or target
 - `privacy/epsilon_group_of_K`: worst-case ε of K records together
 - `privacy/advantage_group_of_K`, `privacy/tpr_at_fpr_1pct_group_of_K`: bounds on attacks on K records together
@@ -106,6 +107,7 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 Tags:
 
 - `dpsweep.sweep`, `dpsweep.trial_key`, `dpsweep.setting`: which sweep, trial and setting a run belongs to
+- `sweep`: its name, to tell the runs of several sweeps apart, as a column or by "Group by"
 - `dpsweep.outcome`: running, finished, stopped (by a scheduler), failed or interrupted
 - `baseline`: key of the non-private trial that this one is compared with
 - `private`: false if ε is infinite

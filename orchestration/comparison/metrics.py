@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator
+from typing import Final
 
 from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.comparison.entries import Metric, MetricTable
@@ -359,3 +360,19 @@ def _tracked(trial: PublishedTrial) -> Iterator[tuple[str, float | None]]:
         if metric.tracked is not None and (finished or not metric.of_model):
             yield metric.tracked, metric.value(trial)
     yield from further_numbers(trial).items()
+    if finished:
+        yield from _of_groups(trial)
+
+
+_MOST_GROUPS: Final = 20
+"""Number of groups up to which each has metrics of its own in MLflow, which draws no charts of its table of groups."""
+
+
+def _of_groups(trial: PublishedTrial) -> Iterator[tuple[str, float | None]]:
+    """Yield main score and mean epsilon_i of each group, if there are several but few."""
+    shown = known_of_groups(trial)
+    if trial.quality is None or not 1 < len(shown) <= _MOST_GROUPS:
+        return
+    main, paid = task_called(trial.quality.task).main, trial.individuals.groups if trial.individuals else ()
+    yield from ((f"fairness/{main}_of_{name}", values.get(main)) for name, values in shown.items())
+    yield from ((f"privacy/mean_epsilon_i_of_{each.name}", each.mean) for each in paid if each.name in shown)

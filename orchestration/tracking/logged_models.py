@@ -32,13 +32,14 @@ from mlflow.models.utils import EXAMPLE_FILENAME, SERVING_INPUT_FILENAME
 from mlflow.store.artifact.mlflow_artifacts_repo import MlflowArtifactsRepository
 from mlflow.types import ColSpec, DataType, Schema, TensorSpec
 from mlflow.types.schema import Array
+from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.records.files import exists, list_files, read_bytes, read_range
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.best import Best
-from dpsweep.orchestration.comparison.formats import at_most, masked, number
+from dpsweep.orchestration.comparison.formats import at_most, for_markdown, masked, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.values import delta, epsilon
@@ -186,6 +187,7 @@ class ModelLog:
                 target.write_bytes(content)
             _described(trained, model_id, Path(folder)).save(str(Path(folder, "MLmodel")))
             self._client.log_model_artifacts(model_id, folder)
+        self._client.set_logged_model_tags(model_id, {MLFLOW_RUN_NOTE: _note(trained)})
 
 
 def _described(trained: TrainingResult, model_id: str, folder: Path) -> Model:
@@ -216,6 +218,18 @@ def _described(trained: TrainingResult, model_id: str, folder: Path) -> Model:
         python_version=platform.python_version(),
     )
     return Model.from_dict({**described.to_dict(), "is_signature_from_type_hint": True})
+
+
+def _note(trained: TrainingResult) -> str:
+    """Return what the page of the model says of its inputs and outputs."""
+    if trained.example_row is None or trained.example_prediction is None:
+        return (
+            f"Takes arrays of {trained.example_type}, as the data source stores its examples, of shape "
+            f"{[-1, *trained.example_shape]}, and gives logits. It reads no table, because the data of the trial are "
+            "neither a table that declares all of its columns nor texts with a label."
+        )
+    inputs, outputs = (", ".join(map(for_markdown, each)) for each in (trained.example_row, trained.example_prediction))
+    return f"Takes rows of a table with the columns {inputs}. Gives {outputs}. Further columns are ignored."
 
 
 def _schema(row: Mapping[str, object]) -> Schema:

@@ -133,12 +133,17 @@ class MlflowTracker:
                 if run_id != self._parent:  # writes only where somebody has deleted the run of the sweep
                     self._written.write(run_id, tags={_PARENT: self._parent})
             self._written.reopen(self._parent)
-            self._written.write(self._parent, tags={_OUTCOME: "running", MLFLOW_RUN_NAME: sweep.name})
+            self._written.write(self._parent, tags={_OUTCOME: "running", MLFLOW_RUN_NAME: sweep.name, **self._name})
             self._written.attach(
                 self._parent,
                 {"sweep.yaml": sweep.spec, "manifest.json": json.dumps(dict(sweep.manifest), indent=2)},
             )
         return self._parent
+
+    @property
+    def _name(self) -> dict[str, str]:
+        """Tag by which the table of runs, charts and filters tell sweeps of one experiment apart."""
+        return {"sweep": self._sweep.name[:_LONGEST_TAG]}
 
     def compare_by(self, compared: TrackedComparison) -> None:
         self._compared = compared
@@ -149,7 +154,7 @@ class MlflowTracker:
             return self._runs.get(("trial", trial.key), "")
         with self._reported(f"cannot record trial {trial.key} in"):
             run_id, status = self._trial_run(trial), _STATUSES[trial.state]
-            params, tags, points = _params(trial), _tags(trial), _points(trial)
+            params, tags, points = _params(trial), _tags(trial) | self._name, _points(trial)
             seal = _digest(params, tags, final_metrics(_alone(trial)), points)
             held = self._written.held(run_id)
             if held.status == status and held.tags.get(_SEAL) == seal:
@@ -353,6 +358,7 @@ class MlflowTracker:
         values = {metric: value for metric, value in values.items() if not metric.endswith(COMPOSED)} | together
         tags = {
             **_shared([_tags(member) for member in members]),
+            **self._name,
             **claims,
             "seeds": str(len(members)),
             "mlflow.runName": name,

@@ -1,7 +1,8 @@
 """The `Tracker` protocol, and the data that a tracker records. Pure; does not import MLflow.
 
 Final metrics are scalars under ``final/`` (utility), ``privacy/`` (cost) and ``fairness/`` (differences between
-groups). Per-epoch series have no prefix. Values per group are recorded as a table, not as one metric per group.
+groups). Per-epoch series have no prefix. Values per group are recorded as a table; of few groups the main
+score and the mean epsilon_i are metrics, too.
 """
 
 from __future__ import annotations

@@ -14,6 +14,7 @@ from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.comparison.values import further_numbers, worst_over_median
 from dpsweep.orchestration.store.published import (
     EpsilonHistogram,
+    GroupEpsilon,
     IndividualStatistics,
     PublishedCourse,
     PublishedEpoch,
@@ -156,6 +157,8 @@ def test_mlflow_holds_every_finite_one() -> None:
         "fairness/accuracy_gap": 0.36,
         "fairness/clipping_bias_gap": 1.75,
         "fairness/noise_error_gap": 6.0,
+        "fairness/accuracy_of_a": 0.9,
+        "fairness/accuracy_of_b": 0.54,
         "privacy/epsilon": 3.0,
         "privacy/composed_epsilon": 3.0,
         "privacy/delta": 1e-5,
@@ -166,6 +169,19 @@ def test_mlflow_holds_every_finite_one() -> None:
         "privacy/epsilon_group_of_4": 16.0,
         "privacy/epsilon_i_quantile_0.9": 2.5,
     }
+
+
+def test_mlflow_can_chart_what_a_few_groups_pay_and_get() -> None:
+    assert TRIAL.individuals is not None
+    paid = replace(
+        TRIAL, individuals=replace(TRIAL.individuals, groups=(GroupEpsilon("a", 1.0), GroupEpsilon("b", 2.0)))
+    )
+    found = final_metrics(paid)
+    assert [found[f"privacy/mean_epsilon_i_of_{name}"] for name in "ab"] == [1.0, 2.0]
+    assert TRIAL.quality is not None
+    others = tuple(PublishedGroup(str(index), 10, 0.5, 0.3) for index in range(21))
+    many = final_metrics(replace(paid, quality=replace(TRIAL.quality, groups=others)))
+    assert not [name for name in many if "_of_" in name and "epsilon_group_of" not in name]
 
 
 def test_of_a_stopped_trial_only_the_cost_is_final() -> None:

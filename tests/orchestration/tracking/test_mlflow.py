@@ -56,6 +56,7 @@ def test_one_run_for_the_sweep_its_trials_and_its_averages_below(folder: Path) -
     sweep = one(runs, kind="sweep")
     assert Counter(run.data.tags["dpsweep.kind"] for run in runs) == {"sweep": 1, "trial": 5, "average": 2}
     assert all(run.data.tags["mlflow.parentRunId"] == sweep.info.run_id for run in runs if run is not sweep)
+    assert {run.data.tags["sweep"] for run in runs} == {"quickstart"}, "a table may show several sweeps"
     assert (sweep.data.metrics["trials/finished"], sweep.data.metrics["trials/failed"]) == (4, 1)
     paths = {item.path for item in client_of(folder).list_artifacts(sweep.info.run_id)}
     assert paths == {"sweep.yaml", "manifest.json", "report.html", "groups.json", "figures"}

@@ -74,6 +74,8 @@ def test_the_best_model_is_found_by_a_search_and_loads_with_its_signature(
     assert numbers["privacy/delta"].value == 1e-5
     assert numbers["fairness/equalized_odds_difference"].dataset_digest == DATA.digest
     assert models[0].params["clipping"] == "dpsgd_f"
+    assert models[0].name == fairest.name
+    assert "Takes arrays of float32" in models[0].tags["mlflow.note.content"]
     monkeypatch.setenv("MLFLOW_TRACKING_URI", embedded_tracking_uri(folder))
     loaded = mlflow.pyfunc.load_model(f"models:/{models[0].model_id}")
     spec = small_trial(epochs=1)
@@ -94,6 +96,10 @@ def test_a_model_of_a_table_takes_its_rows_without_the_folder_of_its_sweep(folde
     tracker.log_comparison(comparison(found), [])
     uri = embedded_tracking_uri(folder)
     made = register_best(best(found, "worst_group"), SWEEP.sweep_id, files, "people", tracking_uri=uri)
+    (model,) = client_of(folder).search_logged_models(["1"], "tags.`dpsweep.trial_key` = 'dpsgd_f-0'")
+    assert model.tags["mlflow.note.content"].startswith(
+        "Takes rows of a table with the columns age, job. Gives predict"
+    )
     shutil.rmtree(files.root)
     (folder / "people.csv").unlink()
     loaded = mlflow.pyfunc.load_model(made.location)
