@@ -15,6 +15,8 @@ import numpy as np
 import numpy.typing as npt
 from pydantic import AfterValidator, NonNegativeInt
 
+from dpsweep.workers.tasks import share
+
 Array = npt.NDArray[np.float64]
 Rate = Callable[[Array], Array]
 CALIBRATION_BINS: Final = 15
@@ -85,38 +87,38 @@ def shares_of_users(users: npt.NDArray[np.int64], groups: npt.NDArray[np.int64])
 
 def accuracy(counts: Array) -> Array:
     """Return the share of examples whose predicted class is their label."""
-    return _share(np.trace(counts, axis1=-2, axis2=-1), counts.sum((-2, -1)))
+    return share(np.trace(counts, axis1=-2, axis2=-1), counts.sum((-2, -1)))
 
 
 def recalls(counts: Array) -> Array:
     """Return [..., K]: recall of each class, the share of its examples that is predicted as this class."""
-    return _share(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1))
+    return share(np.diagonal(counts, axis1=-2, axis2=-1), counts.sum(-1))
 
 
 def balanced_accuracy(counts: Array) -> Array:
     """Return the mean of `recalls` over the classes that have examples."""
     found = recalls(counts)
-    return _share(np.nansum(found, axis=-1), np.isfinite(found).sum(-1))
+    return share(np.nansum(found, axis=-1), np.isfinite(found).sum(-1))
 
 
 def true_positive_rate(counts: Array) -> Array:
     """Return the share of the examples of class 1 that are predicted as class 1."""
-    return _share(counts[..., 1, 1], counts[..., 1, :].sum(-1))
+    return share(counts[..., 1, 1], counts[..., 1, :].sum(-1))
 
 
 def false_positive_rate(counts: Array) -> Array:
     """Return the share of the examples of class 0 that are predicted as class 1."""
-    return _share(counts[..., 0, 1], counts[..., 0, :].sum(-1))
+    return share(counts[..., 0, 1], counts[..., 0, :].sum(-1))
 
 
 def precision(counts: Array) -> Array:
     """Return the share of the examples predicted as class 1 that are of class 1."""
-    return _share(counts[..., 1, 1], counts[..., :, 1].sum(-1))
+    return share(counts[..., 1, 1], counts[..., :, 1].sum(-1))
 
 
 def selection_rate(counts: Array) -> Array:
     """Return the share of examples predicted as class 1."""
-    return _share(counts[..., :, 1].sum(-1), counts.sum((-2, -1)))
+    return share(counts[..., :, 1].sum(-1), counts.sum((-2, -1)))
 
 
 OF_ALL_TASKS: Final[Mapping[str, Rate]] = {"accuracy": accuracy, "balanced_accuracy": balanced_accuracy}
@@ -153,7 +155,7 @@ def ratio(values: Array) -> Array:
     """Return [..., G] -> [...]: smallest divided by largest value over groups; NaN as in `gap`, and if the largest is
     0.
     """
-    return _of_several(values, _share(lowest(values), highest(values)))
+    return _of_several(values, share(lowest(values), highest(values)))
 
 
 def _of_several(values: Array, found: Array) -> Array:
@@ -204,7 +206,7 @@ def calibration_error(
     """
     cells = groups * CALIBRATION_BINS + calibration_bins(confidence)
     off = np.bincount(cells, confidence - correct, size * CALIBRATION_BINS).reshape(size, CALIBRATION_BINS)
-    return _share(np.abs(off).sum(1), np.bincount(groups, minlength=size).astype(np.float64))
+    return share(np.abs(off).sum(1), np.bincount(groups, minlength=size).astype(np.float64))
 
 
 def calibration_bins(confidence: Array) -> npt.NDArray[np.int64]:
@@ -214,11 +216,4 @@ def calibration_bins(confidence: Array) -> npt.NDArray[np.int64]:
 
 def mean_by_group(values: Array, groups: npt.NDArray[np.int64], size: int) -> Array:
     """Return [G]: mean of the values [n] of each of ``size`` groups."""
-    return _share(np.bincount(groups, values, size), np.bincount(groups, minlength=size).astype(np.float64))
-
-
-def _share(part: npt.ArrayLike, whole: npt.ArrayLike) -> Array:
-    parts, wholes = np.broadcast_arrays(np.asarray(part, dtype=np.float64), np.asarray(whole, dtype=np.float64))
-    found = np.full(parts.shape, np.nan)
-    np.divide(parts, wholes, out=found, where=wholes != 0)
-    return found
+    return share(np.bincount(groups, values, size), np.bincount(groups, minlength=size).astype(np.float64))

@@ -6,19 +6,19 @@ from collections.abc import Mapping
 from typing import Final
 
 from dpsweep.accounting.registry import lookup
-from dpsweep.workers.tasks.classification import CLASSIFICATION
-from dpsweep.workers.tasks.language_modelling import LANGUAGE_MODELLING
-from dpsweep.workers.tasks.multi_label import MULTI_LABEL
-from dpsweep.workers.tasks.regression import REGRESSION
-from dpsweep.workers.tasks.segmentation import SEGMENTATION
-from dpsweep.workers.tasks.task import IGNORED, Score, ScoreUnit, Task, known, labelled
+from dpsweep.workers.tasks.classification import Classification
+from dpsweep.workers.tasks.language_modelling import LanguageModelling
+from dpsweep.workers.tasks.multi_label import MultiLabel
+from dpsweep.workers.tasks.regression import Regression
+from dpsweep.workers.tasks.segmentation import Segmentation
+from dpsweep.workers.tasks.task import IGNORED, Score, ScoreUnit, Task, known, labelled, share
 
 TASKS: Final[Mapping[str, Task]] = {
-    "classification": CLASSIFICATION,
-    "language_modelling": LANGUAGE_MODELLING,
-    "multi_label": MULTI_LABEL,
-    "regression": REGRESSION,
-    "segmentation": SEGMENTATION,
+    "classification": Classification(),
+    "language_modelling": LanguageModelling(),
+    "multi_label": MultiLabel(),
+    "regression": Regression(),
+    "segmentation": Segmentation(),
 }
 """Tasks by name."""
 MAIN_SCORES: Final = tuple(task.main for task in TASKS.values())
@@ -52,5 +52,6 @@ __all__ = [
     "labelled",
     "losses",
     "main_score",
+    "share",
     "task_called",
 ]

@@ -3,25 +3,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.workers.tasks.task import Array, Score, wrong_form
+from dpsweep.workers.tasks.task import Task, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Classification:
+class Classification(Task):
     """Labels: int64 [n], indices of classes. Outputs: a logit for each class, or one logit for class 1 of two."""
 
-    name: str = "classification"
-    main: str = "accuracy"
-    scores: tuple[Score, ...] = ()
-    least_names: int = 2
+    name = "classification"
+    main = "accuracy"
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim != 1 or labels.is_floating_point():
@@ -31,9 +26,6 @@ class Classification:
             raise InvalidInput(
                 f"{what} must index its {len(names)} names: be whole numbers from 0 to {len(names) - 1}"
             ) from PrivateDetail(f"they range from {int(labels.min())} to {int(labels.max())}")
-
-    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
-        return (len(names),)
 
     def outputs(self, names: tuple[str, ...]) -> str:
         return f"one logit for each of {len(names)} classes"
@@ -49,12 +41,3 @@ class Classification:
         logs = (torch.cat((torch.zeros_like(logits), logits), 1) if is_single else logits).log_softmax(1)
         losses, sure = -logs.gather(1, labels[:, None])[:, 0], logs.gather(1, decided[:, None])[:, 0].exp()
         return torch.stack((decided.double(), losses, sure), 1)
-
-    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
-        return None
-
-    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        return {}
-
-
-CLASSIFICATION: Final = Classification()

@@ -2,30 +2,54 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import IGNORED, Array, Score, occurrences, share, within, wrong_form
+from dpsweep.workers.tasks.task import IGNORED, Array, Score, Task, occurrences, share, within, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class LanguageModelling:
+def _loss(sums: Array) -> Array:
+    return share(sums[..., 0], sums[..., 1])
+
+
+def _perplexity(sums: Array) -> Array:
+    with np.errstate(over="ignore"):
+        return np.exp(_loss(sums))
+
+
+class LanguageModelling(Task):
     """Labels: integers [n, t], the token at each of t positions, or `IGNORED` if it is not counted.
 
     Outputs: [t, V], at each position a logit for each of V tokens.
     """
 
-    name: str = "language_modelling"
-    main: str = "token_accuracy"
-    scores: tuple[Score, ...] = ()
-    least_names: int = 2
+    name = "language_modelling"
+    main = "token_accuracy"
+    scores = (
+        Score(
+            "token_accuracy",
+            "Token accuracy",
+            "higher",
+            "share",
+            lambda sums: share(sums[..., 2], sums[..., 1]),
+            "The share of counted tokens of test data that the model gives the highest probability.",
+        ),
+        Score(
+            "perplexity",
+            "Perplexity",
+            "lower",
+            "number",
+            _perplexity,
+            "The exponential of the mean of −ln p over the counted tokens: every token counts alike, while the loss "
+            "of training weighs every example alike.",
+        ),
+        Score("token_loss", "Token loss", "lower", "number", _loss, "The mean of −ln p over the counted tokens."),
+    )
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim != 2 or labels.is_floating_point():
@@ -59,39 +83,3 @@ class LanguageModelling:
         """Return the share of the most frequent token."""
         counts = occurrences(labels, len(names))
         return float(counts.max() / counts.sum()) if counts.any() else None
-
-    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        return {}
-
-
-def _loss(sums: Array) -> Array:
-    return share(sums[..., 0], sums[..., 1])
-
-
-def _perplexity(sums: Array) -> Array:
-    with np.errstate(over="ignore"):
-        return np.exp(_loss(sums))
-
-
-LANGUAGE_MODELLING: Final = LanguageModelling(
-    scores=(
-        Score(
-            "token_accuracy",
-            "Token accuracy",
-            "higher",
-            "share",
-            lambda sums: share(sums[..., 2], sums[..., 1]),
-            "The share of counted tokens of test data that the model gives the highest probability.",
-        ),
-        Score(
-            "perplexity",
-            "Perplexity",
-            "lower",
-            "number",
-            _perplexity,
-            "The exponential of the mean of −ln p over the counted tokens: every token counts alike, while the loss "
-            "of training weighs every example alike.",
-        ),
-        Score("token_loss", "Token loss", "lower", "number", _loss, "The mean of −ln p over the counted tokens."),
-    )
-)

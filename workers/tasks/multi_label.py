@@ -3,65 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput, count_of
-from dpsweep.workers.tasks.task import Array, Score, by_name, mean_of_known, share, wrong_form
+from dpsweep.workers.tasks.task import Array, Score, Task, by_name, mean_of_known, share, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
-
-
-@dataclass(frozen=True)
-class MultiLabel:
-    """Labels: int64 [n, L] of 0 and 1. Outputs: a logit for each of L labels; above 0 the label is predicted."""
-
-    name: str = "multi_label"
-    main: str = "micro_f1"
-    scores: tuple[Score, ...] = ()
-    least_names: int = 1
-
-    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
-        if labels.ndim != 2 or labels.shape[1] != len(names) or labels.is_floating_point():
-            takes = f"multi_label takes int64 [n, {len(names)}]: 0 or 1 for each of {count_of(len(names), 'label')}"
-            raise wrong_form(what, labels, takes)
-        if not bool(((labels == 0) | (labels == 1)).all()):
-            raise InvalidInput(f"{what} hold a number besides 0 and 1, which say whether an example has a label")
-
-    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
-        return (len(names),)
-
-    def outputs(self, names: tuple[str, ...]) -> str:
-        return f"one logit for each of {count_of(len(names), 'label')}"
-
-    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return [b, 2 + 3 L]: 1, whether all labels are correct, then true positives, false positives and false
-        negatives.
-
-        The last three are 0 or 1 for each of L labels. A NaN logit predicts that the example lacks the label.
-        """
-        import torch  # late: sweep files do not need it
-
-        has, predicted = labels == 1, outputs > 0
-        right = (has == predicted).all(1, keepdim=True)
-        return torch.cat(
-            (torch.ones_like(right), right, has & predicted, ~has & predicted, has & ~predicted), 1
-        ).double()
-
-    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
-        """Return the micro F1 of the best set of labels for every example: those that occur most often."""
-        positives = np.sort((labels == 1).sum(0).numpy())[::-1]
-        predicted = len(labels) * np.arange(1, len(positives) + 1)
-        return float((2.0 * positives.cumsum() / (predicted + positives.sum())).max())
-
-    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Return scores of each label; precision, recall and false positive rate are left out where their denominator
-        is 0.
-        """
-        return by_name({score: of(*_blocks(sums)) for score, of in _LABEL_SCORES.items()}, names)
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array, Array]:
@@ -87,8 +37,15 @@ _LABEL_SCORES: Final[Mapping[str, Callable[[Array, Array, Array, Array], Array]]
     "true_positive_rate": lambda count, positives, wrong, missed: share(positives, positives + missed),
     "false_positive_rate": lambda count, positives, wrong, missed: share(wrong, count - positives - missed),
 }
-MULTI_LABEL: Final = MultiLabel(
-    scores=(
+
+
+class MultiLabel(Task):
+    """Labels: int64 [n, L] of 0 and 1. Outputs: a logit for each of L labels; above 0 the label is predicted."""
+
+    name = "multi_label"
+    main = "micro_f1"
+    least_names = 1
+    scores = (
         Score(
             "micro_f1",
             "Micro F1",
@@ -123,4 +80,39 @@ MULTI_LABEL: Final = MultiLabel(
             "The share of examples all of whose labels are right.",
         ),
     )
-)
+
+    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
+        if labels.ndim != 2 or labels.shape[1] != len(names) or labels.is_floating_point():
+            takes = f"multi_label takes int64 [n, {len(names)}]: 0 or 1 for each of {count_of(len(names), 'label')}"
+            raise wrong_form(what, labels, takes)
+        if not bool(((labels == 0) | (labels == 1)).all()):
+            raise InvalidInput(f"{what} hold a number besides 0 and 1, which say whether an example has a label")
+
+    def outputs(self, names: tuple[str, ...]) -> str:
+        return f"one logit for each of {count_of(len(names), 'label')}"
+
+    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return [b, 2 + 3 L]: 1, whether all labels are correct, then true positives, false positives and false
+        negatives.
+
+        The last three are 0 or 1 for each of L labels. A NaN logit predicts that the example lacks the label.
+        """
+        import torch  # late: sweep files do not need it
+
+        has, predicted = labels == 1, outputs > 0
+        right = (has == predicted).all(1, keepdim=True)
+        return torch.cat(
+            (torch.ones_like(right), right, has & predicted, ~has & predicted, has & ~predicted), 1
+        ).double()
+
+    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
+        """Return the micro F1 of the best set of labels for every example: those that occur most often."""
+        positives = np.sort((labels == 1).sum(0).numpy())[::-1]
+        predicted = len(labels) * np.arange(1, len(positives) + 1)
+        return float((2.0 * positives.cumsum() / (predicted + positives.sum())).max())
+
+    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
+        """Return scores of each label; precision, recall and false positive rate are left out where their denominator
+        is 0.
+        """
+        return by_name({score: of(*_blocks(sums)) for score, of in _LABEL_SCORES.items()}, names)

@@ -3,61 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput, count_of
-from dpsweep.workers.tasks.task import Array, Score, by_name, mean_of_known, share, wrong_form
+from dpsweep.workers.tasks.task import Array, Score, Task, by_name, mean_of_known, share, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 _CONSTANT_SHARE: Final = 1e-12
 """Targets whose variance is at most this share of their mean square are treated as constant up to rounding."""
-
-
-@dataclass(frozen=True)
-class Regression:
-    """Labels: float32 [n, T], finite. Outputs: a number for each of T targets."""
-
-    name: str = "regression"
-    main: str = "r2"
-    scores: tuple[Score, ...] = ()
-    least_names: int = 1
-
-    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
-        if labels.ndim != 2 or labels.shape[1] != len(names) or not labels.is_floating_point():
-            takes = f"regression takes float32 [n, {len(names)}]: a number for each of {', '.join(names)}"
-            raise wrong_form(what, labels, takes)
-        if not bool(labels.isfinite().all()):
-            raise InvalidInput(f"{what} hold a number that is not finite; leave such examples out, or correct them")
-
-    def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
-        return (len(names),)
-
-    def outputs(self, names: tuple[str, ...]) -> str:
-        return f"one number for each of {count_of(len(names), 'target')}"
-
-    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
-        """Return [b, 1 + 4 T]: 1, then squared errors, absolute errors, targets and squared targets, each for T
-        targets.
-        """
-        import torch  # late: sweep files do not need it
-
-        targets, errors = labels.double(), outputs.double() - labels.double()
-        return torch.cat((torch.ones_like(errors[:, :1]), errors**2, errors.abs(), targets, targets**2), 1)
-
-    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
-        """Return 0, which is R² of the mean by definition."""
-        return 0.0
-
-    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
-        """Return scores of each target if there are several; empty for one."""
-        if len(names) == 1:
-            return {}
-        return by_name({score: of(sums) for score, of in _TARGET_SCORES.items()}, names)
 
 
 def _blocks(sums: Array) -> tuple[Array, Array, Array, Array, Array]:
@@ -81,8 +38,15 @@ _TARGET_SCORES: Final[Mapping[str, Callable[[Array], Array]]] = {
     "mse": lambda sums: share(_blocks(sums)[1], sums[..., :1]),
     "mae": lambda sums: share(_blocks(sums)[2], sums[..., :1]),
 }
-REGRESSION: Final = Regression(
-    scores=(
+
+
+class Regression(Task):
+    """Labels: float32 [n, T], finite. Outputs: a number for each of T targets."""
+
+    name = "regression"
+    main = "r2"
+    least_names = 1
+    scores = (
         Score(
             "r2",
             "R²",
@@ -108,4 +72,32 @@ REGRESSION: Final = Regression(
             lambda sums: np.asarray(_TARGET_SCORES["mae"](sums).mean(-1)),
         ),
     )
-)
+
+    def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
+        if labels.ndim != 2 or labels.shape[1] != len(names) or not labels.is_floating_point():
+            takes = f"regression takes float32 [n, {len(names)}]: a number for each of {', '.join(names)}"
+            raise wrong_form(what, labels, takes)
+        if not bool(labels.isfinite().all()):
+            raise InvalidInput(f"{what} hold a number that is not finite; leave such examples out, or correct them")
+
+    def outputs(self, names: tuple[str, ...]) -> str:
+        return f"one number for each of {count_of(len(names), 'target')}"
+
+    def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
+        """Return [b, 1 + 4 T]: 1, then squared errors, absolute errors, targets and squared targets, each for T
+        targets.
+        """
+        import torch  # late: sweep files do not need it
+
+        targets, errors = labels.double(), outputs.double() - labels.double()
+        return torch.cat((torch.ones_like(errors[:, :1]), errors**2, errors.abs(), targets, targets**2), 1)
+
+    def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
+        """Return 0, which is R² of the mean by definition."""
+        return 0.0
+
+    def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
+        """Return scores of each target if there are several; empty for one."""
+        if len(names) == 1:
+            return {}
+        return by_name({score: of(sums) for score, of in _TARGET_SCORES.items()}, names)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, Final
 
 import numpy as np
@@ -13,6 +12,7 @@ from dpsweep.workers.tasks.task import (
     IGNORED,
     Array,
     Score,
+    Task,
     by_name,
     mean_of_known,
     occurrences,
@@ -25,17 +25,69 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-@dataclass(frozen=True)
-class Segmentation:
+def _blocks(sums: Array) -> tuple[Array, Array, Array]:
+    """Return numbers [..., K] of correct, predicted and labelled pixels of each class."""
+    right, predicted, labelled = np.split(sums, 3, axis=-1)
+    return right, predicted, labelled
+
+
+def _iou(right: Array, predicted: Array, labelled: Array) -> Array:
+    return share(right, predicted + labelled - right)
+
+
+def _dice(right: Array, predicted: Array, labelled: Array) -> Array:
+    return share(2.0 * right, predicted + labelled)
+
+
+def _pixel_accuracy(sums: Array) -> Array:
+    right, _, labelled = _blocks(sums)
+    return share(right.sum(-1), labelled.sum(-1))
+
+
+_CLASS_SCORES: Final[Mapping[str, Callable[[Array, Array, Array], Array]]] = {
+    "iou": _iou,
+    "dice": _dice,
+    "precision": lambda right, predicted, labelled: share(right, predicted),
+    "true_positive_rate": lambda right, predicted, labelled: share(right, labelled),
+}
+
+
+class Segmentation(Task):
     """Labels: integers [n, height, width], the class of each pixel, or `IGNORED` if it is not counted.
 
     Outputs: [K, height, width], a logit for each of K classes at every pixel. Volumes have one more axis.
     """
 
-    name: str = "segmentation"
-    main: str = "mean_iou"
-    scores: tuple[Score, ...] = ()
-    least_names: int = 2
+    name = "segmentation"
+    main = "mean_iou"
+    scores = (
+        Score(
+            "mean_iou",
+            "Mean IoU",
+            "higher",
+            "share",
+            lambda sums: mean_of_known(_iou(*_blocks(sums))),
+            "The mean over classes of the pixels rightly predicted as one over those predicted or labelled so, in all "
+            "pictures; a class that neither occurs nor is predicted is left out.",
+        ),
+        Score(
+            "mean_dice",
+            "Mean Dice",
+            "higher",
+            "share",
+            lambda sums: mean_of_known(_dice(*_blocks(sums))),
+            "The mean over classes of twice the pixels rightly predicted as one over those predicted so plus those "
+            "labelled so: the F1 of pixels, over classes as of mean IoU.",
+        ),
+        Score(
+            "pixel_accuracy",
+            "Pixel accuracy",
+            "higher",
+            "share",
+            _pixel_accuracy,
+            "The share of counted pixels that are predicted right: classes count by how many pixels they have.",
+        ),
+    )
 
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         if labels.ndim < 3 or labels.is_floating_point():
@@ -75,60 +127,3 @@ class Segmentation:
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Return the defined scores of each class; a class that neither occurs nor is predicted is left out."""
         return by_name({score: of(*_blocks(sums)) for score, of in _CLASS_SCORES.items()}, names)
-
-
-def _blocks(sums: Array) -> tuple[Array, Array, Array]:
-    """Return numbers [..., K] of correct, predicted and labelled pixels of each class."""
-    right, predicted, labelled = np.split(sums, 3, axis=-1)
-    return right, predicted, labelled
-
-
-def _iou(right: Array, predicted: Array, labelled: Array) -> Array:
-    return share(right, predicted + labelled - right)
-
-
-def _dice(right: Array, predicted: Array, labelled: Array) -> Array:
-    return share(2.0 * right, predicted + labelled)
-
-
-def _pixel_accuracy(sums: Array) -> Array:
-    right, _, labelled = _blocks(sums)
-    return share(right.sum(-1), labelled.sum(-1))
-
-
-_CLASS_SCORES: Final[Mapping[str, Callable[[Array, Array, Array], Array]]] = {
-    "iou": _iou,
-    "dice": _dice,
-    "precision": lambda right, predicted, labelled: share(right, predicted),
-    "true_positive_rate": lambda right, predicted, labelled: share(right, labelled),
-}
-SEGMENTATION: Final = Segmentation(
-    scores=(
-        Score(
-            "mean_iou",
-            "Mean IoU",
-            "higher",
-            "share",
-            lambda sums: mean_of_known(_iou(*_blocks(sums))),
-            "The mean over classes of the pixels rightly predicted as one over those predicted or labelled so, in all "
-            "pictures; a class that neither occurs nor is predicted is left out.",
-        ),
-        Score(
-            "mean_dice",
-            "Mean Dice",
-            "higher",
-            "share",
-            lambda sums: mean_of_known(_dice(*_blocks(sums))),
-            "The mean over classes of twice the pixels rightly predicted as one over those predicted so plus those "
-            "labelled so: the F1 of pixels, over classes as of mean IoU.",
-        ),
-        Score(
-            "pixel_accuracy",
-            "Pixel accuracy",
-            "higher",
-            "share",
-            _pixel_accuracy,
-            "The share of counted pixels that are predicted right: classes count by how many pixels they have.",
-        ),
-    )
-)

@@ -1,4 +1,4 @@
-"""The protocol of tasks: the form of labels, the outputs of a model, and the scores computed on test examples.
+"""The base of tasks: the form of labels, the outputs of a model, and the scores computed on test examples.
 
 Scores are functions of sums over examples. The same function therefore computes the score of a group, of all examples
 and of a resample of the test examples, from values that are stored once for each example.
@@ -6,9 +6,10 @@ and of a resample of the test examples, from values that are stored once for eac
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Final, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Final, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -42,53 +43,44 @@ class Score:
     meaning: str = ""
 
 
-class Task(Protocol):
-    """One task. names: of the model's outputs (classes, labels, targets or tokens). b: examples of a batch."""
+class Task(ABC):
+    """One task. names: of the model's outputs (classes, labels, targets or tokens). b: examples of a batch.
 
-    @property
-    def name(self) -> str: ...
+    main: the main score, by which models are compared first: ``accuracy`` or the name of a score. Higher is better.
+    scores: computed from sums of `kept`; none for classification, whose rates are in
+    `dpsweep.workers.evaluation.rates`. least_names: smallest number of names of outputs.
+    """
 
-    @property
-    def main(self) -> str:
-        """The main score, by which models are compared first: ``accuracy`` or the name of a score. Higher is better."""
-        ...
+    name: ClassVar[str]
+    main: ClassVar[str]
+    scores: ClassVar[tuple[Score, ...]] = ()
+    least_names: ClassVar[int] = 2
 
-    @property
-    def scores(self) -> tuple[Score, ...]:
-        """Scores computed from sums of `kept`; none for classification, whose rates are in
-        `dpsweep.workers.evaluation.rates`."""
-        ...
-
-    @property
-    def least_names(self) -> int:
-        """Smallest number of names of outputs."""
-        ...
-
+    @abstractmethod
     def check_labels(self, what: str, labels: Tensor, names: tuple[str, ...]) -> None:
         """Raise InvalidInput unless ``labels`` [n, ...] have the form of this task. what: their name in errors."""
-        ...
 
     def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:
         """Return the shape of a model's output for one example of these labels."""
-        ...
+        return (len(names),)
 
+    @abstractmethod
     def outputs(self, names: tuple[str, ...]) -> str:
         """Return a description, for errors, of the output that a model must return for each row."""
-        ...
 
+    @abstractmethod
     def kept(self, outputs: Tensor, labels: Tensor) -> Tensor:
         """Return values to keep of each example, float64 [b, m]; for tasks with scores, the terms of their sums."""
-        ...
 
     def constant(self, labels: Tensor, names: tuple[str, ...]) -> float | None:
         """Return the main score of the best constant prediction for ``labels`` [n, ...]; None for classification, whose
         counts say it.
         """
-        ...
+        return None
 
     def parts(self, sums: Array, names: tuple[str, ...]) -> Mapping[str, Mapping[str, float]]:
         """Return scores of each label or target by its name, from sums [m] of `kept`; empty if the task has none."""
-        ...
+        return {}
 
 
 def wrong_form(what: str, labels: Tensor, takes: str) -> InvalidInput:
@@ -132,7 +124,7 @@ def known(numbers: Mapping[str, Array]) -> dict[str, float]:
     return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
 
 
-def share(part: Array, whole: Array) -> Array:
+def share(part: npt.ArrayLike, whole: npt.ArrayLike) -> Array:
     """Return part / whole, NaN where the whole is 0."""
     parts, wholes = np.broadcast_arrays(part, whole)
     found = np.full(parts.shape, np.nan)
