@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from dpsweep.workers.gradients.engine import PerExampleLoss
+from dpsweep.workers.gradients.verified_model import PerExampleLoss
 
 
 def per_example_loss(output: Tensor, y: Tensor) -> Tensor:

@@ -82,26 +82,10 @@ def check_model(model: nn.Module) -> None:
 
 
 def trained_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the parameters that train, by name."""
-    return {name: each for name, each in model.named_parameters() if each.requires_grad}
+    """Return the parameters that train, by name.
 
-
-def require_trained(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
-    """Raise InvalidInput unless ``parameters`` are the trainable parameters of the model."""
-    found = _trained(model)
-    if len(found) == len(parameters) and all(found.get(name) is each for name, each in parameters.items()):
-        return
-    trained = trained_parameters(model)
-    other = [name for name in {**parameters, **trained} if trained.get(name) is not parameters.get(name)]
-    if other:
-        raise InvalidInput(
-            f"parameters {', '.join(other[:5])} were frozen, unfrozen or replaced since the engine was made, which "
-            "would go on as it began; make a new engine, and optimizer, after such a change"
-        )
-
-
-def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
-    """Return the trainable parameters as `named_parameters` names them, in half its time: every step asks for them."""
+    As of `named_parameters`, in half its time: every step asks for them.
+    """
     found, seen, waiting = dict[str, nn.Parameter](), set[object](), [("", model)]
     while waiting:
         path, module = waiting.pop()
@@ -116,6 +100,17 @@ def _trained(model: nn.Module) -> dict[str, nn.Parameter]:
             children = reversed(module._modules.items())
             waiting += [(f"{path}{name}.", child) for name, child in children if child is not None]
     return found
+
+
+def require_trained(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> None:
+    """Raise InvalidInput unless ``parameters`` are the trainable parameters of the model."""
+    trained = trained_parameters(model)
+    other = [name for name in {**parameters, **trained} if trained.get(name) is not parameters.get(name)]
+    if other:
+        raise InvalidInput(
+            f"parameters {', '.join(other[:5])} were frozen, unfrozen or replaced since the engine was made, which "
+            "would go on as it began; make a new engine, and optimizer, after such a change"
+        )
 
 
 def _check_precision(dtypes: Mapping[str, torch.dtype]) -> None:

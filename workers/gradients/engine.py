@@ -8,45 +8,20 @@ per-example gradients of the whole model.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from dpsweep.accounting.errors import InvalidInput, count_of, public_text
-from dpsweep.workers.gradients.capture import Capture, Unreached, capturing
-from dpsweep.workers.gradients.checks import check_model, has_half_precision, require_trained, unchanged
-from dpsweep.workers.gradients.compared_passes import (
-    Capturing,
-    ComparedPasses,
-    LaterBatches,
-    Side,
-    of_examples,
-    order_of,
-    sides_of,
-    spread,
-)
-from dpsweep.workers.gradients.deferred_checks import Look, Looks, Outputs, Together
+from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.gradients.checks import check_model, require_trained, unchanged
+from dpsweep.workers.gradients.deferred_checks import Look, Looks, Together
 from dpsweep.workers.gradients.deterministic_passes import draws
 from dpsweep.workers.gradients.divided import any_divided
 from dpsweep.workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
-from dpsweep.workers.gradients.fallback import WithoutBatch
-from dpsweep.workers.gradients.layers import (
-    Form,
-    Unverified,
-    are_aligned,
-    around,
-    find_layers,
-    keep_axes,
-    on_copies,
-    open_axes,
-    settle_axes,
-    told_apart,
-    without_batch,
-)
+from dpsweep.workers.gradients.layers import Form, Unverified
 from dpsweep.workers.gradients.linear import gram_together
 from dpsweep.workers.gradients.micro_batches import (
     LastMicroBatch,
@@ -70,18 +45,11 @@ from dpsweep.workers.gradients.pass_results import (
 )
 from dpsweep.workers.gradients.per_row import reading_as_verified
 from dpsweep.workers.gradients.planners import Planner, default_planner
-from dpsweep.workers.gradients.proofs import Proof, digest_of_structure, known_proof, note_proof
 from dpsweep.workers.gradients.recorded import Done, Recording, Recordings
-from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
+from dpsweep.workers.gradients.verified_model import Modes, PerExampleLoss, VerifiedModel
 from dpsweep.workers.machine.devices import float32_precisions, lacks_memory, refuse_autocast
 
-_FEW, _AGAIN, _ALONE = 4, 3, 3
-"""Number of examples that are verified together in the first batch, in some later ones, and one by one."""
-
 T = TypeVar("T")
-
-PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
-"""(model output, targets) -> one loss per row."""
 
 Weigh = Callable[[BatchNorms], Tensor]
 """Norms of a whole batch -> weights [B] or, for a layerwise engine, [B, L]."""
@@ -142,14 +110,13 @@ class GradientEngine:
         self._micro_batch_size, self._last_micro_batch = micro_batch_size, last_micro_batch
         self._multiplicity = multiplicity
         self._planner = planner or default_planner(next(iter(model.parameters())).device)
-        self._autocast = autocast
-        self._layers = self._named_layers = find_layers(model)
         self._read = dict(model.named_parameters())
         self._parameters = {name: p for name, p in self._read.items() if p.requires_grad}
-        self._verified, self._held = set[tuple[tuple[str, bool], ...]](), set[str]()
-        self._later, self._varies = LaterBatches(), False
-        self._outputs, self._looks = Outputs(self._layers), Looks()
-        self._modes: tuple[tuple[str, bool], ...] = ()
+        self._verified = VerifiedModel(
+            model, per_example_loss, self._parameters, micro_batch_size, last_micro_batch, multiplicity, autocast
+        )
+        self._named_layers, self._outputs, self._looks = self._verified.layers, self._verified.outputs, Looks()
+        self._modes: Modes = ()
         can_record = micro_batch_size is not None and next(iter(self._read.values())).device.type == "cuda"
         self._recordings = Recordings(model, per_example_loss) if launches == "recorded" and can_record else None
         self._axes_of_weights = 1
@@ -157,7 +124,7 @@ class GradientEngine:
         for index, layer in enumerate(self._named_layers):
             for name in layer.parameters.values():
                 self._layer_of.setdefault(name, index)
-        self._combination = Combination(len(self._layers), self._layer_of, layerwise)
+        self._combination = Combination(len(self._named_layers), self._layer_of, layerwise)
 
     @property
     def layer_names(self) -> tuple[str, ...]:
@@ -167,12 +134,7 @@ class GradientEngine:
     @property
     def forms(self) -> Mapping[str, Form]:
         """Return how the per-example gradients of each layer are computed, by its name; final after the first batch."""
-        return {layer.name: "per example" if layer.forced else layer.form for layer in self._layers}
-
-    @property
-    def _whole(self) -> dict[str, str]:
-        """Return why layers run per example, as far as was found before this batch."""
-        return {layer.name: layer.why for layer in self._layers if layer.form == "per example"}
+        return {layer.name: "per example" if layer.forced else layer.form for layer in self._verified.layers}
 
     @property
     def not_recorded(self) -> str | None:
@@ -184,7 +146,7 @@ class GradientEngine:
     @property
     def per_example(self) -> Mapping[str, str]:
         """Return why layers run once per example, by their name; final after the first batch."""
-        return {layer.name: layer.forced for layer in self._layers if layer.forced}
+        return {layer.name: layer.forced for layer in self._verified.layers if layer.forced}
 
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
@@ -233,11 +195,8 @@ class GradientEngine:
         try:
             batches = self._micro_batches(x, y)
             return self._looks.settled(batches, partial(compute, batches))
-        except Unreached as error:
-            self._held.update(error.layers)
-        except Unverified:
-            self._varies, self._layers = True, find_layers(self.model, self._whole)
-            self._verified.clear()
+        except Unverified as error:
+            self._verified.adapt_to(error)
         before.restore()
         batches = self._micro_batches(x, y)
         return self._looks.settled(batches, partial(compute, batches))
@@ -256,7 +215,7 @@ class GradientEngine:
 
     def draws(self, x: Tensor, y: Tensor) -> bool:
         """Return whether a pass over these rows draws random numbers, by which norms differ between passes."""
-        return draws(self.model, self._loss, x.device, lambda: self._losses(x, y))
+        return draws(self.model, self._loss, x.device, lambda: self._verified.losses(x, y))
 
     def _sum_again(self, batch: MicroBatch, first: Pass, weights: Tensor, sums: Sums) -> Tensor:
         """Add the weighted sum of a micro-batch in a second pass. Its gradients are freed on return.
@@ -364,138 +323,19 @@ class GradientEngine:
         if torch.is_inference_mode_enabled():
             raise InvalidInput("torch.inference_mode() is on, in which there are no gradients; leave its block")
         require_trained(self.model, self._parameters)
-        self._modes = modes = tuple(modes_of(self.model).items())
+        self._modes = tuple(modes_of(self.model).items())
         size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
-        if modes not in self._verified:
+        if not self._verified.covers(self._modes):
             if self._recordings is not None:
                 self._recordings.forget()  # verification may change how layers run
-            check_model(self.model)
-            open_axes(self._layers)
-            step = size * self._multiplicity if self._varies else max(1, len(x))
-            conclusive = [self._verify(*part) for part in zip(x.split(step), y.split(step), strict=True)]
-            if all(conclusive):
-                self._verified.add(modes)
-                settle_axes(self._layers)
-        else:
-            self._compare_again(x, y)
+            self._verified.verify(x, y, self._modes, size)
+        elif some := self._verified.due(x, y):
+            if self._recordings is not None:
+                self._recordings.check_again()
+            self._in_room(partial(self._verified.compare_again, *some), x.device)
         batches = micro_batches(x, y, size, self._multiplicity, self._last_micro_batch)
         # Products may depend on the alignment of memory: passes that are recorded later, or were, have their own.
         return batches if self._recordings is None else [batch.copied() for batch in batches]
-
-    def _verify(self, x: Tensor, y: Tensor) -> bool:
-        """Verify a few examples of a micro-batch. Returns whether the result is conclusive; for one example it is not.
-
-        If verification fails, the model is verified again without stacked rows, if any layer had an input whose first
-        axis is not the batch, and then with the modules that read their own parameters run per example, if any do.
-        """
-        try:
-            return self._compare(x, y)
-        except Exception as error:  # code of the model may fail on a parameter per row with any error
-            if lacks_memory(error) or not without_batch(self._layers):
-                return self._verify_per_example(x, y, error)
-        self._layers = find_layers(self.model, self._whole)
-        keep_axes(self._layers)
-        try:
-            return self._compare(x, y)
-        except Exception as error:
-            return self._verify_per_example(x, y, error)
-
-    def _verify_per_example(self, x: Tensor, y: Tensor, refused: Exception) -> bool:
-        """Verify with what reads its own parameters run per example. Raises: ``refused`` if nothing does."""
-        per_row = told_apart(self._layers)
-        if not per_row or lacks_memory(refused):
-            raise refused
-        at = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
-        whole = dict.fromkeys(per_row, f"what reads its parameters could not be told apart by rows{at}") | self._whole
-        while True:
-            self._layers = find_layers(self.model, whole)
-            try:
-                return self._compare(x, y)
-            except Exception as error:  # a layer that was not reached before may fail likewise
-                name = error.layer if isinstance(error, WithoutBatch) else None
-                wider = (around(self.model, name, whole) if name else told_apart(self._layers)) - whole.keys()
-                if not wider or lacks_memory(error):
-                    raise
-                whole |= dict.fromkeys(wider, "it gives layers other rows than those of the batch")
-
-    def _compare(self, x: Tensor, y: Tensor) -> bool:
-        try:
-            return in_double_where_rounding_matters(self._compare_forms, self.model, x, y)
-        except Unreached as error:
-            self._held.update(error.layers)
-            return self._compare(x, y)
-
-    def _compare_forms(self, x: Tensor, y: Tensor) -> bool:
-        """Verify the gradients by the current forms of all layers on a few examples, and on a micro-batch together.
-
-        Properties of model and shapes alone are shown once for all engines of this process; the others check the batch.
-        """
-        examples = len(x) // self._multiplicity
-        if self._micro_batch_size is not None:
-            examples = min(examples, max(_ALONE, self._micro_batch_size))
-        if examples == 0:
-            return False
-
-        def anew(rows: int) -> AbstractContextManager[Capture]:
-            self._outputs.look_again()
-            return self._capturing(rows)
-
-        settings = self._multiplicity, self._autocast, [(layer.name, layer.form) for layer in self._layers]
-        digest = None if self._varies else digest_of_structure(self.model, self._loss, x, y, *settings)
-        known = known_proof(digest, examples)
-        if known is not None and examples > 1:
-            some = self._some(x, y, spread(examples, 0, _AGAIN))
-            self._check(anew, *some, turn=0, sizes=() if known.aligned else (1,))
-            return True
-        conclusive = self._prove(anew, *self._some(x, y, spread(examples, 0, _FEW)), alone=_ALONE)
-        if examples > _FEW:
-            self._prove(anew, *self._some(x, y, range(examples)), alone=0)
-        if conclusive:
-            note_proof(digest, Proof(examples, are_aligned(self._layers)))
-        return conclusive and examples > 1
-
-    def _compare_again(self, x: Tensor, y: Tensor) -> None:
-        """Check some examples of a later batch, if it is to be compared. Raises: InvalidInput."""
-        most, size = len(x) // self._multiplicity, self._micro_batch_size or _AGAIN
-        padded = self._last_micro_batch == "padded"  # then all passes have one shape
-        examples = size * (size <= most) if padded else min(_AGAIN, size, most)
-        if self._later.is_to_be_compared(examples):
-            if self._recordings is not None:
-                self._recordings.check_again()
-            some = self._some(x, y, spread(most, self._later.seen, examples))
-            with reading_as_verified():
-                check_again = partial(self._check, self._capturing, turn=self._later.seen)
-                self._in_room(partial(in_double_where_rounding_matters, check_again, self.model, *some), x.device)
-
-    def _some(self, x: Tensor, y: Tensor, examples: Sequence[int]) -> tuple[Tensor, Tensor]:
-        """Return the rows of these examples."""
-        at = torch.tensor(list(examples), device=x.device)
-        return of_examples(x, at, self._multiplicity), of_examples(y, at, self._multiplicity)
-
-    def _prove(self, capturing: Capturing, x: Tensor, y: Tensor, alone: int) -> bool:
-        """`verify` on these rows, both halves; ``alone`` of the examples are also compared one by one."""
-        sides = self._sides(x)
-        orders = [order_of(len(x) // self._multiplicity, x)] if sides else []
-        passes = self._passes(capturing, x, y, sides, alone=alone, sizes=(1,), orders=orders)
-        return verify(self.model, self._loss, passes)
-
-    def _check(self, capturing: Capturing, x: Tensor, y: Tensor, turn: int, sizes: Sequence[int] = ()) -> None:
-        """`check` on these rows; one half of the examples, another one in each turn, is kept.
-
-        One example is compared with autograd alone if layers run on copies of their parameters.
-        """
-        sides, alone = self._sides(x, turn)[turn % 2 :][:1], int(bool(on_copies(self._layers)))
-        check(self.model, self._loss, self._passes(capturing, x, y, sides, alone=alone, sizes=sizes, repeats=0))
-
-    def _sides(self, x: Tensor, turn: int = 0) -> Sequence[Side]:
-        examples, like = len(x) // self._multiplicity, next(iter(self._parameters.values()))
-        return sides_of(examples, like, turn) if examples > 1 else ()
-
-    def _passes(
-        self, capturing: Capturing, x: Tensor, y: Tensor, sides: Sequence[Side], **options: Any
-    ) -> ComparedPasses:
-        losses, parameters, multiplicity = self._precise_losses, self._parameters, self._multiplicity
-        return ComparedPasses(capturing, losses, parameters, multiplicity, x, y, sides, **options)
 
     def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
         """Return a pass that records its initial random state if it draws, so that it can be repeated."""
@@ -532,36 +372,16 @@ class GradientEngine:
 
     def _differentiate(self, x: Tensor, y: Tensor) -> tuple[Tensor, dict[str, ExampleGradients]]:
         """Return the losses [B], and the per-example gradients of every parameter in factored form."""
-        with reading_as_verified(), torch.enable_grad(), unchanged(self._read), self._capturing(x.shape[0]) as capture:
-            losses = self._losses(x, y)
+        with (
+            reading_as_verified(),
+            torch.enable_grad(),
+            unchanged(self._read),
+            self._verified.capturing(len(x)) as capture,
+        ):
+            losses = self._verified.losses(x, y)
         gradients = capture.backward(losses, 1.0 / self._multiplicity)
         losses = widen(losses.detach())
         return losses if self._multiplicity == 1 else losses.view(-1, self._multiplicity).mean(1), gradients
-
-    def _capturing(self, rows: int) -> AbstractContextManager[Capture]:
-        return capturing(self._layers, rows, rows // self._multiplicity, self._outputs.ignored, self._held)
-
-    def _losses(self, x: Tensor, y: Tensor) -> Tensor:
-        if self._autocast is None:
-            losses = self._loss(self.model(x), y)
-        else:
-            with torch.autocast(x.device.type, self._autocast):
-                losses = self._loss(self.model(x), y)
-        return self._one_per_row(losses, x.shape[0])
-
-    def _precise_losses(self, x: Tensor, y: Tensor) -> Tensor:
-        """Return the losses without autocast, which would hide small errors, unless half-precision parts need it."""
-        if has_half_precision(self.model):
-            return self._losses(x, y)
-        return self._one_per_row(self._loss(self.model(x), y), len(x))
-
-    def _one_per_row(self, losses: Tensor, rows: int) -> Tensor:
-        if losses.shape != (rows,):
-            raise InvalidInput(
-                f"the loss returned shape {list(losses.shape)} for a batch of {count_of(rows, 'row')}, "
-                f"but must return one number for each, [{rows}], as with reduction='none'"
-            )
-        return losses
 
     def _checked(self, weights: Tensor, norms: BatchNorms) -> Tensor:
         """``weights`` in the dtype and on the device of the norms. Raises: InvalidInput for a wrong shape."""

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
-from dpsweep.workers.gradients.engine import PerExampleLoss
+from dpsweep.workers.gradients.verified_model import PerExampleLoss
 from tests.workers.brute_force import per_example_loss
 from tests.workers.devices import DEVICE
 

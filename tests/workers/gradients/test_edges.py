@@ -396,6 +396,6 @@ def test_lack_of_memory_is_no_reason_to_verify_less_or_to_blame_the_model(name: 
     model = nn.Sequential(Hungry(*HUNGRY[name]), nn.Linear(3, 3))
     engine = GradientEngine(model, per_example_loss)
     if name == "vmap":
-        engine._layers = find_layers(model, {"0": "it is to run per example"})
+        engine._verified.layers = find_layers(model, {"0": "it is to run per example"})
     with pytest.raises(torch.OutOfMemoryError):
         engine.norms(torch.randn(4, 5), torch.arange(4) % 3)
