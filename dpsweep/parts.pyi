@@ -439,7 +439,7 @@ class _Optimizer:
         nesterov: Each[bool] = False,
         weight_decay: Each[float] = 0.0,
     ) -> Part:
-        """Return an `Sgd` with checked parameters. Raises: InvalidInput for values out of range."""
+        """The update of torch.optim.SGD. Raises: InvalidInput for values out of range."""
     def adam(
         self,
         *,
@@ -448,7 +448,8 @@ class _Optimizer:
         beta2: Each[float] = 0.999,
         epsilon: Each[float] = 1e-08,
         weight_decay: Each[float] = 0.0,
-    ) -> Part: ...
+    ) -> Part:
+        """The update of torch.optim.Adam. Raises: InvalidInput for values out of range."""
     def adamw(
         self,
         *,
@@ -457,7 +458,8 @@ class _Optimizer:
         beta2: Each[float] = 0.999,
         epsilon: Each[float] = 1e-08,
         weight_decay: Each[float] = 0.01,
-    ) -> Part: ...
+    ) -> Part:
+        """The update of torch.optim.AdamW."""
     def adam_corrected(
         self,
         *,
@@ -466,8 +468,7 @@ class _Optimizer:
         beta2: Each[float] = 0.999,
         floor: Each[float] = 0.001,
         weight_decay: Each[float] = 0.0,
-    ) -> Part:
-        """Return a `BiasCorrectedAdam` with checked parameters. Raises: InvalidInput for values out of range."""
+    ) -> Part: ...
 
 Optimizer: Final[_Optimizer]
 

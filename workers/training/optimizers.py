@@ -9,7 +9,7 @@ import copy
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Any, ClassVar, Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -54,18 +54,24 @@ class InTurn(Protocol):
 # they are made and at every step, which would double the start-up time of a trial.
 @dataclass
 class Sgd:
-    """The update of torch.optim.SGD."""
+    """The update of torch.optim.SGD. Raises: InvalidInput for values out of range."""
 
     parameters: Parameters
     learning_rate: float
-    momentum: float
-    nesterov: bool
-    weight_decay: float
-    buffers: dict[str, Tensor] = field(default_factory=dict)
+    momentum: float = 0.0
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    buffers: dict[str, Tensor] = field(init=False, default_factory=dict)
     """Momentum buffers by parameter name; empty before the first step and without momentum."""
-    foreach: bool | None = field(init=False)
 
     def __post_init__(self) -> None:
+        require_finite("learning_rate", self.learning_rate, above=0.0)
+        require_finite("momentum", self.momentum, at_least=0.0, below=1.0)
+        require_finite("weight_decay", self.weight_decay, at_least=0.0)
+        if not isinstance(self.nesterov, bool):
+            raise InvalidInput(f"nesterov is {self.nesterov!r}, but must be true or false")
+        if self.nesterov and self.momentum == 0.0:
+            raise InvalidInput("nesterov is true, but momentum is 0; give a momentum above 0")
         self.foreach = _foreach(self.parameters)
 
     @torch.no_grad()
@@ -94,25 +100,23 @@ class Sgd:
 
 @dataclass
 class Adam:
-    """The update of torch.optim.Adam, or of torch.optim.AdamW if ``decoupled_weight_decay``."""
+    """The update of torch.optim.Adam. Raises: InvalidInput for values out of range."""
 
     parameters: Parameters
-    learning_rate: float
-    betas: tuple[float, float]
-    epsilon: float
-    weight_decay: float
-    decoupled_weight_decay: bool
-    steps: Tensor = field(default_factory=lambda: torch.tensor(0.0))
-    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
-    foreach: bool | None = field(init=False)
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    epsilon: float = 1e-8
+    weight_decay: float = 0.0
+    decoupled_weight_decay: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters.items()}
-        self.foreach = _foreach(self.parameters)
+        _require_moments(self)
+        require_finite("epsilon", self.epsilon, at_least=0.0)
+        self.steps, self.moments, self.foreach = torch.tensor(0.0), _moments(self), _foreach(self.parameters)
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
-        beta1, beta2 = self.betas
         first, second = zip(*(self.moments[name] for name in gradients), strict=True)
         steps = [self.steps.clone() for _ in gradients]
         adam_step(
@@ -124,8 +128,8 @@ class Adam:
             steps,
             decoupled_weight_decay=self.decoupled_weight_decay,
             amsgrad=False,
-            beta1=beta1,
-            beta2=beta2,
+            beta1=self.beta1,
+            beta2=self.beta2,
             lr=self.learning_rate * factor,
             weight_decay=self.weight_decay,
             eps=self.epsilon,
@@ -142,6 +146,14 @@ class Adam:
         _restore_moments(self.moments, state["moments"])
 
 
+@dataclass
+class AdamW(Adam):
+    """The update of torch.optim.AdamW."""
+
+    weight_decay: float = 0.01
+    decoupled_weight_decay: ClassVar[bool] = True
+
+
 def _foreach(parameters: Parameters) -> bool | None:
     """Return whether torch updates all parameters in one call: not on a CPU, and elsewhere as torch decides at each
     step.
@@ -149,7 +161,23 @@ def _foreach(parameters: Parameters) -> bool | None:
     return False if all(each.device.type == "cpu" for each in parameters.values()) else None
 
 
-def _restore_moments(moments: Mapping[str, tuple[Tensor, Tensor]], saved: Mapping[str, tuple[Tensor, Tensor]]) -> None:
+MovingMoments = Mapping[str, tuple[Tensor, Tensor]]
+"""Moving averages of the gradients and of their squares, by parameter name."""
+
+
+def _moments(optimizer: Adam | BiasCorrectedAdam) -> MovingMoments:
+    return {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in optimizer.parameters.items()}
+
+
+def _require_moments(optimizer: Adam | BiasCorrectedAdam) -> None:
+    """Check the parameters that all Adam variants share; with beta = 1 a moving average would ignore all gradients."""
+    require_finite("learning_rate", optimizer.learning_rate, above=0.0)
+    require_finite("beta1", optimizer.beta1, at_least=0.0, below=1.0)
+    require_finite("beta2", optimizer.beta2, at_least=0.0, below=1.0)
+    require_finite("weight_decay", optimizer.weight_decay, at_least=0.0)
+
+
+def _restore_moments(moments: MovingMoments, saved: MovingMoments) -> None:
     for name, values in saved.items():
         for moment, value in zip(moments[name], values, strict=True):
             moment.copy_(value)
@@ -161,23 +189,27 @@ class BiasCorrectedAdam:
 
     E[g~^2] = g^2 + noise_std^2 for the noisy gradient g~, so the moving average of noise_std^2 is subtracted from the
     second moment. The average tracks noise and bounds that change between steps. The result is at least ``floor``^2.
+
+    Raises: InvalidInput for values out of range.
     """
 
     parameters: Parameters
-    learning_rate: float
-    betas: tuple[float, float]
-    floor: float
-    weight_decay: float
-    steps: int = 0
-    noise_moment: float = 0.0
-    moments: dict[str, tuple[Tensor, Tensor]] = field(default_factory=dict)
+    learning_rate: float = 1e-3
+    beta1: float = 0.9
+    beta2: float = 0.999
+    floor: float = 1e-3
+    weight_decay: float = 0.0
+    steps: int = field(init=False, default=0)
+    noise_moment: float = field(init=False, default=0.0)
 
     def __post_init__(self) -> None:
-        self.moments = {name: (torch.zeros_like(p), torch.zeros_like(p)) for name, p in self.parameters.items()}
+        _require_moments(self)
+        require_finite("floor", self.floor, above=0.0)
+        self.moments = _moments(self)
 
     @torch.no_grad()
     def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
-        beta1, beta2 = self.betas
+        beta1, beta2 = self.beta1, self.beta2
         self.steps += 1
         self.noise_moment = beta2 * self.noise_moment + (1.0 - beta2) * noise_std**2
         debias1, debias2 = 1.0 - beta1**self.steps, 1.0 - beta2**self.steps
@@ -202,70 +234,11 @@ class BiasCorrectedAdam:
         _restore_moments(self.moments, state["moments"])
 
 
-def sgd(
-    parameters: Parameters,
-    learning_rate: float,
-    momentum: float = 0.0,
-    nesterov: bool = False,
-    weight_decay: float = 0.0,
-) -> Optimizer:
-    """Return an `Sgd` with checked parameters. Raises: InvalidInput for values out of range."""
-    require_finite("learning_rate", learning_rate, above=0.0)
-    require_finite("momentum", momentum, at_least=0.0, below=1.0)
-    require_finite("weight_decay", weight_decay, at_least=0.0)
-    if not isinstance(nesterov, bool):
-        raise InvalidInput(f"nesterov is {nesterov!r}, but must be true or false")
-    if nesterov and momentum == 0.0:
-        raise InvalidInput("nesterov is true, but momentum is 0; give a momentum above 0")
-    return Sgd(parameters, learning_rate, momentum, nesterov, weight_decay)
-
-
-def _require_moments(learning_rate: float, beta1: float, beta2: float, weight_decay: float) -> None:
-    """Check the parameters that all Adam variants share; with beta = 1 a moving average would ignore all gradients."""
-    require_finite("learning_rate", learning_rate, above=0.0)
-    require_finite("beta1", beta1, at_least=0.0, below=1.0)
-    require_finite("beta2", beta2, at_least=0.0, below=1.0)
-    require_finite("weight_decay", weight_decay, at_least=0.0)
-
-
-def _adam(weight_decay: float, decoupled_weight_decay: bool) -> Callable[..., Optimizer]:
-    """Return a factory of `Adam` with this default ``weight_decay``."""
-    default = weight_decay
-
-    def make(
-        parameters: Parameters,
-        learning_rate: float = 1e-3,
-        beta1: float = 0.9,
-        beta2: float = 0.999,
-        epsilon: float = 1e-8,
-        weight_decay: float = default,
-    ) -> Optimizer:
-        _require_moments(learning_rate, beta1, beta2, weight_decay)
-        require_finite("epsilon", epsilon, at_least=0.0)
-        return Adam(parameters, learning_rate, (beta1, beta2), epsilon, weight_decay, decoupled_weight_decay)
-
-    return make
-
-
-def adam_corrected(
-    parameters: Parameters,
-    learning_rate: float = 1e-3,
-    beta1: float = 0.9,
-    beta2: float = 0.999,
-    floor: float = 1e-3,
-    weight_decay: float = 0.0,
-) -> Optimizer:
-    """Return a `BiasCorrectedAdam` with checked parameters. Raises: InvalidInput for values out of range."""
-    _require_moments(learning_rate, beta1, beta2, weight_decay)
-    require_finite("floor", floor, above=0.0)
-    return BiasCorrectedAdam(parameters, learning_rate, (beta1, beta2), floor, weight_decay)
-
-
 OPTIMIZERS: Final[Mapping[str, Callable[..., Optimizer]]] = {
-    "sgd": sgd,
-    "adam": _adam(weight_decay=0.0, decoupled_weight_decay=False),
-    "adamw": _adam(weight_decay=0.01, decoupled_weight_decay=True),
-    "adam_corrected": adam_corrected,
+    "sgd": Sgd,
+    "adam": Adam,
+    "adamw": AdamW,
+    "adam_corrected": BiasCorrectedAdam,
 }
 
 
