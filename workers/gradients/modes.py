@@ -31,6 +31,17 @@ def modes_kept(model: nn.Module) -> Iterator[None]:
         set_modes(model, before)
 
 
+def cuda_state(device: torch.device) -> Tensor | None:
+    """Return the state of the global generator of a CUDA device; None of other devices."""
+    return torch.cuda.get_rng_state(device) if device.type == "cuda" else None
+
+
+def set_cuda_state(device: torch.device, state: Tensor | None) -> None:
+    """Restore a `cuda_state`, if both are of CUDA: a run may resume on the other kind of device."""
+    if state is not None and device.type == "cuda":
+        torch.cuda.set_rng_state(state, device)
+
+
 @dataclass(frozen=True)
 class RandomState:
     """States of the global generators of the CPU and, if ``device`` is a CUDA device, of that device."""
@@ -42,8 +53,7 @@ class RandomState:
     @staticmethod
     def of(device: torch.device) -> RandomState:
         """Return the current states."""
-        cuda = torch.cuda.get_rng_state(device) if device.type == "cuda" else None
-        return RandomState(device, torch.get_rng_state(), cuda)
+        return RandomState(device, torch.get_rng_state(), cuda_state(device))
 
     def is_current(self) -> bool:
         """Return whether no number was drawn since."""
@@ -54,8 +64,7 @@ class RandomState:
     def restore(self) -> None:
         """Set the generators to these states."""
         torch.set_rng_state(self.cpu)
-        if self.cuda is not None and self.device.type == "cuda":  # a run may resume on a machine without a GPU
-            torch.cuda.set_rng_state(self.cuda, self.device)
+        set_cuda_state(self.device, self.cuda)
 
     @staticmethod
     @contextmanager

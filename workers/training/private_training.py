@@ -146,21 +146,13 @@ class PrivateTraining:
         execution = replace(execution or ExecutionSpec(threads=torch.get_num_threads()), device=str(device))
         self._dataset = _dataset(data, groups, group_names)
         component, make = _clipping(clipping)
-        schedule, multiplier = _noise(noise)
-        if (multiplier is None) == (target_epsilon is None):
-            raise InvalidInput(
-                f"noise is {noise!r} and target_epsilon {target_epsilon!r}; give a noise multiplier, or a schedule "
-                "that target_epsilon calibrates"
-            )
-        if reads_accuracies(schedule.name):
-            raise InvalidInput("the validation schedule needs public data, which only trials of sweeps have")
-        self._spec = TrialSpec(
+        spec = TrialSpec(
             key="loop",
             data=DataSpec("own"),
             model=Component(type(model).__qualname__),
             sampling=SamplingSpec(**sampling) if isinstance(sampling, Mapping) else SamplingSpec("poisson", sampling),
             clipping=component,
-            noise=NoiseSpec(1.0 if multiplier is None else multiplier, schedule),
+            noise=_noise(noise, target_epsilon),
             epochs=epochs,
             delta=delta,
             seed=0 if seed is None else seed,
@@ -172,25 +164,20 @@ class PrivateTraining:
         size = len(self._dataset.train)
         if large := why_too_large(delta, size):
             warnings.warn(large, stacklevel=3)  # the caller's line, outside `torch_defaults`
-        if target_epsilon is not None:
-            uncalibrated = mechanism_of(self._spec, make(component), size)
-            sigma = Calibration(uncalibrated, epochs, target_epsilon, delta, "auto").solve()
-            self._spec = with_noise(self._spec, make(component).example_budget, sigma, target_epsilon)
+        self._spec = spec if target_epsilon is None else _calibrated(spec, make(component), size, target_epsilon)
         method = make(self._spec.clipping)
         mechanism = mechanism_of(self._spec, method, size)
         if component.name not in CLIPPING:
             expected = self._spec.sampling.expected_size(size)
             rehearse(method, PublicFacts(self._dataset.group_names, ("first layer", "last layer"), size, expected))
-        self._whole = mechanism.trace(epochs)
-        own = _as_written(model, loss, optimizer, clipping)
-        digest = self._dataset.digest()
-        self._owner = fingerprint(self._spec.to_json(), mechanism, digest, *own, rounding_of(device))
+        own = _as_written(model, loss, optimizer, clipping), self._dataset.digest(), rounding_of(device)
+        self._owner, self._whole = fingerprint(self._spec.to_json(), mechanism, *own), mechanism.trace(epochs)
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         self._process, self._noise_is_cut = os.getpid(), False
-        parts = ClippedParts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
         self._device = device
         self._random_state: RandomState | None = None
+        parts = ClippedParts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
         with self._own_randomness():
             source = make_noise_source(self._spec.noise_source, self._spec.seed, device)
             self._trainer = Trainer(self._spec, mechanism, self._dataset, source, self._norms, parts)
@@ -524,17 +511,34 @@ def _clipping(given: float | NamedPart | ClippingMethod) -> tuple[Component, Mak
     return Component(name, params), make_clipping
 
 
-def _noise(given: float | NamedPart) -> tuple[Component, float | None]:
-    """Return the schedule, and its initial noise multiplier if that is given."""
+def _noise(given: float | NamedPart, target_epsilon: float | None) -> NoiseSpec:
+    """Return the schedule and its initial noise multiplier, 1 if that is calibrated.
+
+    Raises: InvalidInput unless either the multiplier or the target is given, and for a schedule that needs public data.
+    """
+    named, initial = Component("constant"), given if not isinstance(given, str | Mapping) else None
     if isinstance(given, str):
         name, params = split_schedule(given)
-        return Component(name, dict(params)), None
-    if isinstance(given, Mapping):
-        named = _component(given, "noise")
-        params = dict(named.params)
-        initial = params.pop("noise_multiplier", None)
-        return Component(named.name, params), initial
-    return Component("constant"), given
+        named = Component(name, dict(params))
+    elif isinstance(given, Mapping):
+        found = _component(given, "noise")
+        initial = found.params.get("noise_multiplier")
+        named = Component(found.name, {key: each for key, each in found.params.items() if key != "noise_multiplier"})
+    if (initial is None) == (target_epsilon is None):
+        raise InvalidInput(
+            f"noise is {given!r} and target_epsilon {target_epsilon!r}; give a noise multiplier, or a schedule that "
+            "target_epsilon calibrates"
+        )
+    if reads_accuracies(named.name):
+        raise InvalidInput("the validation schedule needs public data, which only trials of sweeps have")
+    return NoiseSpec(1.0 if initial is None else initial, named)
+
+
+def _calibrated(spec: TrialSpec, method: ClippingMethod, size: int, target_epsilon: float) -> TrialSpec:
+    """Return the specification with the noise that meets the target. method: that of ``spec``."""
+    uncalibrated = mechanism_of(spec, method, size)
+    sigma = Calibration(uncalibrated, spec.epochs, target_epsilon, spec.delta, "auto").solve()
+    return with_noise(spec, method.example_budget, sigma, target_epsilon)
 
 
 def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[str] | None) -> Dataset:

@@ -135,17 +135,3 @@ class StateOf:
 
     def restore(self, state: Any) -> None:
         self.set(state)
-
-
-@dataclass(frozen=True)
-class CudaGenerator:
-    """The global generator of a CUDA device. On a CPU its state is None, so a run may resume on the other kind."""
-
-    device: torch.device
-
-    def state(self) -> torch.Tensor | None:
-        return torch.cuda.get_rng_state(self.device) if self.device.type == "cuda" else None
-
-    def restore(self, state: torch.Tensor | None) -> None:
-        if state is not None and self.device.type == "cuda":
-            torch.cuda.set_rng_state(state, self.device)

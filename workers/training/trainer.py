@@ -28,7 +28,7 @@ from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_e
 from dpsweep.workers.evaluation.rates import mean_by_group
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.gradients.checks import trained_parameters
-from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
+from dpsweep.workers.gradients.modes import RandomState, cuda_state, modes_of, set_cuda_state, set_modes
 from dpsweep.workers.gradients.pass_results import WeightedSum
 from dpsweep.workers.machine.devices import sent
 from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed, seed_torch
@@ -44,7 +44,7 @@ from dpsweep.workers.training.history import EpochRecord
 from dpsweep.workers.training.norm_recorder import NormRecorder, NormStores, choose_rows, is_due, oldest_norm
 from dpsweep.workers.training.one_run_audit import Canaries, audit_gradient_scores
 from dpsweep.workers.training.optimizers import InTurn, make_average, make_learning_rate_schedule
-from dpsweep.workers.training.run_state import CudaGenerator, RunState, Stateful, StateOf
+from dpsweep.workers.training.run_state import RunState, Stateful, StateOf
 from dpsweep.workers.training.snapshot_intervals import Measurement, generator_rate
 from dpsweep.workers.training.trial_mechanism import affordable_epochs, check_spec, moment_order, with_chosen_norms
 
@@ -115,7 +115,7 @@ class Trainer:
             **self._step_noise.kept,
             "augmentation": _generator(self.local.augmentation_rng),
             "torch": _generator(torch.default_generator),
-            "cuda": CudaGenerator(device),
+            "cuda": StateOf(partial(cuda_state, device), partial(set_cuda_state, device)),
             "interval": self._everyone,
         }
 
