@@ -340,24 +340,12 @@ class AuditSpec:
     @property
     def leaves_out_rows(self) -> bool:
         """Return whether the canaries are training examples, which coins leave out."""
-        match self.kind:
-            case "rows":
-                return True
-            case "gradient":
-                return False
-            case _:
-                assert_never(self.kind)
+        return self.kind == "rows"
 
     @property
     def own_parameters(self) -> bool:
         """Return whether canaries have parameters of their own (`OwnParameters`)."""
-        match self.transcript:
-            case "iterates":
-                return False
-            case "last_model":
-                return not self.leaves_out_rows
-            case _:
-                assert_never(self.transcript)
+        return self.transcript == "last_model" and not self.leaves_out_rows
 
 
 Shard = Literal["frozen", "all"]
@@ -366,13 +354,7 @@ Shard = Literal["frozen", "all"]
 
 def divides_trained(shard: Shard) -> bool:
     """Return whether ranks divide the parameters that train, too."""
-    match shard:
-        case "frozen":
-            return False
-        case "all":
-            return True
-        case _:
-            assert_never(shard)
+    return shard == "all"
 
 
 @dataclass(frozen=True)

@@ -480,8 +480,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/micro_batches.py",
         ("tests/workers/gradients/test_static_shapes.py",),
         B(
-            "with_padding(y, step), examples)",
-            "with_padding(y, step), size)",
+            "with_padding(y, length), len(x) // multiplicity)",
+            "with_padding(y, length), size)",
             "padding counts as examples",
             True,
         ),
@@ -489,7 +489,12 @@ STEPS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/gradients/deferred_checks.py",
         ("tests/workers/gradients/test_synchronisations.py",),
-        B("if together.all_finite():", "if True:", "norms that lost digits weigh as they are", True),
+        B(
+            "if math.isfinite(float(torch.stack(self._later).sum())):",
+            "if True:",
+            "norms that lost digits weigh as they are",
+            True,
+        ),
         B(
             "return torch.where((now == self._precise).all(), total, math.nan)",
             "return total",

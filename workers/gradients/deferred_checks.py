@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Hashable, Sequence
-from typing import Protocol, TypeVar
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -15,65 +15,51 @@ from torch import Tensor
 from dpsweep.workers.gradients.layers import Layer, outputs_are_precise, which_read_outputs
 from dpsweep.workers.gradients.micro_batches import MicroBatch
 from dpsweep.workers.gradients.modes import RandomState
+from dpsweep.workers.gradients.pass_results import BatchNorms, infinite_for_nan
 
 T = TypeVar("T")
 
 
-class Look(Protocol):
-    """Checks whether sums of norms are finite."""
-
-    def finds_finite(self, total: Tensor) -> bool:
-        """Return whether the sum is finite; also True if the check is deferred."""
-        ...
-
-
-class AtOnce:
-    """Checks every sum immediately, and waits for the device."""
-
-    def finds_finite(self, total: Tensor) -> bool:
-        return math.isfinite(float(total))
-
-
-class Together:
-    """Defers the checks of all sums to one call of `all_finite`."""
-
-    def __init__(self) -> None:
-        self._totals: list[Tensor] = []
-
-    def finds_finite(self, total: Tensor) -> bool:
-        self._totals.append(total)
-        return True
-
-    def all_finite(self) -> bool:
-        """Return whether all sums are finite; waits for the device."""
-        return math.isfinite(float(torch.stack(self._totals).sum()))
-
-
 class Looks:
-    """Chooses how the norms of the micro-batches of a step are checked.
+    """Looks whether the norms of the micro-batches of a step are finite.
 
-    A check makes the host wait for the device, and checks after every layer would leave the device idle. All checks are
+    A look makes the host wait for the device, and looks after every layer would leave the device idle. All checks are
     therefore expressed by the sum of the norms, which is not finite if any norm must be computed again.
 
-    They are checked together, until in some step any of them is not finite or must be computed again; from then on each
-    micro-batch is checked by itself.
+    The sums are looked at together, until in some step any of them is not finite or must be computed again; from then
+    on each micro-batch is looked at by itself.
     """
 
     def __init__(self) -> None:
         self._at_each = False
+        self._later: list[Tensor] | None = None
 
-    def settled(self, batches: Sequence[MicroBatch], compute: Callable[[Look], T]) -> T:
+    def are_finite(self, norms: BatchNorms, total: Tensor) -> bool:
+        """Return whether ``total``, the sum of ``norms``, is finite.
+
+        True also where it is looked at later; NaN among the norms becomes infinity then, in place.
+        """
+        if self._later is None:
+            return math.isfinite(float(total))
+        self._later.append(total)
+        infinite_for_nan(norms)
+        return True
+
+    def settled(self, batches: Sequence[MicroBatch], compute: Callable[[], T]) -> T:
         """Return the result of ``compute``, which may be called a second time, with the same random numbers."""
         if len(batches) <= 1 or self._at_each:
-            return compute(AtOnce())
-        before, together = RandomState.of(batches[0].x.device), Together()
-        done = [compute(together)]
-        if together.all_finite():
-            return done[0]
+            return compute()
+        before, outside, self._later = RandomState.of(batches[0].x.device), self._later, []
+        try:
+            done = [compute()]
+            if math.isfinite(float(torch.stack(self._later).sum())):
+                return done[0]
+        finally:
+            self._later = outside
         done.clear()  # frees memory
         before.restore()
         self._at_each = True
-        return compute(AtOnce())
+        return compute()
 
 
 class Outputs:

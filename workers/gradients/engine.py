@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.checks import check_model, require_trained, unchanged
-from dpsweep.workers.gradients.deferred_checks import Look, Looks, Together
+from dpsweep.workers.gradients.deferred_checks import Looks
 from dpsweep.workers.gradients.deterministic_passes import draws
 from dpsweep.workers.gradients.divided import any_divided
 from dpsweep.workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
@@ -40,7 +40,6 @@ from dpsweep.workers.gradients.pass_results import (
     Pass,
     Sums,
     WeightedSum,
-    infinite_for_nan,
     require_same,
 )
 from dpsweep.workers.gradients.per_row import reading_as_verified
@@ -151,7 +150,7 @@ class GradientEngine:
     @torch.no_grad()
     def norms(self, x: Tensor, y: Tensor) -> BatchNorms:
         """Return norms and losses of every example, in the cheapest way without a later weighted sum."""
-        passes = self._settled(x, y, lambda batches, look: [self._norms_only(batch, look) for batch in batches])
+        passes = self._settled(x, y, lambda batches: [self._norms_only(batch) for batch in batches])
         return self._combination.joined(passes, x.device)
 
     @torch.no_grad()
@@ -167,7 +166,7 @@ class GradientEngine:
         """
         if self._micro_batch_size is None or len(x) <= self._micro_batch_size * self._multiplicity:
             return self.weighted_sum_rowwise(x, y, lambda norms, _: weigh(norms))
-        done = self._settled(x, y, lambda batches, look: [(batch, self._norm_pass(batch, look)) for batch in batches])
+        done = self._settled(x, y, lambda batches: [(batch, self._norm_pass(batch)) for batch in batches])
         norms = self._combination.joined([one.norms for _, one in done], x.device)
         weights = self._checked(weigh(norms), norms)
         sums, cleaned, differ = Sums(self._parameters), [], []
@@ -188,7 +187,7 @@ class GradientEngine:
         """
         return self._settled(x, y, partial(self._rowwise, x, weigh))
 
-    def _settled(self, x: Tensor, y: Tensor, compute: Callable[[Sequence[MicroBatch], Look], T]) -> T:
+    def _settled(self, x: Tensor, y: Tensor, compute: Callable[[Sequence[MicroBatch]], T]) -> T:
         """Return ``compute`` of the micro-batches; where it calls a layer in a new way, once they are verified."""
         require_rows(x, y, self._multiplicity)
         before = RandomState.of(x.device)
@@ -201,10 +200,10 @@ class GradientEngine:
         batches = self._micro_batches(x, y)
         return self._looks.settled(batches, partial(compute, batches))
 
-    def _rowwise(self, x: Tensor, weigh: WeighRows, batches: Sequence[MicroBatch], look: Look) -> WeightedSum:
+    def _rowwise(self, x: Tensor, weigh: WeighRows, batches: Sequence[MicroBatch]) -> WeightedSum:
         parts, weights, sums, start, non_finite = [], [], Sums(self._parameters), 0, 0
         for batch in batches:
-            norms, part, infinite = self._sum_rowwise(batch, look, start, weigh, sums)
+            norms, part, infinite = self._sum_rowwise(batch, start, weigh, sums)
             parts.append(norms)
             weights.append(part)
             start += part.shape[0]
@@ -233,18 +232,18 @@ class GradientEngine:
         )
 
     def _sum_rowwise(
-        self, batch: MicroBatch, look: Look, start: int, weigh: WeighRows, sums: Sums
+        self, batch: MicroBatch, start: int, weigh: WeighRows, sums: Sums
     ) -> tuple[BatchNorms, Tensor, int]:
         """Norms, weights and number of infinite norms of one micro-batch. Its gradients are freed on return."""
         rows = slice(start, start + batch.examples)
-        replayed, weights = self._replayed(batch, look, keep=True), None
+        replayed, weights = self._replayed(batch, keep=True), None
         if replayed is not None:
             recording, norms = replayed
             weights = self._checked(weigh(norms, rows), norms)
             if weights.dim() == self._axes_of_weights:
                 sums.add(recording.sums(self._with_padding(weights, batch)))
                 return norms, weights, 0
-        done = self._pass(batch, look, keep=True)
+        done = self._pass(batch, keep=True)
         norms = done.norms
         if weights is None:  # a rule that answers a query must be asked once
             weights = self._checked(weigh(norms, rows), norms)
@@ -254,25 +253,23 @@ class GradientEngine:
         self._compare_recording(batch, Done(norms, self._with_padding(weights, batch), added), done.finite)
         return norms, weights, done.non_finite()
 
-    def _norms_only(self, batch: MicroBatch, look: Look) -> BatchNorms:
-        replayed = self._replayed(batch, look, keep=False)
+    def _norms_only(self, batch: MicroBatch) -> BatchNorms:
+        replayed = self._replayed(batch, keep=False)
         if replayed is not None:
             return replayed[1]
-        done = self._pass(batch, look, keep=False)
+        done = self._pass(batch, keep=False)
         self._compare_recording(batch, Done(done.norms, None, {}), done.finite)
         return done.norms
 
-    def _replayed(self, batch: MicroBatch, look: Look, *, keep: bool) -> tuple[Recording, BatchNorms] | None:
+    def _replayed(self, batch: MicroBatch, *, keep: bool) -> tuple[Recording, BatchNorms] | None:
         """Return the recording of this kind of pass with its norms; None if there is none, or norms are not finite."""
         recordings = self._recordings_of(batch)
         recording = None if recordings is None else recordings.ready(self._kind(batch, keep))
         if recording is None:
             return None
         norms, total = recording.norms(batch.x, batch.y)
-        if not look.finds_finite(total):
+        if not self._looks.are_finite(norms, total):
             return None
-        if isinstance(look, Together):
-            infinite_for_nan(norms)
         return recording, norms.of_first(batch.examples)
 
     def _compare_recording(self, batch: MicroBatch, done: Done, finite: Tensor | None) -> None:
@@ -337,24 +334,22 @@ class GradientEngine:
         # Products may depend on the alignment of memory: passes that are recorded later, or were, have their own.
         return batches if self._recordings is None else [batch.copied() for batch in batches]
 
-    def _norm_pass(self, batch: MicroBatch, look: Look) -> Pass:
+    def _norm_pass(self, batch: MicroBatch) -> Pass:
         """Return a pass that records its initial random state if it draws, so that it can be repeated."""
         before = RandomState.of(batch.x.device)
-        done = self._pass(batch, look, keep=False)
+        done = self._pass(batch, keep=False)
         return done if before.is_current() else replace(done, random_state=before)
 
-    def _pass(self, batch: MicroBatch, look: Look, *, keep: bool) -> Pass:
+    def _pass(self, batch: MicroBatch, *, keep: bool) -> Pass:
         before = RandomState.of(batch.x.device) if self._outputs.are_read else None
         forward = partial(self._forward, batch.x, batch.y, keep=keep)
         norms, total, gradients, squares = self._in_room(forward, batch.x.device)
         finite = None
-        if not look.finds_finite(total):
+        if not self._looks.are_finite(norms, total):
             if before is not None and self._outputs.look_again():
                 before.restore()
-                return self._pass(batch, look, keep=keep)
+                return self._pass(batch, keep=keep)
             norms, finite = self._combination.precise(squares, gradients, norms.losses)
-        elif isinstance(look, Together):
-            infinite_for_nan(norms)
         return Pass(norms.of_first(batch.examples), finite, gradients if keep else {})
 
     def _forward(self, x: Tensor, y: Tensor, *, keep: bool) -> Forwarded:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal, assert_never, get_args
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -37,14 +37,8 @@ def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: Last
     rows, step = x.shape[0], size * multiplicity
 
     def made(x: Tensor, y: Tensor) -> MicroBatch:
-        examples = x.shape[0] // multiplicity
-        match last:
-            case "shorter":
-                return MicroBatch(x, y, examples)
-            case "padded":
-                return MicroBatch(with_padding(x, step), with_padding(y, step), examples)
-            case _:
-                assert_never(last)
+        length = step if last == "padded" else len(x)
+        return MicroBatch(with_padding(x, length), with_padding(y, length), len(x) // multiplicity)
 
     if 0 < rows <= step:  # without a view of all rows
         return [made(x, y)]

@@ -21,7 +21,7 @@ The number of rows (``els``) or of users (``uls``) that remain is public, as the
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Final, assert_never
 
@@ -76,13 +76,8 @@ def population(users: UserSpec | None, rows: int, histogram: RowsPerUser, kept: 
 
 def sampled(sampling: UserSampling) -> str:
     """Return the word for the members of the population that is sampled."""
-    match sampling:
-        case "els":
-            return "rows"
-        case "uls":
-            return "users"
-        case _:
-            assert_never(sampling)
+    words: Mapping[UserSampling, str] = {"els": "rows", "uls": "users"}
+    return words[sampling]
 
 
 def _require_strangers(spec: TrialSpec, shared: int) -> None:

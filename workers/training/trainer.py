@@ -12,7 +12,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any, assert_never
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -124,15 +124,11 @@ class Trainer:
         spec, audit = self._spec, self._spec.audit
         if audit is None:
             return None, None
-        match audit.kind:
-            case "rows":
-                coins = make_row_draws(spec.known_seed, "coins of canaries")
-                return Canaries(audit, len(self._dataset.train), spec.seed, coins), None
-            case "gradient":
-                trace = mechanism.trace(spec.epochs)
-                return None, GradientCanaries(spec, audit, self._parameters, self._method, self.local.facts, trace)
-            case _:
-                assert_never(audit.kind)
+        if audit.leaves_out_rows:
+            coins = make_row_draws(spec.known_seed, "coins of canaries")
+            return Canaries(audit, len(self._dataset.train), spec.seed, coins), None
+        trace = mechanism.trace(spec.epochs)
+        return None, GradientCanaries(spec, audit, self._parameters, self._method, self.local.facts, trace)
 
     def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
         norms, population = self._spec.norms, len(self._data)
