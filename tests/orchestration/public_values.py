@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import pickle
@@ -148,7 +149,8 @@ def _flat(value: Any, place: str = "") -> Iterator[tuple[str, str]]:
     if is_dataclass(value) and not isinstance(value, type):
         value = asdict(value)
     if isinstance(value, str) and value[:1] in ("{", "["):
-        value = json.loads(value)
+        with contextlib.suppress(json.JSONDecodeError):  # a token of a tokenizer is no JSON
+            value = json.loads(value)
     elif isinstance(value, str) and re.fullmatch("8005[0-9a-f]+", value):
         loaded = pickle.loads(bytes.fromhex(value))
         value = asdict(loaded) if is_dataclass(loaded) and not isinstance(loaded, type) else value
