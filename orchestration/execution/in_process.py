@@ -20,6 +20,7 @@ from dpsweep.orchestration.execution.backend import (
 )
 from dpsweep.orchestration.execution.completion import close_here
 from dpsweep.orchestration.execution.environment import IN_PROCESS
+from dpsweep.orchestration.execution.session import private_session
 from dpsweep.orchestration.execution.storage_checks import train_patiently
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
@@ -113,7 +114,10 @@ def in_process(asked: Opening) -> Iterator[InProcess]:
             f"scheduler {sweep.scheduler.name!r} compares trials that run side by side, but --address {IN_PROCESS} "
             "runs one after the other; use scheduler fifo, or another --address"
         )
-    with nothing_left(asked) as backend:
+    with (
+        private_session(),
+        nothing_left(asked) as backend,
+    ):  # whose folder keeps what trials share, as features of texts
         yield backend
 
 

@@ -11,7 +11,7 @@ NODE_FOLDER: Final = "DPSWEEP_NODE_FOLDER"
 
 
 def node_folder() -> Path | None:
-    """Return the path in `NODE_FOLDER`; None outside an embedded run."""
+    """Return the path in `NODE_FOLDER`; None outside a run that has its machine to itself."""
     given = os.environ.get(NODE_FOLDER)
     return Path(given) if given else None
 

@@ -281,7 +281,7 @@ class TextFeatures:
 
     path: a folder that ``save_pretrained`` wrote, or the name of a model in the cache of huggingface_hub. cache: a
     folder (or URI) that keeps the features for other runs on the same texts, and for resuming; they are as private as
-    the texts. The trials of an embedded run share them without it.
+    the texts. The trials of a run on one machine share them without it.
     """
 
     path: str
