@@ -296,6 +296,7 @@ class _Data:
         groups: Each[
             Sequence[str | bool | int | float] | Mapping[str, Sequence[str | bool | int | float]] | None
         ] = None,
+        ranges: Each[Mapping[str, Sequence[float]] | None] = None,
         padding_token: Each[str | None] = None,
         mask_token: Each[str] = "[MASK]",
         mask_fraction: Each[float] = 0.15,

@@ -81,7 +81,7 @@ def plan(
 
 
 _WITHHELD: Final = (
-    "the texts of these errors may quote the data; `dpsweep run`, which refuses the sweep too, keeps them in its "
+    "the full texts of these errors may quote the data; `dpsweep run`, which refuses the sweep too, keeps them in its "
     "private folder"
 )
 

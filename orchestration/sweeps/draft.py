@@ -26,7 +26,7 @@ from dpsweep.orchestration.sweeps.draft_scale import (
     scale_of,
 )
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.sweeps.text_column import TextColumn
+from dpsweep.orchestration.sweeps.text_column import TextColumn, quoted
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
 from dpsweep.workers.tasks import task_called
 
@@ -90,9 +90,7 @@ class _Subject:
         given: list[tuple[str, str | None]] = [("label", each.name) for each in self.labels]
         given += [("group", self.group), ("user", self.user), ("text", self.hashed)]
         if self.text is not None:
-            model = self.text.pretrained
-            given += [("text", self.text.name), ("tokenizer", self.text.tokenizer.name)]
-            given += [("pretrained", None if model is None else model.name)]
+            given += self.text.options
         flags = [word for role, name in given if name is not None for word in (f"--{role}", name)]
         return shlex.join(["dpsweep", "init", self.path.name, *flags])
 
@@ -164,7 +162,7 @@ class _Draft:
             *_header(subject, has_private_ranges, self.table.has_values_as_names),
             *_data_section(subject),
             *_may_name_users(self.table, subject),
-            *(by_columns if read is None else _text_section(read)),
+            *(by_columns if read is None else (*_ranges(_targets(subject)), *read.section(self.table))),
             "  test_fraction: 0.2    # held out for evaluation",
             "  # public_fraction: 0.1    # of the rest, for tune: rows that you declare public",
             *(f"  # {note}" for note in notes),
@@ -243,7 +241,7 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
     if column.values is None or len(column.values) < 2:
         amount = f"more than {MOST_VALUES}" if column.distinct > MOST_VALUES else "fewer than two"
         lacking = f", and {column.missing:.0%} of the rows lack one" if column.missing else ""
-        marked = f": {' and '.join(map(_text, column.markers))} counts as missing" if column.markers else ""
+        marked = f": {' and '.join(map(quoted, column.markers))} counts as missing" if column.markers else ""
         cure = "; write such a value otherwise in the table, or" if marked else ";"
         raise InvalidInput(
             f"the {role} column {column.name!r} has {amount} distinct values{lacking}{marked}{cure} name a column with "
@@ -260,32 +258,31 @@ def _unusable(column: ColumnProfile) -> str | None:
         fixed = ", of no fixed size where rows have none," if is_fixed else ""
         return f"whose values are of type {kind}; lists of equally many numbers{fixed} can be features"
     if column.same_as:
-        return f"whose values are those of {_text(column.same_as)}"
+        return f"whose values are those of {quoted(column.same_as)}"
     if column.distinct == 0:
         return "which has no values"
     if column.distinct == 1:
-        marked = f"; {' and '.join(map(_text, column.markers))} counts as missing" if column.markers else ""
+        marked = f"; {' and '.join(map(quoted, column.markers))} counts as missing" if column.markers else ""
         return f"which has the same value in every row{' that has one' if column.missing else ''}{marked}"
     if column.missing > _MOST_MISSING:
         return f"which lacks {column.missing:.0%} of its values: rows without a value are left out of training"
     if column.is_order:
         return "whose whole numbers only count the rows, as those of an identifier do"
     if column.ways:
-        return f"which writes numbers in several ways, such as {' and '.join(map(_text, column.ways[:3]))}; use one"
+        return f"which writes numbers in several ways, such as {' and '.join(map(quoted, column.ways[:3]))}; use one"
     if column.has_dates:
         return "which holds dates or times; as numbers, such as days since one of them, they can be features"
     if column.has_lists:
         return "whose texts are lists of numbers; as lists of a .parquet file they can be features"
     if column.strange and not column.is_prose:
-        return (
-            f"which holds numbers and texts such as {_text(column.strange)}; leave those fields empty, or write numbers"
-        )
+        such = quoted(column.strange)
+        return f"which holds numbers and texts such as {such}; leave those fields empty, or write numbers"
     if column.span is None and column.values is None and not column.is_prose:
         how = "declare its categories to use it, or read it as texts with --text"
         return f"which has more than {MOST_VALUES} different texts; {how}"
     if column.span is not None and not math.isfinite(2.0 * (column.span[1] - column.span[0])):
         return "whose numbers are too large for a range"
-    if len(_text(column.name)) > 1000:  # PyYAML takes no longer key than 1024 characters
+    if len(quoted(column.name)) > 1000:  # PyYAML takes no longer key than 1024 characters
         return "whose name is too long for a key of a sweep file"
     return None
 
@@ -302,11 +299,7 @@ def _number(value: float) -> str:
 
 
 def _listed(values: tuple[str, ...]) -> str:
-    return f"[{', '.join(_text(value) for value in values)}]"
-
-
-def _text(value: str) -> str:
-    return json.dumps(value, ensure_ascii=False) if value.isprintable() else json.dumps(value)
+    return f"[{', '.join(quoted(value) for value in values)}]"
 
 
 def _name(path: Path) -> str:
@@ -331,7 +324,7 @@ def _header(subject: _Subject, has_private_ranges: bool, has_values_as_names: bo
     yield "#   dpsweep run FILE       run it"
     yield "#"
     yield "# Every key is explained in docs/sweep.md. A list is an axis: one trial for each value."
-    yield f"name: {_text(_name(subject.path))}"
+    yield f"name: {quoted(_name(subject.path))}"
     yield "drafted: true    # delete this line when all that is marked CONFIRM is: no ε of a run before is a guarantee"
     yield ""
 
@@ -341,11 +334,11 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     form = "parquet" if subject.path.suffix.lower() == ".parquet" else "csv"
     yield "data:"
     yield f"  name: {form if subject.text is None else 'text'}"
-    yield f"  path: {_text(str(subject.path.resolve()))}"
+    yield f"  path: {quoted(str(subject.path.resolve()))}"
     if subject.encoding is not None:
         others = "cp1251, gb18030, shift_jis"
         yield f"  encoding: {subject.encoding}    # CONFIRM: not UTF-8; is all spelt right? Others: {others}"
-    yield f"  label: {_text(labels[0]) if len(labels) == 1 else _listed(tuple(labels))}"
+    yield f"  label: {quoted(labels[0]) if len(labels) == 1 else _listed(tuple(labels))}"
     if subject.task == "classification":
         (label,) = subject.labels
         lacking = _lacking(label)
@@ -358,12 +351,12 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     else:
         yield f"  task: {subject.task}    # CONFIRM: {_TASKS[subject.task]}"
     if subject.group is not None and subject.groups is not None:
-        yield f"  group: {_text(subject.group)}    # whose quality and privacy are compared; it is not a feature here"
+        yield f"  group: {quoted(subject.group)}    # whose quality and privacy are compared; it is not a feature here"
         yield f"  groups: {_listed(subject.groups.values or ())}    # CONFIRM{_lacking(subject.groups)}"
         yield from _alike(subject.groups)
         yield from _too_few(subject.groups)
     if subject.user is not None:
-        yield f"  user: {_text(subject.user)}    # whose row it is; a user's rows stay together in all splits"
+        yield f"  user: {quoted(subject.user)}    # whose row it is; a user's rows stay together in all splits"
         yield "  # epsilons are those of one row; those of a user with all rows: unit: user, below privacy"
 
 
@@ -383,22 +376,13 @@ def _may_name_users(table: TableProfile, subject: _Subject) -> Iterator[str]:
         words = re.sub(r"([a-z])([A-Z])", r"\1 \2", column.name)
         recurs = _FEW < column.distinct < round(table.rows * (1.0 - column.missing))
         if column.name not in roles and recurs and _OF_PEOPLE.search(words):
-            yield f"  # {_text(column.name)}: if it says whose row it is, draft again with --user, as an epsilon of"
+            yield f"  # {quoted(column.name)}: if it says whose row it is, draft again with --user, as an epsilon of"
             yield "  # one row protects nobody who has several"
-
-
-def _text_section(text: TextColumn) -> Iterator[str]:
-    yield f"  text: {_text(text.name)}"
-    yield f"  tokenizer: {_text(str(text.tokenizer.resolve()))}    # CONFIRM: made of other texts than these"
-    if text.has_other_tokenizer:
-        yield "  # the folder of the model has a tokenizer.json of its own, which makes other tokens than this one"
-    yield f"  max_length: {text.max_length}    # tokens; longer texts are cut"
 
 
 def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_ranges: bool) -> Iterator[str]:
     yield f"  features: {_listed(tuple(column.name for column in features))}"
-    regressed = subject.labels if subject.task == "regression" else ()
-    targets = [replace(label, all_different=False) for label in regressed]  # which is no sign of an identifier
+    targets = _targets(subject)
     numeric = [column for column in features if column.span is not None]
     if any(column.written for column in (*targets, *numeric)):
         yield "  numbers:    # CONFIRM: the decimal sign of columns that write numbers otherwise than 1234.5"
@@ -406,7 +390,7 @@ def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_
         if column.written:
             sign = column.written.convention
             doubt = "; these may be the other one, too" if column.written.ambiguous else ""
-            yield f"    {_text(column.name)}: {sign}    # {_SIGNS[sign]}{doubt}"
+            yield f"    {quoted(column.name)}: {sign}    # {_SIGNS[sign]}{doubt}"
     if has_private_ranges:
         yield "  # taken as they are, whatever their range; see preprocessing"
         yield f"  unscaled: {_listed(tuple(column.name for column in numeric))}"
@@ -415,16 +399,21 @@ def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_
     prose = [column for column in features if column.span is None and column.values is None]
     if prose:
         yield "  # texts: counts of letter triples, hashed to so many features; nothing is read off other rows"
-        yield f"  hashed: {{{', '.join(f'{_text(column.name)}: {PLACES}' for column in prose)}}}"
+        yield f"  hashed: {{{', '.join(f'{quoted(column.name)}: {PLACES}' for column in prose)}}}"
     for column in prose:
         if column.missing:
-            yield f"  # {_text(column.name)}:{_lacking(column)[1:]}"
+            yield f"  # {quoted(column.name)}:{_lacking(column)[1:]}"
     texts = [column for column in features if column.span is None and column.values is not None]
     if texts:
         yield "  categories:    # CONFIRM: one feature for each value; a value that is not listed becomes all zeros"
     for column in texts:
-        yield f"    {_text(column.name)}: {_listed(column.values or ())}    # read off the data{_lacking(column)}"
+        yield f"    {quoted(column.name)}: {_listed(column.values or ())}    # read off the data{_lacking(column)}"
         yield from _alike(column)
+
+
+def _targets(subject: _Subject) -> list[ColumnProfile]:
+    regressed = subject.labels if subject.task == "regression" else ()
+    return [replace(label, all_different=False) for label in regressed]  # which is no sign of an identifier
 
 
 def _ranges(columns: Sequence[ColumnProfile]) -> Iterator[str]:
@@ -432,7 +421,7 @@ def _ranges(columns: Sequence[ColumnProfile]) -> Iterator[str]:
         yield "  ranges:    # CONFIRM: numbers are scaled to [0, 1] by their range, and cut at its ends"
     for column in columns:
         low, high = map(_number, _outward(*(column.span or (0.0, 1.0))))
-        yield f"    {_text(column.name)}: [{low}, {high}]    # read off the data, rounded outwards{_lacking(column)}"
+        yield f"    {quoted(column.name)}: [{low}, {high}]    # read off the data, rounded outwards{_lacking(column)}"
     yield from _remarks([replace(column, missing=0.0) for column in columns])
 
 
@@ -440,20 +429,20 @@ def _remarks(columns: Sequence[ColumnProfile]) -> Iterator[str]:
     """Comments on columns of numbers."""
     for column in columns:
         if column.missing:
-            yield f"  # {_text(column.name)}:{_lacking(column)[1:]}"
+            yield f"  # {quoted(column.name)}:{_lacking(column)[1:]}"
         if column.places:
-            yield f"  # {_text(column.name)} is a list of {count_of(column.places, 'number')}, a feature each"
+            yield f"  # {quoted(column.name)} is a list of {count_of(column.places, 'number')}, a feature each"
         if column.apart is not None:
             far = f"{_number(column.apart)} in many rows, far from all other numbers"
-            yield f"  # {_text(column.name)} has {far}; if it stands for a missing value, leave these fields empty"
+            yield f"  # {quoted(column.name)} has {far}; if it stands for a missing value, leave these fields empty"
         if column.may_be_thousands:
-            cure = f"if points separate thousands, add numbers: {{{_text(column.name)}: comma}}"
-            yield f"  # {_text(column.name)} has three digits after each point: {cure}"
+            cure = f"if points separate thousands, add numbers: {{{quoted(column.name)}: comma}}"
+            yield f"  # {quoted(column.name)} has three digits after each point: {cure}"
         if column.whole and 2 < column.distinct <= _FEW:
             codes = "whole numbers; if they are codes, list them under categories"
-            yield f"  # {_text(column.name)} has {column.distinct} different {codes}"
+            yield f"  # {quoted(column.name)} has {column.distinct} different {codes}"
         if column.whole and column.all_different:
-            yield f"  # {_text(column.name)} is different in every row; if it is an identifier, leave it out"
+            yield f"  # {quoted(column.name)} is different in every row; if it is an identifier, leave it out"
 
 
 _SIGNS: Final = {
@@ -467,7 +456,7 @@ def _lacking(column: ColumnProfile) -> str:
     if not column.missing:
         return ""
     listed = "" if column.span is not None else ", unless you list it as a value"
-    known = f" ({', '.join(map(_text, column.markers))} too{listed})" if column.markers else ""
+    known = f" ({', '.join(map(quoted, column.markers))} too{listed})" if column.markers else ""
     return f"; missing in {column.missing:.1%} of the rows, which are left out{known}"
 
 
@@ -478,7 +467,7 @@ def _alike(column: ColumnProfile) -> Iterator[str]:
         by_letters.setdefault(_letters(unicodedata.normalize("NFKC", value)), []).append(value)
     for values in by_letters.values():
         if len(values) > 1:
-            named = " and ".join(map(_text, values))
+            named = " and ".join(map(quoted, values))
             by = "case or blanks" if len(set(map(_letters, values))) == 1 else "how Unicode spells a letter"
             yield f"  # {named} differ only by {by}: the same class? If so, {_cure(column, by_letters)}"
 
@@ -490,7 +479,7 @@ def _letters(value: str) -> str:
 def _too_few(column: ColumnProfile) -> Iterator[str]:
     """Yield a comment on classes or groups that too few rows have for a model to learn them, or for a test."""
     if column.rare:
-        named = ", ".join(map(_text, column.rare))
+        named = ", ".join(map(quoted, column.rare))
         yield f"  # fewer than {FEW_ROWS} rows each: {named}; too few to learn or to test, so join them with others"
 
 
@@ -509,7 +498,7 @@ def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str
     if any(len({value.lower() for value in values}) > 1 for values in by_letters.values()):
         return "spell them alike in the table"
     lower = _listed(tuple(sorted({value.lower() for value in column.values or ()})))
-    return f"add ignore_case: [{_text(column.name)}], and list {lower}"
+    return f"add ignore_case: [{quoted(column.name)}], and list {lower}"
 
 
 def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
@@ -523,7 +512,7 @@ def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
     elif subject.text.pretrained is None:
         yield "model: transformer    # small; or a function of your own"
     else:
-        path = _text(str(subject.text.pretrained.resolve()))
+        path = quoted(str(subject.text.pretrained.resolve()))
         lora, adam = "head: linear, adapter: {method: lora}", "optimizer: {name: adam, learning_rate: 0.01}"
         yield "preprocessing:    # reads each text once; no epsilon is spent"
         yield "  name: text_features"

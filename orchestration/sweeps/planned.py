@@ -148,7 +148,7 @@ def accept(plan: Plan, files: SweepFiles) -> Plan:
         with contextlib.suppress(StorageError):
             delete(files.error)
     if plan.refusals:
-        where = [f"the texts of these errors, which may quote the data, are in {files.error}"] if hidden else []
+        where = [f"the full texts of these errors, which may quote the data, are in {files.error}"] if hidden else []
         raise InvalidInput("\n".join([*plan.reasons(), *where]))
     return plan
 

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.workers.data import TableProfile
 from dpsweep.workers.models import has_other_tokenizer, most_tokens
 
 
@@ -38,6 +41,25 @@ class TextColumn:
         return None if tokenizer is None else cls(name, tokenizer, pretrained)
 
     @property
+    def options(self) -> list[tuple[str, str | None]]:
+        """Return the options of `dpsweep init` that give it, by their names; the tokenizer of the model needs none."""
+        if self.pretrained is None:
+            return [("text", self.name), ("tokenizer", self.tokenizer.name)]
+        is_own = self.tokenizer == self.pretrained / "tokenizer.json"
+        tokenizer = None if is_own else self.tokenizer.name
+        return [("text", self.name), ("tokenizer", tokenizer), ("pretrained", self.pretrained.name)]
+
+    def section(self, table: TableProfile) -> Iterator[str]:
+        """Yield the lines of a draft that name it. table: profile of the table that has it."""
+        missing = table.column(self.name, "text").missing
+        lacking = f"    # missing in {missing:.1%} of the rows, which are left out" if missing else ""
+        yield f"  text: {quoted(self.name)}{lacking}"
+        yield f"  tokenizer: {quoted(str(self.tokenizer.resolve()))}    # CONFIRM: made of other texts than these"
+        if self.has_other_tokenizer:
+            yield "  # the folder of the model has a tokenizer.json of its own, which makes other tokens than this one"
+        yield f"  max_length: {self.max_length}    # tokens; longer texts are cut"
+
+    @property
     def max_length(self) -> int:
         """Tokens of a text that a draft keeps: as many as the pretrained model reads, at most 128."""
         places = None if self.pretrained is None else most_tokens(str(self.pretrained))
@@ -49,3 +71,8 @@ class TextColumn:
 
 
 _TOKENS: Final = 128
+
+
+def quoted(value: str) -> str:
+    """Return a text as YAML takes it for one."""
+    return json.dumps(value, ensure_ascii=False) if value.isprintable() else json.dumps(value)

@@ -287,7 +287,7 @@ def test_an_error_of_the_plan_shows_type_and_place(
     assert ended.value.code == 2
     assert shown in printed.err
     assert CANARY not in printed.out + printed.err
-    assert "the texts of these errors may quote the data" in printed.err
+    assert "the full texts of these errors may quote the data" in printed.err
     assert not (tmp_path / "runs").exists(), "a plan writes nothing"
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import math
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
@@ -13,7 +15,7 @@ import numpy.typing as npt
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.workers.data.source_files import reading, require_path
+from dpsweep.workers.data.source_files import reading
 
 if TYPE_CHECKING:
     from tokenizers import Tokenizer
@@ -49,7 +51,12 @@ class TextEncoder:
     @classmethod
     def of_file(cls, file: str, length: int, padding_token: str | None) -> TextEncoder:
         """Load the tokenizer of a file. Raises: InvalidInput without the file, and as `of`."""
-        path = require_path(file)
+        path = Path(file).expanduser().absolute()
+        if not os.path.exists(path):  # False for a name that is too long
+            raise InvalidInput(
+                f"there is no tokenizer {path}; correct the path, or fetch a model with it: hf download NAME "
+                f"--local-dir {path.parent}"
+            )
         with reading(path):
             content = path.read_bytes()
         return cls.of(content, str(path), length, padding_token)

@@ -35,6 +35,7 @@ from dpsweep.workers.data.spelling import CellValues
 from dpsweep.workers.data.table import (
     Declared,
     Encoding,
+    Range,
     Roles,
     declared_groups,
     encoding_of,
@@ -127,6 +128,7 @@ def text(
     test_path: str | None = None,
     classes: CellValues | None = None,
     groups: CellValues | Mapping[str, CellValues] | None = None,
+    ranges: Mapping[str, Range] | None = None,
     padding_token: str | None = None,
     mask_token: str = "[MASK]",
     mask_fraction: Annotated[float, Field(gt=0.0, lt=1.0)] = 0.15,
@@ -141,9 +143,9 @@ def text(
     ``label`` (several columns for ``task`` regression or multi_label, as in tables). ``masked_lm`` predicts a random
     share ``mask_fraction`` of the tokens; ``causal_lm`` predicts each token from those before it. The masked tokens of
     a row depend only on ``mask_seed`` and the position of the row. group, user, user_separator, test_path, classes,
-    groups, encoding: as in tables. Rows with a missing value are left out, and notes count them. `cache`: a folder of
-    this node for memory-mapped files of tokens, made once and read batch by batch, for texts that exceed memory. They
-    are as private as the texts.
+    groups, encoding, and ranges, of the labels of a regression: as in tables. Rows with a missing value are left out,
+    and notes count them. `cache`: a folder of this node for memory-mapped files of tokens, made once and read batch by
+    batch, for texts that exceed memory. They are as private as the texts.
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
     """
@@ -151,7 +153,7 @@ def text(
     labels = _labels(objective, label, task)
     kind = task if objective == "label" else "language_modelling"
     by = () if group is None and kind != "classification" else attributes("text", labels if group is None else group)
-    declared = Declared(kind, {}, {}, classes, declared_groups(by, groups))
+    declared = Declared(kind, ranges or {}, {}, classes, declared_groups(by, groups))
     owners = OwnerColumns.of(user, user_separator)
     roles = Roles(labels, by, owners.column, (), frozenset((text,)))
     files = _read_files(path, test_path, text, roles, declared, owners, encoding)

@@ -131,12 +131,12 @@ def _with_one_end(tokens: Tensor, mask: Tensor, end: int, padding: int) -> Tenso
 
 
 def _require_objective(head: Head, causal: bool | None) -> None:
-    """Raises: InvalidInput for a head of language that predicts other tokens than the labels of the data."""
+    """Raises: InvalidInput for a head that does not predict the tokens that are the labels of the data."""
     asked = "causal_lm" if causal else "masked_lm"
-    if causal is not None and head in LANGUAGE and head != asked:
+    if causal is not None and head != asked:
         raise InvalidInput(
             f"head {head} does not predict the tokens of objective {asked} of the data; set head: {asked}, or "
-            f"objective: {head}"
+            f"objective: {head if head in LANGUAGE else 'label'}"
         )
 
 

@@ -245,6 +245,7 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     assert dpsweep("init", path, *named).returncode == 0
     plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))
     assert plan.refusals == ()
+    assert "--text body --pretrained model`" in (tmp_path / "own.yaml").read_text()
     frozen = known(plan.trials[0].spec.preprocessing)
     assert frozen.params["path"] == str(model)
     config = transformers.RobertaConfig(vocab_size=16, max_position_embeddings=12, **small)

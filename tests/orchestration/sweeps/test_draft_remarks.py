@@ -13,6 +13,8 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.orchestration.sweeps.text_column import TextColumn
+from tests.workers.data_folders import make_tokenizer
 
 ROWS = range(120)
 
@@ -198,3 +200,18 @@ def test_a_text_among_numbers_stands_for_a_missing_one(tmp_path: Path) -> None:
     words = [f"word{row}" if row % 5 == 0 else score for row, score in enumerate(SCORES)]
     with pytest.raises(InvalidInput, match='numbers and texts such as "word0"'):
         draft_sweep(table(tmp_path, "score,sex,y", words, SEXES, LABELS), ["y"], "sex")
+
+
+def test_rows_without_a_text_are_told(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("body,mood\n" + "the cat,a\n,b\nthe dog,b\nred sky,a\n" * 20)
+    tokenizer = make_tokenizer(tmp_path / "tokenizer.json")
+    drafted = draft_sweep(tmp_path / "texts.csv", ["mood"], None, text=TextColumn("body", tokenizer))
+    assert '  text: "body"    # missing in 25.0% of the rows, which are left out' in drafted
+
+
+def test_an_amount_learnt_from_texts_has_the_range_that_its_bound_is_for(tmp_path: Path) -> None:
+    (tmp_path / "texts.csv").write_text("body,pay\n" + "".join(f"the cat,{20_000 + row}\n" for row in ROWS))
+    tokenizer = make_tokenizer(tmp_path / "tokenizer.json")
+    drafted = draft_sweep(tmp_path / "texts.csv", ["pay"], None, text=TextColumn("body", tokenizer))
+    assert parse_sweep(drafted).data[0].params["ranges"] == {"pay": [20_000, 20_150]}
+    assert plan_sweep(parse_sweep(drafted)).refusals == ()

@@ -77,6 +77,15 @@ def test_texts_are_cut_and_rows_without_one_are_left_out(tmp_path: Path) -> None
         assert each.select(np.array([2])).flaws.tolist() == [[False, True]]  # type: ignore[union-attr]
 
 
+def test_amounts_are_scaled_by_their_range(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tokenizer.json")
+    (tmp_path / "texts.csv").write_text("body,pay\nthe cat,20\nthe dog,35\nred sky,90\n")
+    found = load(tmp_path, label="pay", task="regression", ranges={"pay": [20, 50]})
+    assert found.train.labels[:, 0].tolist() == [0.0, 0.5, 1.0]
+    with pytest.raises(InvalidInput, match="'body' has a range or categories, but is no feature"):
+        load(tmp_path, label="pay", task="regression", ranges={"body": [20, 50]})
+
+
 @pytest.mark.parametrize("suffix", ["csv", "parquet", "jsonl"])
 def test_blocks_do_not_change_what_is_read(folder: Path, suffix: str, monkeypatch: pytest.MonkeyPatch) -> None:
     whole = load(folder, f"texts.{suffix}", objective="masked_lm", group="lang")
@@ -212,7 +221,7 @@ def test_a_cut_keeps_users_whole_and_labels_with_their_rows(folder: Path) -> Non
         ),
         ({"label": "mood", "padding_token": "<p>"}, "has no token '<p>'; name one that it has by `padding_token`"),
         ({"label": "mood", "max_length": 1}, "max_length is 1: Input should be greater than or equal to 2"),
-        ({"label": "mood", "tokenizer": "/none.json"}, "there is no /none.json"),
+        ({"label": "mood", "tokenizer": "/none.json"}, "there is no tokenizer /none.json; .*: hf download NAME"),
         ({"label": "mood", "mask_fraction": 1.0}, "mask_fraction is 1.0: Input should be less than 1"),
         ({"label": "mood", "classes": ["neg"]}, "has a value that is neither declared"),
         ({"label": ["mood", "lang"]}, "label names 2 columns, but classification has one; set task"),

@@ -216,6 +216,9 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "next tokens for an encoder": (
         "masked", {"head": "masked_lm", "causal": True}, "of objective causal_lm of the data; set head: causal_lm",
     ),
+    "a head of classes for next tokens": (
+        "gpt2", {"causal": True}, "head classification does not predict the tokens of objective causal_lm .* set head",
+    ),
     "no head in the folder": ("bert", {"head": "masked_lm"}, "lacks .* that head masked_lm needs"),
     "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
     "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, .*query, .*value"),
