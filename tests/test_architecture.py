@@ -160,6 +160,21 @@ def test_the_name_of_a_type_means_one_thing() -> None:
     assert {name: list(places.values()) for name, places in meanings.items() if len(places) > 1} == {}
 
 
+def test_functions_that_other_files_import_have_names_of_their_own() -> None:
+    """Commands and the functions of `dpsweep.orchestration.library` share the names of what they call."""
+    paths = [path for package in PACKAGES[:3] for path in (ROOT / package).rglob("*.py") if path.stem != "__init__"]
+    imported = {pair for path in paths for pair in _imports(path)}
+    modules = {path: ".".join(("dpsweep", *path.relative_to(ROOT).with_suffix("").parts)) for path in paths}
+    defined = Counter(
+        node.name
+        for path in paths
+        for node in _tree(path).body
+        if isinstance(node, ast.FunctionDef) and (modules[path], node.name) in imported
+    )
+    assert len(defined) > 1000
+    assert {name for name, count in defined.items() if count > 1} == set()
+
+
 def test_no_imports_go_in_a_circle() -> None:
     """Files of one room too; imports for types alone count."""
     names = {

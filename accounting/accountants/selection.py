@@ -22,7 +22,7 @@ from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.mechanism.rounds import require_group_size
-from dpsweep.accounting.mechanism.trace import Selection, Trace, require_rows
+from dpsweep.accounting.mechanism.trace import Selection, Trace, require_unit_of_rows
 from dpsweep.accounting.numerics.renyi import ORDERS, Array, epsilon_improved, pure_rdp
 from dpsweep.accounting.numerics.roots import beginning
 from dpsweep.accounting.numerics.rounding import ROUND_UP
@@ -63,7 +63,7 @@ def account_choice(
     where the accountant does not cover the trace.
     """
     delta = require_finite("delta", delta, above=0.0, below=1.0)
-    require_rows(trace)
+    require_unit_of_rows(trace)
     if require_group_size(group_size) > 1:
         raise UnsupportedMechanism(
             f"the {group_size} examples of a group may lie in several parts of the data that candidates were trained "
@@ -112,7 +112,7 @@ def account_selection(
     delta, group_size = require_finite("delta", delta, above=0.0, below=1.0), require_group_size(group_size)
     if trace.selection is not None:
         raise InvalidInput("the trace is that of a selection already; account for it by dpsweep.accounting.account")
-    require_rows(trace)
+    require_unit_of_rows(trace)
     if accountant not in ("auto", *_METHODS):
         raise InvalidInput(f"accountant {accountant!r} covers no selection among trials; choose auto, pld or rdp")
     if trials.gamma == 1.0 or not trace.is_private:

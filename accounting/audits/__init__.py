@@ -3,7 +3,7 @@
 from dpsweep.accounting.audits.assumptions import ASSUMPTIONS, assumed_by_best
 from dpsweep.accounting.audits.auditing import Guesses, audited_epsilon, best_audited_epsilon, p_value, provable
 from dpsweep.accounting.audits.gaussian_tests import f_dp_epsilon, gdp_epsilon
-from dpsweep.accounting.audits.scaled_noise import StatedRun, Uniforms, ranks_epsilon, scores_of
+from dpsweep.accounting.audits.scaled_noise import StatedRun, Uniforms, random_scores, ranks_epsilon
 
 __all__ = [
     "ASSUMPTIONS",
@@ -17,6 +17,6 @@ __all__ = [
     "gdp_epsilon",
     "p_value",
     "provable",
+    "random_scores",
     "ranks_epsilon",
-    "scores_of",
 ]

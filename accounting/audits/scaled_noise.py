@@ -152,7 +152,7 @@ def _most_between(found: Array, rates: Array) -> Array:
     return np.asarray(np.minimum(from_before, from_after))
 
 
-def scores_of(run: StatedRun, included: NDArray[np.bool_], draws: Uniforms) -> Array:
+def random_scores(run: StatedRun, included: NDArray[np.bool_], draws: Uniforms) -> Array:
     """Return random scores of canaries; the ``included`` ones show all that the stated run allows.
 
     A canary that took no part scores above the score of rate alpha with probability alpha. One that did so with

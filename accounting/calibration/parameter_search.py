@@ -249,10 +249,10 @@ def round_up(value: float, decimals: int | None = None) -> float:
     return rounded if rounded >= value else round(rounded + 10.0**-places, places)
 
 
-def rounded_up(epsilon: float) -> str:
+def epsilon_text(epsilon: float) -> str:
     """Return an upper bound on epsilon as text, rounded up to four decimals.
 
-    >>> rounded_up(0.71801), rounded_up(225.30012), rounded_up(0.0), rounded_up(math.inf)
+    >>> epsilon_text(0.71801), epsilon_text(225.30012), epsilon_text(0.0), epsilon_text(math.inf)
     ('0.7181', '225.3002', '0.0000', 'infinite')
     """
     if not epsilon < math.inf:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.contributions import StepLaw
-from dpsweep.accounting.individual.spectrum_kernels import moments
+from dpsweep.accounting.individual.spectrum_kernels import write_moments
 from dpsweep.accounting.pld import Direction
 
 Array = NDArray[np.float64]
@@ -143,7 +143,7 @@ def _moments(tilted: Array, log_ratio: Array, exponents: Complex) -> Complex:
     """
     angles = (exponents[1] - exponents[0]).imag * log_ratio
     real, imaginary = np.empty((2, len(tilted), len(exponents)))
-    moments(tilted, np.cos(angles), np.sin(angles), real, imaginary)
+    write_moments(tilted, np.cos(angles), np.sin(angles), real, imaginary)
     return np.asarray(real + 1j * imaginary)
 
 

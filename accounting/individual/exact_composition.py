@@ -68,9 +68,9 @@ from dpsweep.accounting.individual.inversion import (
     Bucket,
     buckets,
     damping,
-    left_out,
     plain_exponent,
     raise_bounds,
+    truncation_bound,
 )
 from dpsweep.accounting.individual.rdp import RenyiCosts, renyi_costs
 from dpsweep.accounting.individual.spectrum_kernels import LOOSE
@@ -83,7 +83,7 @@ from dpsweep.accounting.individual.spreading import (
     weighted_sums,
 )
 from dpsweep.accounting.individual.table_cache import kept
-from dpsweep.accounting.individual.tail_bounds import within
+from dpsweep.accounting.individual.tail_bounds import is_within
 from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld import MIN_DELTA, Direction, PairBounds, epsilon_of_rounds, rounds_of_examples
 
@@ -201,7 +201,7 @@ def _interpolated_epsilons(costs: StepWeights, renyi: RenyiCosts) -> tuple[Array
     for bucket in buckets(costs, renyi):
         own, places = of_rows(costs, bucket.rows, bucket.stops)
         _Group(own, places, bucket, renyi, Direction.REMOVE).raise_all(bounds)
-        cheaper = within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], renyi.delta, Direction.ADD)
+        cheaper = is_within(all_costs, bucket.rows, bucket.tilt, bounds[0, bucket.rows], renyi.delta, Direction.ADD)
         rest = np.flatnonzero(~cheaper)
         if len(rest):
             _Group(own, places[rest], bucket.of(rest), renyi, Direction.ADD).raise_all(bounds)
@@ -353,5 +353,5 @@ def _plain_columns(pure: tuple[float, ...], contour: Contour, v: float) -> Array
 
 @functools.lru_cache(maxsize=512)
 def _cuts(contour: Contour, v: float) -> Array:
-    """Return the number of points up to each cut, and the bound of `left_out` there; [2, cuts]."""
-    return np.array([(size, left_out(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()
+    """Return the number of points up to each cut, and the bound of `truncation_bound` there; [2, cuts]."""
+    return np.array([(size, truncation_bound(contour, size, v)) for size in _cut_sizes(contour)]).T.copy()

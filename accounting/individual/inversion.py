@@ -221,7 +221,7 @@ def _factors(kernel: Complex) -> Array:
     return np.array([kernel.real, kernel.imag, np.abs(kernel)])
 
 
-def left_out(contour: Contour, size: int, v: float) -> float:
+def truncation_bound(contour: Contour, size: int, v: float) -> float:
     """Return the bound for both kernels on the sum of |kernel| exp(-v w^2 / 2) over the terms from ``size`` on.
 
     Times exp(K) at the real point, it bounds the sum of the terms left out. 1/|z (z-1)| sums to at most

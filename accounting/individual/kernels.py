@@ -24,14 +24,14 @@ FOUND = types.Array(float64, 1, "C")
 FOUND_TABLE = types.Array(float64, 2, "C")
 
 _LANES = 16
-"""Number of rows that `spread` processes at once."""
+"""Number of rows that `split_steps` processes at once."""
 
 _WINDOW = 16
 """Number of neighbouring orders that `best_orders` evaluates at once."""
 
 
 @kernel(TABLE, TABLE, int64, FOUND, types.Array(int32, 1, "C"), types.Array(int64, 1, "C"))
-def spread(
+def split_steps(
     values: Array, stretches: Array, size: int, weights: Array, nodes: NDArray[np.int32], ends: NDArray[np.int64]
 ) -> None:
     """Split steps between two nodes each; see `dpsweep.accounting.individual.spreading`.
@@ -76,7 +76,7 @@ def spread(
 
 
 @kernel(NODES, types.Array(boolean, 1, "C"))
-def mark(nodes: NDArray[np.int32], reached: NDArray[np.bool_]) -> None:
+def mark_nodes(nodes: NDArray[np.int32], reached: NDArray[np.bool_]) -> None:
     """Set reached [all nodes] at the given ``nodes``."""
     for i in range(len(nodes)):
         reached[nodes[i]] = True

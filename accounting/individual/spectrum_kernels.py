@@ -40,7 +40,7 @@ _LANES, _ADDENDS = 16, 16
 
 
 @kernel(TABLE, TABLE, TABLE, FOUND_TABLE, FOUND_TABLE)
-def moments(tilted: Array, cosines: Array, sines: Array, real: Array, imaginary: Array) -> None:
+def write_moments(tilted: Array, cosines: Array, sines: Array, real: Array, imaginary: Array) -> None:
     """Write the sums over g of tilted[n, g] (cosines[n, g] + i sines[n, g])^k for k = 0 .. points - 1.
 
     tilted, cosines, sines [nodes, grid]; real, imaginary [nodes, points].

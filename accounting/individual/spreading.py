@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from dpsweep.accounting.individual.contributions import Array, SampledNodes, SparseRows, StepsLaw, StepWeights, Stretch
-from dpsweep.accounting.individual.kernels import mark, spread, sums
+from dpsweep.accounting.individual.kernels import mark_nodes, split_steps, sums
 
 NODES = 256
 """Nodes per sampling rate, uniform in sqrt(u). If the largest sqrt(u) is above 1, times that, up to 4 times as many."""
@@ -50,13 +50,13 @@ def spread_linearly(
     rows = values.shape[1]
     entries = rows * min(2 * len(stretches_of_all), first) + 1
     weights, places, ends = np.empty(entries), np.empty(entries, np.int32), np.zeros(rows + 1, np.int64)
-    spread(values, stretches_of_all, first, weights, places, ends)
+    split_steps(values, stretches_of_all, first, weights, places, ends)
     return parts, SparseRows(weights[: ends[-1]], places[: ends[-1]], ends)
 
 
 @functools.lru_cache(maxsize=16)
 def _fields(stretches: tuple[Stretch, ...], nodes: int, first: int) -> Array:
-    """Return the argument ``stretches`` [stretches, 9] of `kernels.spread`, if the nodes start at index ``first``."""
+    """Return the argument ``stretches`` [stretches, 9] of `kernels.split_steps` for nodes from index ``first`` on."""
     roots = np.sqrt(_nodes(stretches, nodes))
     spacing = (roots[-1] - roots[0]) / (len(roots) - 1)
     grid = (1.0 / spacing, roots[0] / spacing, len(roots), first)
@@ -107,7 +107,7 @@ def near_reached(costs: StepWeights, stops: Sequence[int]) -> StepWeights:
     if not costs.sampled:
         return costs
     reached, parts = np.zeros(costs.starts[-1], np.bool_), zip(costs.starts, stops, strict=False)
-    mark(costs.steps.nodes, reached)
+    mark_nodes(costs.steps.nodes, reached)
     few = _FEW if costs.examples <= _SEVERAL_PARTS else np.inf
     return costs.on_nodes([_near(np.flatnonzero(reached[start : start + stop]), stop, few) for start, stop in parts])
 

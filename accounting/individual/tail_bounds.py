@@ -34,7 +34,7 @@ _MARGIN = 1e-6
 """Margin required of bounds on log(delta), far above the rounding error of the exponent."""
 
 
-def within(
+def is_within(
     costs: StepWeights, rows: NDArray[np.intp], tilt: float, epsilons: Array, delta: float, direction: Direction
 ) -> NDArray[np.bool_]:
     """Return whether delta at the ``epsilons`` of these ``rows``, in this direction, is proven to be at most ``delta``.

@@ -27,7 +27,7 @@ from dpsweep.accounting.records.part_files import PartFiles
 from dpsweep.accounting.records.shards import NormShards, read_contributions
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.accounting.records.user_files import read_groups
+from dpsweep.accounting.records.user_files import read_user_groups
 
 
 class Numbered(Protocol):
@@ -65,7 +65,7 @@ class AccountingJob:
     ``pld``).
 
     counting: what the summary counts. folder: where the epsilons are stored. group_by: a file of groups
-    (`dpsweep.accounting.records.read_groups`) that the summary counts in place of the trial's own; "" for these.
+    (`dpsweep.accounting.records.read_user_groups`) that the summary counts in place of the trial's own; "" for these.
     """
 
     root: str
@@ -123,7 +123,7 @@ def store_part(job: AccountingJob, part: int, epsilons: Epsilons, inputs: str) -
 
 def _result(job: AccountingJob, part: int, record: PartRecord, epsilons: Epsilons) -> PartResult:
     if job.group_by:
-        epsilons = replace(epsilons, groups=read_groups(job.group_by).labels_of(epsilons.example_ids))
+        epsilons = replace(epsilons, groups=read_user_groups(job.group_by).labels_of(epsilons.example_ids))
     return PartResult(part, record, summarise(epsilons, job.counting))
 
 

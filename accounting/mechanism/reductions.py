@@ -21,8 +21,8 @@ from dpsweep.accounting.mechanism.trace import (
     Release,
     Trace,
     require_one_run,
-    require_rows,
     require_supported,
+    require_unit_of_rows,
 )
 from dpsweep.accounting.mechanism.units import EXAMPLE, of_records
 
@@ -63,7 +63,7 @@ def as_accounted(trace: Trace, group_size: int = 1) -> Trace:
     accountant of single runs passes here.
     """
     require_one_run(trace)
-    require_rows(trace)
+    require_unit_of_rows(trace)
     require_supported(trace)
     trace = as_independent(trace, group_size)
     samplings = {segment.sampling: _in_one_form(segment.sampling) for segment in trace.segments}

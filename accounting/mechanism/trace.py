@@ -372,7 +372,7 @@ def require_one_run(trace: Trace) -> None:
         )
 
 
-def require_rows(trace: Trace) -> None:
+def require_unit_of_rows(trace: Trace) -> None:
     """Raise `UnsupportedMechanism` for a run whose epsilons protect users.
 
     Accounting for rows would otherwise give a smaller epsilon than a user's.

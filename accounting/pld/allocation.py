@@ -30,7 +30,7 @@ from scipy import special
 
 from dpsweep.accounting.pld.allocation_blocks import sum_of_ratios
 from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean
-from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, spread
+from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, connect_the_dots
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
 Places = npt.NDArray[np.int64]
@@ -315,7 +315,9 @@ def on_lattice(law: EvenLaw, spacing: float, direction: Direction, bound: Bound)
     losses, first, second, above = losses_of(law, direction)
     if bound == "lower":
         return lowered(losses, (1.0 - ROUNDING) * first, spacing)
-    return spread(_cells_of(losses, (1.0 + ROUNDING) * first, (1.0 + ROUNDING) * second, above, spacing), spacing)
+    return connect_the_dots(
+        _cells_of(losses, (1.0 + ROUNDING) * first, (1.0 + ROUNDING) * second, above, spacing), spacing
+    )
 
 
 def losses_of(law: EvenLaw, direction: Direction) -> tuple[Array, Array, Array, float]:

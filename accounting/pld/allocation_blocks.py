@@ -33,7 +33,7 @@ from typing import Final
 import numpy as np
 from scipy import special
 
-from dpsweep.accounting.pld.allocation_transform import cells
+from dpsweep.accounting.pld.allocation_transform import cell_masses
 from dpsweep.accounting.pld.loss import Bound
 from dpsweep.accounting.pld.sensitivity import Array
 
@@ -190,7 +190,7 @@ def _split(shift: float, tail: float) -> tuple[_Grid, Array, Array, Array] | Non
         return None
     parts = grid.points[:-1, None] + np.diff(grid.points)[:, None] * np.arange(_PARTS) / _PARTS
     edges = np.append(parts.ravel(), grid.points[-1])
-    masses, sums, _ = cells(shift, edges)
+    masses, sums, _ = cell_masses(shift, edges)
     return grid, edges, masses, sums
 
 

@@ -206,7 +206,7 @@ def _on_grid(shift: float, reach: float, bound: Bound) -> _Ratio | None:
     size = math.ceil((math.exp(end) - first) / step) + 1
     points = _even(first, step, size)
     edges = points if bound == "upper" else np.concatenate((np.zeros(1), points + 0.5 * step))
-    masses, sums, errors = cells(shift, edges)
+    masses, sums, errors = cell_masses(shift, edges)
     placed = _spread(masses, sums, errors, points) if bound == "upper" else _pooled(masses, sums, errors, points)
     if placed is None:
         return None
@@ -230,7 +230,7 @@ def _first_barycentre(shift: float, step: float) -> float:
     return beginning(is_above, 0.0, 1.0 + step)[1] - 0.5 * step
 
 
-def cells(shift: float, edges: Array) -> tuple[Array, Array, Array]:
+def cell_masses(shift: float, edges: Array) -> tuple[Array, Array, Array]:
     """Masses of Y under Q between edges, sums of Y there, and a bound on the rounding error of both."""
     with np.errstate(divide="ignore"):
         places = np.log(edges) / shift + 0.5 * shift

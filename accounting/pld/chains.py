@@ -32,7 +32,7 @@ from dpsweep.accounting.pld.composition import (
     require_pld_delta,
 )
 from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_group
-from dpsweep.accounting.pld.profile import RESOLVED, CertifiedProfile, grid, profile_of_rounds
+from dpsweep.accounting.pld.profile import RESOLVED, CertifiedProfile, epsilon_grid, profile_of_rounds
 from dpsweep.accounting.pld.sensitivity import Array
 
 _APART = 1e-2
@@ -107,7 +107,7 @@ def profile_of_chain(chain: Chain, deltas: Sequence[float] = ()) -> CertifiedPro
         return gaussian
     least = min([RESOLVED, *deltas])
     found = _points(chain, epsilon_of_rounds(chain.one, least).upper, least)
-    epsilons = grid(min(float(gaussian.epsilons[-1]), _epsilon_below(found, least)))
+    epsilons = epsilon_grid(min(float(gaussian.epsilons[-1]), _epsilon_below(found, least)))
     before = np.searchsorted(gaussian.epsilons, epsilons, side="right") - 1
     upper = np.minimum(gaussian.worst[before], [_delta_below(found, float(each)) for each in epsilons])
     return CertifiedProfile(epsilons, np.minimum.accumulate([upper, upper], axis=1), None)

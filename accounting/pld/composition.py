@@ -31,7 +31,7 @@ from dpsweep.accounting.pld.ceilings import (
 )
 from dpsweep.accounting.pld.curve import Composed
 from dpsweep.accounting.pld.exact import HIGHEST_EXACT, LEAST_TAIL, exact_deltas, exact_epsilon
-from dpsweep.accounting.pld.fourier import compose, compose_from_above, compose_upper, rounded_up
+from dpsweep.accounting.pld.fourier import compose, compose_from_above, compose_upper, law_rounded_up
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import LatticePlan, make_plan, spacing_for
 from dpsweep.accounting.pld.loss import DIRECTIONS, MAX_POINTS
@@ -91,7 +91,7 @@ def upper_epsilon_of_rounds(rounds: GroupRounds, delta: float, tolerance: float 
     delta, tolerance = _required(delta, tolerance)
     if rounds.is_private and rounds.laws:
         tail = tail_of(rounds, delta)
-        rounds = replace(rounds, laws=tuple((rounded_up(law, tail), count) for law, count in rounds.laws))
+        rounds = replace(rounds, laws=tuple((law_rounded_up(law, tail), count) for law, count in rounds.laws))
     asked = _Asked(rounds, delta, tolerance, _FROM_ABOVE)
     known, is_enough = _without_lattices(asked)
     if is_enough:

@@ -191,10 +191,10 @@ def compose_upper(rounds: GroupRounds, plan: LatticePlan) -> Curve:
 
 
 def _from_above(law: RoundLaw, plan: LatticePlan) -> LatticeLoss:
-    return _tabulated(rounded_up(law, plan.tail), plan).law(plan.direction, "upper")
+    return _tabulated(law_rounded_up(law, plan.tail), plan).law(plan.direction, "upper")
 
 
-def rounded_up(law: RoundLaw, tail: float) -> RoundLaw:
+def law_rounded_up(law: RoundLaw, tail: float) -> RoundLaw:
     """Return a law that dominates this one, as every composition from above rounds it up. tail: mass that it drops."""
     return law.truncated(tail).pooled(MAX_ATOMS, "upper")
 
@@ -327,7 +327,7 @@ def _times(products: Iterable[Product]) -> Product:
 
 
 def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
-    kept, rounded = rounded_up(law, plan.tail), law.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
+    kept, rounded = law_rounded_up(law, plan.tail), law.rounded_down(plan.tail).pooled(MAX_ATOMS, "lower")
     table, offset = _tabulated(kept, plan), lower_offset(rounded, plan.spacing)
     lower_table = table if kept == rounded and offset == 0.0 else _tabulated(rounded, plan, offset)
     upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
@@ -335,7 +335,7 @@ def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
 
 
 def _factors_from_above(law: RoundLaw, plan: LatticePlan) -> _Factors:
-    table = _tabulated(rounded_up(law, plan.tail), plan)
+    table = _tabulated(law_rounded_up(law, plan.tail), plan)
     (upper,) = _factors((table.law(plan.direction, "upper"),), plan)
     lower = replace(upper, infinity=math.inf)  # all of it may be too much
     return _with_opposite(upper, lower, _opposite(table, plan), plan)

@@ -130,7 +130,7 @@ class LossTable:
     def law(self, direction: Direction, bound: Bound) -> LatticeLoss:
         """Return the law of the loss in one direction, with the guarantee in the module's description."""
         cells = self._remove_cells() if direction is Direction.REMOVE else self._add_cells()
-        return spread(cells, self.spacing) if bound == "upper" else merge(cells, self.spacing)
+        return connect_the_dots(cells, self.spacing) if bound == "upper" else merge(cells, self.spacing)
 
     def _remove_cells(self) -> Cells:
         losses = self._log_ratios
@@ -254,13 +254,13 @@ def tabulate_round(
 ) -> RoundTable:
     """Return `tabulate` every case of a round on one lattice, each with its share of ``tail`` and ``floor``."""
     tables = (
-        (p, tabulate(mixture, spacing, direction, share_of(tail, p), share_of(floor, p), offset))
+        (p, tabulate(mixture, spacing, direction, tail_share(tail, p), tail_share(floor, p), offset))
         for p, mixture in law.cases
     )
     return RoundTable(tuple(tables), law.dropped)
 
 
-def share_of(tail: float, probability: float) -> float:
+def tail_share(tail: float, probability: float) -> float:
     """Return what a case of ``probability`` may lose if the round may lose ``tail``; at most a hundredth."""
     return tail if probability == 1.0 else min(tail / probability, max(tail, 0.01))
 
@@ -297,7 +297,7 @@ def discretise(
     return tabulate(kept, spacing, direction, tail, tail, offset).law(direction, bound)
 
 
-def spread(cells: Cells, spacing: float) -> LatticeLoss:
+def connect_the_dots(cells: Cells, spacing: float) -> LatticeLoss:
     """Connect the dots: keep each cell's mass under both measures on its two nodes (Doroshenko et al., 2022)."""
     raised = np.clip((cells.numerator - cells.denominator) / -np.expm1(-spacing), 0.0, cells.numerator)
     masses = np.zeros(len(cells.numerator) + 1)

@@ -64,16 +64,16 @@ def profile_of_rounds(rounds: GroupRounds, deltas: Sequence[float] = ()) -> Cert
     if not rounds.is_private:
         return CertifiedProfile(np.zeros(1), np.ones((2, 1)), np.ones((2, 1)))
     if rounds.is_one_gaussian:
-        epsilons = grid(gaussian_epsilon(rounds.gaussian, least)[0])
+        epsilons = epsilon_grid(gaussian_epsilon(rounds.gaussian, least)[0])
         return _at(epsilons, [partial(gaussian_delta, rounds.gaussian)] * 2)
     if (bends := corners(rounds)) is not None and (exactly := exact_deltas(rounds)) is not None:
-        return _at(np.union1d(grid(float(bends[-1]), 1.0), bends), [exactly] * 2)
+        return _at(np.union1d(epsilon_grid(float(bends[-1]), 1.0), bends), [exactly] * 2)
     aims = [_Aim(0.0, min(total_variation(rounds), 1.0), 1e-8)]
     reached = [(epsilon_of_rounds(rounds, each).upper, each) for each in deltas]
     aims += [_Aim(epsilon, delta, 1e-4) for epsilon, delta in reached if epsilon < math.inf]
     pair = [cumulants(rounds, direction, max(MIN_DELTA, least * 1e-8)) for direction in DIRECTIONS]
     ends = [saddle_at_delta(generating, math.log(least)).epsilon for generating in pair]
-    epsilons = grid(max(*ends, *(aim.epsilon for aim in aims)))
+    epsilons = epsilon_grid(max(*ends, *(aim.epsilon for aim in aims)))
     upper, lower = np.ones((2, len(epsilons))), np.zeros((2, len(epsilons)))
     for aim in aims:
         above, below = _bounds(rounds, aim, epsilons)
@@ -118,7 +118,7 @@ def _at(epsilons: Array, deltas: Sequence[Deltas]) -> CertifiedProfile:
     return _monotone(epsilons, bounds[:, :, 0], bounds[:, :, 1])
 
 
-def grid(reach: float, beyond: float = _BEYOND) -> Array:
+def epsilon_grid(reach: float, beyond: float = _BEYOND) -> Array:
     """Return the epsilons from 0 to ``reach``: geometric near 0, so that every scale on which delta changes is
     resolved.
     """

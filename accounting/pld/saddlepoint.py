@@ -19,7 +19,7 @@ import numpy as np
 from dpsweep.accounting.numerics.roots import root
 from dpsweep.accounting.pld.allocation import quadrature
 from dpsweep.accounting.pld.group_rounds import GroupRounds
-from dpsweep.accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, share_of
+from dpsweep.accounting.pld.loss import MAX_ATOMS, Direction, loss_at, output_range, tail_share
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array, RoundLaw
 
 Law = TypeVar("Law")
@@ -123,7 +123,7 @@ def cumulants(rounds: GroupRounds, direction: Direction, tail: float, most: int 
         kept = law.truncated(tail).pooled(MAX_ATOMS, "upper")
         atoms = max(atoms, kept.atoms)
         for place, (probability, mixture) in enumerate(kept.cases):
-            own_tail = share_of(tail, probability)
+            own_tail = tail_share(tail, probability)
             low, high = output_range(mixture, direction, own_tail, own_tail)
             outputs = np.linspace(low, high, _POINTS)
             losses[row, place] = loss_at(mixture, outputs)

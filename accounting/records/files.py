@@ -36,7 +36,7 @@ _OPTIONS: Final = {"s3": "?allow_delayed_open=true"}
 
 
 @functools.lru_cache(maxsize=32)
-def connected(scheme: str, host: str) -> tuple[fs.FileSystem, str]:
+def file_system_of(scheme: str, host: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of ``scheme://host``, and the path of that host in it.
 
     One object for each is cached for the life of the process, because connecting is slow. Raises: InvalidInput for a
@@ -81,7 +81,7 @@ def _require_answer(uri: str, bucket: str) -> None:
 def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
     """Return the file system of an object store's address, and the path inside it.
 
-    Raises: InvalidInput unless it is an address without a password; as `connected`.
+    Raises: InvalidInput unless it is an address without a password; as `file_system_of`.
     """
     try:
         parts = urlsplit(uri)
@@ -94,7 +94,7 @@ def open_filesystem(uri: str) -> tuple[fs.FileSystem, str]:
         )
     if not parts.scheme:
         raise InvalidInput(f"{uri!r} is not an address, as it begins with no scheme; use a local path, s3:// or gs://")
-    filesystem, base = connected(parts.scheme, parts.netloc)
+    filesystem, base = file_system_of(parts.scheme, parts.netloc)
     return filesystem, "/".join(piece for piece in (base.strip("/"), parts.path.strip("/")) if piece)
 
 

@@ -47,7 +47,7 @@ class GroupFile:
 
 
 @functools.lru_cache(maxsize=1)
-def read_groups(uri: str) -> GroupFile:
+def read_user_groups(uri: str) -> GroupFile:
     """Read a whole file of groups; cached, because every part of a trial needs it.
 
     Raises: InvalidInput for a file that is missing, is neither CSV nor Parquet, lacks a column, holds ids that are not

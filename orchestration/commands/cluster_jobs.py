@@ -177,11 +177,11 @@ def drive() -> None:
     prepare_environment("auto")
     from dpsweep.orchestration.execution.shared_connection import ray_ahead
     from dpsweep.orchestration.execution.submission import read_job
-    from dpsweep.orchestration.tracking.access import opened
+    from dpsweep.orchestration.tracking.access import unsealed
 
     job = read_job()
     require_key(job.key_check, f"the sweep in {job.output}")
-    os.environ.update(opened(job.tracking, cluster_token()))  # of this process alone: workers start from Ray's own
+    os.environ.update(unsealed(job.tracking, cluster_token()))  # of this process alone: workers start from Ray's own
     spec = parse_sweep(job.text, job.origin)
     from dpsweep.orchestration.pipeline import RunRequest
 
@@ -309,13 +309,13 @@ def _require_own_output(spec: SweepSpec, text: str, output: str, code: UserCode,
     from dpsweep.orchestration.execution.same_code import ANEW, begun_with_other_code, refuse
     from dpsweep.orchestration.execution.upkeep import named_trials
     from dpsweep.orchestration.store.layout import SweepFiles
-    from dpsweep.orchestration.sweeps.manifest import opened, read_manifest
+    from dpsweep.orchestration.sweeps.manifest import opened_manifest, read_manifest
 
     files = SweepFiles(output)
     try:
         is_seen = "://" in output or exists(str(Path(output).parent))
         stored = read_manifest(files)
-        opened(stored, spec, text, files.root)
+        opened_manifest(stored, spec, text, files.root)
         if stored is not None:
             anew = named_trials(files, retry) if retry else ()
             refuse(begun_with_other_code(files, stored_record(files).points, code, anew), files, ANEW)

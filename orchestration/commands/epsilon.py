@@ -27,7 +27,7 @@ from dpsweep.accounting.attacks import (
     curve_of_examples,
     privacy_curve,
 )
-from dpsweep.accounting.calibration.parameter_search import rounded_up
+from dpsweep.accounting.calibration.parameter_search import epsilon_text
 from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
@@ -337,10 +337,10 @@ def _estimates_table(estimates: Sequence[PrivacyEstimate], compared: Mapping[int
     for estimate in estimates:
         lower = estimate.lower_epsilon
         beside = compared.get(estimate.group_size) if not estimate.unit.startswith("examples") else None
-        comparison = ["", ""] if beside is None else [rounded_up(beside.vadhan), _shown_down(beside.linear)]
+        comparison = ["", ""] if beside is None else [epsilon_text(beside.vadhan), _shown_down(beside.linear)]
         table.add_row(
             estimate.unit,
-            rounded_up(estimate.epsilon),
+            epsilon_text(estimate.epsilon),
             _shown_down(lower) if lower is not None and estimate.is_private else "unknown",
             *comparison[: len(headings)],
             f"{estimate.delta:g}",
@@ -356,8 +356,8 @@ def _spread_table(spread: EpsilonSpread) -> Table:
     title = f"{spread.examples} single examples, by individual {spread.method}: {spread.kind}, {spread.adjacency}"
     table = Table("statistic", "epsilon", title=title, title_justify="left")
     for level, value in zip(QUANTILES, spread.quantiles, strict=True):
-        table.add_row(names.get(level, f"{level:.0%} quantile"), rounded_up(value))
-    table.add_row("mean", rounded_up(spread.mean))
+        table.add_row(names.get(level, f"{level:.0%} quantile"), epsilon_text(value))
+    table.add_row("mean", epsilon_text(spread.mean))
     return table
 
 

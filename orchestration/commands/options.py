@@ -14,7 +14,7 @@ from rich.table import Table
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.local_files import UnsafeFile, others_can_write, replace_file
-from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting, plain
+from dpsweep.orchestration.comparison.formats import UNBOUNDED, Fitting, plain_text
 
 Folder = Annotated[str, typer.Argument(help="Folder or URI that `dpsweep run` wrote.", metavar="DIR")]
 AllowCode = Annotated[
@@ -107,7 +107,7 @@ def is_given(context: typer.Context, parameter: str) -> bool:
 
 def warn(sentence: str) -> None:
     """Print a warning to stderr."""
-    typer.echo(plain(f"warning: {sentence}"), err=True)
+    typer.echo(plain_text(f"warning: {sentence}"), err=True)
 
 
 _LINE_INTERVAL: Final = 5.0

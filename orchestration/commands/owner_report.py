@@ -12,7 +12,7 @@ import numpy as np
 import typer
 
 from dpsweep.accounting.attacks import AttackRisk, attack_risk, curve_of_examples
-from dpsweep.accounting.calibration.parameter_search import rounded_up
+from dpsweep.accounting.calibration.parameter_search import epsilon_text
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.individual import individual_reasons
 from dpsweep.accounting.jobs.release import OwnerReport, owner_report
@@ -79,18 +79,18 @@ def read_owner_report(files: TrialFiles, example_id: int) -> tuple[OwnerReport, 
         raise InvalidInput(f"{files.root} was trained without noise: nothing bounds what it reveals of any example")
     if protects_users(result.spec.unit.name):
         raise InvalidInput(
-            f"{files.root} protects users: each paid at most {rounded_up(result.worst_case.epsilon)} with all their "
+            f"{files.root} protects users: each paid at most {epsilon_text(result.worst_case.epsilon)} with all their "
             "rows together; no epsilon of single rows is known"
         )
     if result.spec.norms.are_off:
         raise InvalidInput(
             f"{files.root} was trained with norms.refreshes_per_epoch: off, so no epsilon of single examples is known; "
-            f"each paid at most the worst case, {rounded_up(result.worst_case.epsilon)}"
+            f"each paid at most the worst case, {epsilon_text(result.worst_case.epsilon)}"
         )
     if read_trace(files.trace).selection is not None:
         raise InvalidInput(
             f"{files.root} is the best of a private selection, after which no epsilon of single examples is proven; "
-            f"each paid at most the worst case, {rounded_up(result.worst_case.epsilon)}"
+            f"each paid at most the worst case, {epsilon_text(result.worst_case.epsilon)}"
         )
     if not exists(f"{files.epsilons}/{MANIFEST}"):
         raise InvalidInput(

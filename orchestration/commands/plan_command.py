@@ -68,9 +68,9 @@ def plan(
     code = None if no_code else permitted(spec, sweep.resolve().parent, allow_code or ())
     planned, predicted = plan_sweep(spec, code), None
     if probe and code is not None and planned.trials:
-        from dpsweep.orchestration.execution.prediction import predict
+        from dpsweep.orchestration.execution.prediction import predict_costs
 
-        predicted = predict(spec, planned, code, price_per_hour)
+        predicted = predict_costs(spec, planned, code, price_per_hour)
     if release_rows_per_user is not None:
         _show_release(spec, planned, release_rows_per_user)
         raise typer.Exit
@@ -96,10 +96,10 @@ def _show_release(spec: SweepSpec, planned: Plan, noise_multiplier: float) -> No
 def _show_users(spec: SweepSpec, compared: Sequence[WaysCompared]) -> None:
     """Print which way of protecting users is recommended, for a sweep that protects users."""
     from dpsweep.orchestration.commands.options import show, stdout
-    from dpsweep.orchestration.commands.plan_notes import UNDECLARED, noise_line, source_of, ways_lines, ways_table
+    from dpsweep.orchestration.commands.plan_notes import UNDECLARED, noise_line, rows_source, ways_lines, ways_table
 
     for each in compared:
-        heading, *lines = ways_lines(each, source_of(spec))
+        heading, *lines = ways_lines(each, rows_source(spec))
         print_line(stdout(), heading)
         show(ways_table(each))
         for line in lines:

@@ -85,7 +85,7 @@ def _recommended(found: WaysCompared) -> str:
             assert_never(found.verdict)
 
 
-def source_of(sweep: SweepSpec) -> str:
+def rows_source(sweep: SweepSpec) -> str:
     """Return where the rows per user come from, in words."""
     if sweep.privacy.adjacency == "fixed_graph":
         return "known under fixed_graph"

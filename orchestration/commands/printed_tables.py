@@ -29,7 +29,7 @@ from dpsweep.orchestration.comparison.formats import (
     masked,
     number,
     per_unit,
-    plain,
+    plain_text,
     print_line,
 )
 from dpsweep.orchestration.comparison.ledger import composed
@@ -38,7 +38,7 @@ from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.record import rows, told
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import label_phrases
-from dpsweep.orchestration.report.prose import together
+from dpsweep.orchestration.report.prose import composed_cost
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedTrial, TrialState
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
@@ -201,7 +201,7 @@ def print_outcome(outcome: Outcome) -> None:
     if failed := [trial.key for trial in trials if trial.state is TrialState.FAILED]:
         with_keys = sum(exists(outcome.files.trial(key).checkpoint) for key in failed)
         print_line(console, _after_failures(len(failed), with_keys, outcome.files.root))
-    for sentence in (*told(trials), *together(trials), *hidden_groups_note(trials)):
+    for sentence in (*told(trials), *composed_cost(trials), *hidden_groups_note(trials)):
         print_line(console, sentence)
     for sentence in outcome.decision:
         print_line(console, sentence, "bold")
@@ -209,17 +209,17 @@ def print_outcome(outcome: Outcome) -> None:
     report = outcome.files.report
     if "://" in report:  # no browser reads an object store
         console.print("The report, to copy from the store and open in a browser:", style="bold")
-        console.print(plain(f"  {report}"), soft_wrap=True)
+        console.print(plain_text(f"  {report}"), soft_wrap=True)
     else:
         console.print("Open the report:", style="bold")
-        console.print(plain(f"  {python} -m webbrowser {Path(report).as_uri()}"), soft_wrap=True)
+        console.print(plain_text(f"  {python} -m webbrowser {Path(report).as_uri()}"), soft_wrap=True)
     if uri == NO_TRACKING:
         return
     console.print("Open MLflow:", style="bold")
     page = outcome.recording.page if outcome.recording else ""
     serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
     for line in [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]:
-        console.print(plain(f"  {line}"), soft_wrap=True)
+        console.print(plain_text(f"  {line}"), soft_wrap=True)
 
 
 def _after_failures(failed: int, with_keys: int, root: str) -> str:
@@ -264,7 +264,7 @@ def _outcome_table(outcome: Outcome) -> Table:
 
 def _differences(trials: Sequence[tuple[str, Mapping[str, Label]]]) -> tuple[list[str], list[list[Text]]]:
     """Heading and cells of a column for differences of trials that keys do not show; empty if keys show all."""
-    cells = [plain(", ".join(_labels_beyond_key(key, labels))) for key, labels in trials]
+    cells = [plain_text(", ".join(_labels_beyond_key(key, labels))) for key, labels in trials]
     return ([_DIFFERENCE], [[cell] for cell in cells]) if any(cells) else ([], [[] for _ in cells])
 
 
@@ -284,7 +284,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
     value, whose = metric.value(trial), metric.whose(trial)
     unit = per_unit(trial.privacy.unit) if metric.name == "epsilon" and trial.privacy else ""
     text = "not private" if value == math.inf else f"{metric.format.one(value)}{unit}"
-    return plain(f"{', '.join(whose)}: {text}" if whose else text)
+    return plain_text(f"{', '.join(whose)}: {text}" if whose else text)
 
 
 def empty_table(*columns: str) -> Table:

@@ -25,7 +25,7 @@ from dpsweep.orchestration.commands.options import (
     write_file,
 )
 from dpsweep.orchestration.commands.running import print_json
-from dpsweep.orchestration.comparison.formats import for_terminal, plain, print_line
+from dpsweep.orchestration.comparison.formats import for_terminal, plain_text, print_line
 from dpsweep.orchestration.store.layout import SweepFiles, absolute, sweep_of
 
 if TYPE_CHECKING:
@@ -205,13 +205,13 @@ def _plain(values: list[Any]) -> list[Any]:
 
 def _print(found: Comparison) -> None:
     from dpsweep.orchestration.comparison.across_sweeps import between_heads, heads, rows_of
-    from dpsweep.orchestration.report.prose import together
+    from dpsweep.orchestration.report.prose import composed_cost
 
     if found.between:
         show(_table(between_heads(found), [each.cells() for each in found.between]))
         show("")
     show(_table(heads(found), rows_of(found)))
-    for sentence in (*found.differences, *together(found.trials)):
+    for sentence in (*found.differences, *composed_cost(found.trials)):
         print_line(stdout(), sentence)
 
 
@@ -220,5 +220,5 @@ def _table(heads: Sequence[str], rows: Iterable[Sequence[str]]) -> Table:
     for head in heads:
         table.add_column(for_terminal(head), header_style="dim", overflow="fold")
     for row in rows:
-        table.add_row(*map(plain, row))
+        table.add_row(*map(plain_text, row))
     return table

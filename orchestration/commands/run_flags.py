@@ -15,7 +15,7 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS
 from dpsweep.accounting.accountants.selection import account_selection
-from dpsweep.accounting.calibration.parameter_search import rounded_up
+from dpsweep.accounting.calibration.parameter_search import epsilon_text
 from dpsweep.accounting.errors import InvalidInput, require_finite, require_whole
 from dpsweep.accounting.mechanism.correlated import steps_apart
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
@@ -356,7 +356,7 @@ def compared_with_naive(trace: Trace, delta: float, trials: RandomTrials, group_
 def naive_note(unit: str, beside: dict[str, Any]) -> str:
     """Return one line with the numbers of `compared_with_naive` for a ``unit``."""
     one, every = (
-        rounded_up(math.inf if beside[name] is None else beside[name])
+        epsilon_text(math.inf if beside[name] is None else beside[name])
         for name in ("one_trial_epsilon", "all_trials_epsilon")
     )
     number = round(beside["selection_trials"])

@@ -32,7 +32,7 @@ from dpsweep.orchestration.comparison.formats import (
     number,
     per_unit,
     percent,
-    plain,
+    plain_text,
     seconds,
 )
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
@@ -218,11 +218,11 @@ def headline(snapshot: SweepSnapshot) -> Text:
     )
     if snapshot.is_stale():
         word = f"stale: no sign of its driver for {seconds(snapshot.age())}"
-        return plain(f"{snapshot.name}: {word}; then {trials}", "bold yellow")
+        return plain_text(f"{snapshot.name}: {word}; then {trials}", "bold yellow")
     ending = f", {left}" if snapshot.state == "running" else f"; {snapshot.reason}" if snapshot.reason else ""
     records = snapshot.state == "recording" and snapshot.recording is not None and snapshot.recording.goes_on
     state = snapshot.recording.line() if snapshot.recording and records else snapshot.state
-    return plain(f"{snapshot.name}: {state}, {trials}{ending}", "bold")
+    return plain_text(f"{snapshot.name}: {state}, {trials}{ending}", "bold")
 
 
 def close_in_mlflow(files: SweepFiles, snapshot: SweepSnapshot | None) -> None:
@@ -240,27 +240,29 @@ def picture(snapshot: SweepSnapshot, states: Sequence[TrialState] = (), show_all
     """
     job = f", job {snapshot.job}" if snapshot.job else ""
     driver = f"driver on {snapshot.host} (pid {snapshot.pid}){job}, {_seen(snapshot.age())}"
-    lines = [headline(snapshot), plain(driver, "dim")]
+    lines = [headline(snapshot), plain_text(driver, "dim")]
     again = "the same `dpsweep run` or `dpsweep submit` continues the sweep"
     if snapshot.is_stale():
-        lines.append(plain(f"if the driver was killed, {again}"))
+        lines.append(plain_text(f"if the driver was killed, {again}"))
     elif snapshot.state == LOST:
-        lines.append(plain(f"its driver has ended without saying how: it was killed, or could not write; {again}"))
+        lines.append(plain_text(f"its driver has ended without saying how: it was killed, or could not write; {again}"))
     elif snapshot.state in ("interrupted", "stopped"):
-        lines.append(plain(again))
+        lines.append(plain_text(again))
     if snapshot.limits and snapshot.state not in ("finished", "failed"):
-        lines.append(plain(f"this run ends early by {', '.join(snapshot.limits)}", "dim"))
+        lines.append(plain_text(f"this run ends early by {', '.join(snapshot.limits)}", "dim"))
     if snapshot.cluster is not None and not snapshot.is_over:
         lines.append(_cluster(snapshot.cluster))
-    lines += map(plain, _devices(snapshot))
+    lines += map(plain_text, _devices(snapshot))
     if snapshot.recording is not None:
         lines += _recording(snapshot.recording)
     trials, hidden = _chosen(snapshot, states, show_all)
-    failed = [plain("failed", "red") + plain(f" {trial.key}: {trial.error}") for trial in trials if trial.error]
+    failed = [
+        plain_text("failed", "red") + plain_text(f" {trial.key}: {trial.error}") for trial in trials if trial.error
+    ]
     given = union(trial.reasons for trial in snapshot.trials if trial.epsilon is not None)
-    reasons = list(map(plain, in_words(given)))
+    reasons = list(map(plain_text, in_words(given)))
     if any(trial.epsilon is not None for trial in snapshot.trials):
-        reasons.append(plain(_AS_WRITTEN, "dim"))
+        reasons.append(plain_text(_AS_WRITTEN, "dim"))
     return Group(*lines, *([Fitting(_trials(snapshot, trials))] if trials else []), *reasons, *failed, *hidden)
 
 
@@ -277,8 +279,8 @@ _AS_WRITTEN = (
 
 def _recording(recording: RecordingStatus) -> list[Text]:
     if missing := recording.missing() if recording.failure else "":
-        return [plain(missing, "yellow")]
-    return [plain(f"MLflow: {recording.page}", "dim")]
+        return [plain_text(missing, "yellow")]
+    return [plain_text(f"MLflow: {recording.page}", "dim")]
 
 
 def _chosen(
@@ -287,7 +289,7 @@ def _chosen(
     """Return the trials to show, and a summary of the others: by state, and their best result so far."""
     if states:
         found = [trial for trial in snapshot.trials if trial.state in states]
-        return found, [] if found else [plain(f"no trial is {' or '.join(state.value for state in states)}")]
+        return found, [] if found else [plain_text(f"no trial is {' or '.join(state.value for state in states)}")]
     if show_all or len(snapshot.trials) <= MOST_SHOWN:
         return list(snapshot.trials), []
     running = [trial for trial in snapshot.trials if trial.state.is_running]
@@ -296,7 +298,7 @@ def _chosen(
     others = len(snapshot.trials) - len(trials)
     more = f", --state failed the {len(failed)} failed ones" if len(failed) > _FIRST else ""
     text = f"{others} of {len(snapshot.trials)} trials are not shown: --trials shows all{more}"
-    return trials, [*_ranges(snapshot), plain(text, "dim")]
+    return trials, [*_ranges(snapshot), plain_text(text, "dim")]
 
 
 def _ranges(snapshot: SweepSnapshot) -> list[Text]:
@@ -309,7 +311,7 @@ def _ranges(snapshot: SweepSnapshot) -> list[Text]:
     parts = [f"{name} {number(min(each))} to {number(max(each))}" for name, each in found.items() if each]
     if costs := [trial.epsilon for trial in done if trial.epsilon is not None]:
         parts.append(f"epsilon {at_most(min(costs))} to {at_most(max(costs))}")
-    return [plain(f"finished trials: {', '.join(parts)}")] if parts else []
+    return [plain_text(f"finished trials: {', '.join(parts)}")] if parts else []
 
 
 _FIRST = 5
@@ -324,13 +326,13 @@ def _cluster(cluster: ClusterSnapshot) -> Text:
     have = ", ".join(f"{name} {amount:g} ({cluster.free.get(name, 0.0):g} free)" for name, amount in whole.items())
     text = f"{count_of(len(cluster.nodes), 'node')}: {have or 'without resources'}"
     if shortage := cluster.shortage():
-        return plain(f"{text}; {shortage}", "yellow")
+        return plain_text(f"{text}; {shortage}", "yellow")
     waiting = (
         f"; {count_of(cluster.waiting, 'trial waits', 'trials wait')} for {_listed(cluster.trial)} each"
         if cluster.waiting
         else ""
     )
-    return plain(f"{text}{waiting}")
+    return plain_text(f"{text}{waiting}")
 
 
 def _devices(snapshot: SweepSnapshot) -> Iterator[str]:
@@ -354,15 +356,15 @@ def _trials(snapshot: SweepSnapshot, trials: Sequence[TrialSnapshot]) -> Table:
     table = dim_table("trial", "state", "epoch", "step", "epsilon", "on test data")
     for trial in trials:
         cut_off = trial.state.is_running and snapshot.is_over
-        state = plain("interrupted" if cut_off else trial.state.value, trial.state.style)
+        state = plain_text("interrupted" if cut_off else trial.state.value, trial.state.style)
         epoch = str(trial.epoch) if trial.epoch is not None else ""
         table.add_row(
-            plain(trial.key),
+            plain_text(trial.key),
             state,
             epoch,
             f"{trial.step}/{trial.total_steps}",
             _epsilon(trial),
-            plain(measured(trial.accuracy, trial.scores)),
+            plain_text(measured(trial.accuracy, trial.scores)),
         )
     return table
 
@@ -454,7 +456,7 @@ def _progress(output: str) -> dict[str, int] | None:
 def _show(columns: Iterable[str], rows: Iterable[Iterable[str]]) -> None:
     table = dim_table(*columns)
     for row in rows:
-        table.add_row(*map(plain, row))
+        table.add_row(*map(plain_text, row))
     show(table)
 
 

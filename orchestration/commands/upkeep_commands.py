@@ -249,7 +249,7 @@ def account(
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
     own = whole_numbers("--examples", examples, 0) if examples else ()
     prepare_environment(address)
-    from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
+    from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_trials_again
     from dpsweep.orchestration.pipeline import show_accounts
 
     request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
@@ -258,7 +258,7 @@ def account(
     shown = _parts_printed()
     found = []
     try:
-        for answer in account_again(files, request, address, shown, warn):
+        for answer in account_trials_again(files, request, address, shown, warn):
             found.append(answer.as_dict())
             typer.echo(_summary(answer), err=as_json)
             if not as_json:

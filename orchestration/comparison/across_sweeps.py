@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import MISSING
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
-from dpsweep.orchestration.comparison.parameters import asked, flattened, in_words, shown, varying
+from dpsweep.orchestration.comparison.parameters import asked, flattened, parameter_in_words, value_text, varying
 from dpsweep.orchestration.comparison.record import SweepRecord, told
 from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
@@ -52,7 +52,10 @@ class BetweenSweeps:
 
     def cells(self) -> tuple[str, ...]:
         """Return the table cells of the parameter: its name, and its value in each sweep."""
-        return (in_words(self.name), *(", ".join(map(shown, each)) or MISSING for each in self.values.values()))
+        return (
+            parameter_in_words(self.name),
+            *(", ".join(map(value_text, each)) or MISSING for each in self.values.values()),
+        )
 
 
 def between_sweeps(kinds: Sequence[_Settings]) -> tuple[BetweenSweeps, ...]:
@@ -80,7 +83,7 @@ def _names(settings: _Settings) -> list[str]:
 
 def phrase(name: str, value: Label) -> str:
     """Return a parameter as words: ``clipping bound 0.5``."""
-    return f"{in_words(name)} {shown(value)}"
+    return f"{parameter_in_words(name)} {value_text(value)}"
 
 
 _NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
@@ -397,7 +400,7 @@ def shown_metrics(found: Comparison) -> tuple[Metric, ...]:
     return tuple(dict.fromkeys(metric for line in lines for metric in line.metrics))
 
 
-def cells(line: SweepSetting, found: Comparison) -> Sequence[str]:
+def row_cells(line: SweepSetting, found: Comparison) -> Sequence[str]:
     """Return the table cells of one sweep's setting, after its name and sweep: number of seeds, composed ε, every
     metric.
     """
@@ -412,12 +415,12 @@ def rows_of(found: Comparison) -> list[tuple[str, ...]]:
     """Return the rows of the table under `heads`."""
     names = sweep_names(found)
     return [
-        (each.short_name, names[line.folder], *cells(line, found)) for each in found.settings for line in each.lines
+        (each.short_name, names[line.folder], *row_cells(line, found)) for each in found.settings for line in each.lines
     ]
 
 
 def heads(found: Comparison) -> tuple[str, ...]:
-    """Return headings of the table: setting, sweep, and the columns that `cells` fills."""
+    """Return headings of the table: setting, sweep, and the columns that `row_cells` fills."""
     return ("Setting", "Sweep", "Seeds", "Composed ε", *(metric.heading for metric in shown_metrics(found)))
 
 
@@ -430,5 +433,5 @@ def sweep_names(found: Comparison) -> dict[str, str]:
 
 
 def between_heads(found: Comparison) -> tuple[str, ...]:
-    """Return headings of the table of parameters in which whole sweeps differ (`BetweenSweeps.cells`)."""
+    """Return headings of the table of parameters in which whole sweeps differ (`BetweenSweeps.row_cells`)."""
     return ("What differs between the sweeps", *sweep_names(found).values())

@@ -18,7 +18,7 @@ from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, mean_of, warnings
-from dpsweep.orchestration.comparison.formats import Format, at_most, difference, opening, per_unit
+from dpsweep.orchestration.comparison.formats import Format, at_most, difference, per_unit, sentence_start
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
@@ -59,7 +59,9 @@ def unsure(found: Findings, best: Setting) -> list[str]:
     beats = f"beats always predicting {best_constant(found.main)}, which reaches {found.main.format.one(constant)}"
     if finds_rare_classes(best, found.evidence, found.main, found.choice(found.main.name)):
         return [f"{best.name} {beats}, by balanced accuracy alone: compare settings by that, or by recall."]
-    return [f"{opening(of_seeds(interval.runs))} cannot show that another run of {best.name} {beats}: add seeds."]
+    return [
+        f"{sentence_start(of_seeds(interval.runs))} cannot show that another run of {best.name} {beats}: add seeds."
+    ]
 
 
 def said_of(found: Findings, setting: Setting, name: str) -> str:

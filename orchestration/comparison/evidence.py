@@ -27,10 +27,10 @@ from dpsweep.orchestration.comparison.intervals import (
     SpreadOfSeeds,
     beside,
     difference_bounds,
+    joined_runs,
     moments,
     paired,
     singles,
-    together,
     unpaired,
 )
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
@@ -231,7 +231,7 @@ class Evidence:
                     continue
                 found = self._runs([own[run] for run in common], names)
                 if found is not None and np.isfinite(found.values).all():
-                    every.append(together(against, found) if one.is_baseline else together(found, against))
+                    every.append(joined_runs(against, found) if one.is_baseline else joined_runs(found, against))
             self._pools[asked] = pooled(every) if len(every) > 2 else None
         return self._pools[asked]
 

@@ -341,10 +341,10 @@ def listed(names: Sequence[str]) -> str:
     return names[0] if len(names) == 1 else f"{', '.join(names[:-1])} and {names[-1]}"
 
 
-def opening(words: str) -> str:
+def sentence_start(words: str) -> str:
     """Return words as a sentence begins with them; names such as TPR and F1 keep their letters.
 
-    >>> opening("macro F1"), opening("accuracy")
+    >>> sentence_start("macro F1"), sentence_start("accuracy")
     ('Macro F1', 'Accuracy')
     """
     return words[:1].upper() + words[1:]
@@ -354,7 +354,7 @@ UNBOUNDED = 100_000
 """A width, in characters, that no output reaches."""
 
 
-def plain(text: str, style: str = "") -> Text:
+def plain_text(text: str, style: str = "") -> Text:
     """Return foreign text for a console, whose markup it is not, as by `for_terminal`.
 
     Further lines are indented, so that none looks like a line of dpsweep's own.
@@ -372,7 +372,7 @@ def dim_table(*columns: str) -> Table:
 
 def print_line(console: Console, text: str | Text, style: str = "") -> None:
     """Print one line; on a terminal it is broken between words, unless that would break a long path."""
-    shown = plain(text, style) if isinstance(text, str) else text
+    shown = plain_text(text, style) if isinstance(text, str) else text
     is_long = any(len(word) > console.width for word in shown.plain.split())
     console.print(shown, soft_wrap=is_long or not console.is_terminal)
 

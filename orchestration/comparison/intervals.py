@@ -198,7 +198,7 @@ def _with(own: Moments, pooled: _Pooled | None) -> Moments:
     return replace(own, pooled=pooled) if own.freedom else own
 
 
-def together(one: RunValues, other: RunValues) -> RunValues:
+def joined_runs(one: RunValues, other: RunValues) -> RunValues:
     """Return the numbers of two settings, whose runs are paired one to one, as one setting; ``other`` comes second."""
     return RunValues(
         np.concatenate((one.values, other.values), axis=1),
@@ -215,13 +215,13 @@ def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) 
 
     pool: over settings as both of them are.
     """
-    own = replace(_moments(together(one, other)), settings=2)
+    own = replace(_moments(joined_runs(one, other)), settings=2)
     return _with(own, None if pool is None else pool.of_pair((own.runs, own.runs), is_paired=True))
 
 
 def beside(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None) -> Moments:
-    """As `paired`, where one is the baseline. pool: over the numbers of each private setting `together` with it."""
-    own = replace(_moments(together(one, other)), settings=2)
+    """As `paired`, where one is the baseline. pool: over the numbers of each private setting `joined_runs` with it."""
+    own = replace(_moments(joined_runs(one, other)), settings=2)
     return _with(own, None if pool is None else pool.of_mean(own.runs))
 
 

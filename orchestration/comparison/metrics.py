@@ -334,7 +334,7 @@ def known_of_groups(trial: PublishedTrial) -> dict[str, dict[str, float | None]]
     return {group.name: {each.name: finite(each.value(group)) for each in shown} for group in trial.quality.groups}
 
 
-def known(trial: PublishedTrial) -> dict[str, float | None]:
+def known_metrics(trial: PublishedTrial) -> dict[str, float | None]:
     """Return all metrics of the trial's task by their names in results.json; None if unknown or infinite."""
     return {metric.name: finite(metric.value(trial)) for metric in of_task(task_of([trial]))}
 

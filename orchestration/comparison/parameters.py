@@ -101,16 +101,16 @@ def dataset_of(data: DataSpec, training: TrainingResult) -> PublishedDataset:
     return PublishedDataset(data.name, checksum(asdict(data))[:16], _sizes(training))
 
 
-def in_words(name: str) -> str:
+def parameter_in_words(name: str) -> str:
     """Return the name of a parameter as words.
 
-    >>> in_words("clipping.params.count_memory"), in_words("data.name")
+    >>> parameter_in_words("clipping.params.count_memory"), parameter_in_words("data.name")
     ('clipping count memory', 'data')
     """
     return name.removesuffix(".name").replace(".params.", " ").replace("_", " ").replace(".", " ")
 
 
-def shown(value: Label) -> str:
+def value_text(value: Label) -> str:
     """Return the value of a parameter as text."""
     return f"{value:g}" if isinstance(value, float) else str(value)
 

@@ -27,7 +27,6 @@ from dpsweep.orchestration.comparison.tested import (
     Statistic,
     between_groups,
     by_group,
-    calibration_error,
     change_by_group,
     change_by_group_of,
     change_of,
@@ -38,14 +37,15 @@ from dpsweep.orchestration.comparison.tested import (
     over_groups,
     over_users,
     overall,
+    tested_calibration_error,
 )
 from dpsweep.orchestration.comparison.values import (
     MAJORITY,
     Value,
-    counted,
     gap_between_groups,
     in_training,
     on_training,
+    score_of_counts,
 )
 from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial, task_of
 from dpsweep.workers.evaluation import rates
@@ -261,7 +261,7 @@ _OF_PROBABILITIES: tuple[_Rate, ...] = (
     (
         "calibration_error",
         "Calibration error",
-        calibration_error,
+        tested_calibration_error,
         PERCENT,
         "lower",
         "The difference between the probability of the predicted class and how often it is right, in 15 equal bins of "
@@ -275,7 +275,7 @@ def _rate(name: str, heading: str, score: Statistic, shown: Format, better: Bett
         name,
         f"final/{name}",
         heading,
-        lambda trial: counted(trial.quality.counts, score) if trial.quality else None,
+        lambda trial: score_of_counts(trial.quality.counts, score) if trial.quality else None,
         shown,
         meaning,
         frozenset({MetricTable.FAIRNESS}),
@@ -287,7 +287,7 @@ def _rate(name: str, heading: str, score: Statistic, shown: Format, better: Bett
 
 
 def _group_rate(name: str, heading: str, score: Statistic, shown: Format, better: Better, meaning: str) -> GroupMetric:
-    value, measure = (lambda group: counted(group.counts, score)), by_group(score)
+    value, measure = (lambda group: score_of_counts(group.counts, score)), by_group(score)
     return GroupMetric(name, heading, value, shown, better, measure, "classification")
 
 

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from dpsweep.accounting.mechanism.reasons import FROM_ROWS, Reason, in_words, union, weakened
 from dpsweep.orchestration.comparison import publishing
 from dpsweep.orchestration.comparison.ledger import Composition, composed
-from dpsweep.orchestration.comparison.metrics import known, known_of_groups
+from dpsweep.orchestration.comparison.metrics import known_metrics, known_of_groups
 from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import known_changes
@@ -299,7 +299,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
         return row
     return {
         **row,
-        **known(trial),
+        **known_metrics(trial),
         **result.worst_case.as_dict(),
         "groups": [estimate.as_dict() for estimate in result.groups],
         "risks": [risk.as_dict() for risk in result.risks],

@@ -26,7 +26,7 @@ from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
 from dpsweep.orchestration.comparison.ledger import Composition, composed
-from dpsweep.orchestration.comparison.parameters import shown
+from dpsweep.orchestration.comparison.parameters import value_text
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
 from dpsweep.orchestration.comparison.values import Value, epsilon, main
 from dpsweep.orchestration.store.published import (
@@ -340,7 +340,7 @@ _PLAIN = ("clipping", "schedule")
 
 def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
     """Return each label as shown to readers: "flat", "exponential", "epsilon 3", "model mlp"."""
-    values = {key: shown(value) for key, value in labels.items()}
+    values = {key: value_text(value) for key, value in labels.items()}
     return {key: value if key in _PLAIN else f"{key.replace('_', ' ')} {value}" for key, value in values.items()}
 
 

@@ -71,8 +71,8 @@ def log_loss(seen: Seen) -> Array | None:
     return seen.log_loss if isinstance(seen, Tally) else None
 
 
-def calibration_error(seen: Seen) -> Array | None:
-    """Return the calibration error, as in `dpsweep.workers.evaluation.rates.calibration_error`."""
+def tested_calibration_error(seen: Seen) -> Array | None:
+    """Return the calibration error, as in `dpsweep.workers.evaluation.rates.tested_calibration_error`."""
     return seen.calibration_error if isinstance(seen, Tally) else None
 
 

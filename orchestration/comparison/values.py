@@ -63,7 +63,7 @@ def main(trial: PublishedTrial) -> float | None:
 
 def constant_score(found: Evaluation | PublishedQuality) -> float | None:
     """Return the main score of the best constant prediction on the same examples; None if it is not known."""
-    majority = counted(found.counts, MAJORITY)
+    majority = score_of_counts(found.counts, MAJORITY)
     return found.constant if majority is None else majority
 
 
@@ -158,7 +158,7 @@ def tpr_at_fpr_1pct(trial: PublishedTrial, size: int = 1) -> float | None:
 
 
 @lru_cache(maxsize=2**14)
-def counted(found: ConfusionCounts | None, score: Statistic) -> float | None:
+def score_of_counts(found: ConfusionCounts | None, score: Statistic) -> float | None:
     """Return a score of counts; None if it is not defined. Cached, because every table and figure asks for the same
     ones.
     """

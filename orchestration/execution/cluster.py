@@ -44,7 +44,7 @@ from dpsweep.orchestration.execution.nodes import (
     answers,
     has_autoscaler,
     is_beyond_autoscaler,
-    named,
+    node_in_words,
     own_address,
     room,
 )
@@ -53,7 +53,7 @@ from dpsweep.orchestration.execution.storage_checks import SHARED, Probe
 from dpsweep.orchestration.execution.versions import SAME, differences, versions_here
 from dpsweep.orchestration.store.background import end_driver, every
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
-from dpsweep.orchestration.sweeps.user_code import packed
+from dpsweep.orchestration.sweeps.user_code import shipped_folders
 from dpsweep.workers.machine.memory import ALLOCATOR
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 
@@ -261,7 +261,7 @@ def _join(address: str, code: UserCode) -> UserCode:
     _require_listener(address)
     environment = {name: os.environ.get(name, value) for name, value in ALLOCATOR.items()}
     try:
-        with packed(code) as (folders, there), _only_fatal_lines():
+        with shipped_folders(code) as (folders, there), _only_fatal_lines():
             ray.init(
                 address=address,
                 job_config=_WithoutWorkingDir(),
@@ -460,7 +460,7 @@ def _awake() -> None:
 def check_versions(warn: Warn) -> None:
     """Require this process's versions on every node. Raises: InvalidInput with a line for each node with others."""
     here, question = versions_here(), Question("the versions", versions_here)
-    told = [(named(node), differences(here, there)) for node, there in answers(question, alive_nodes(), warn)]
+    told = [(node_in_words(node), differences(here, there)) for node, there in answers(question, alive_nodes(), warn)]
     if wrong := [f"{name} has {others}; {SAME}" for name, others in told if others]:
         raise InvalidInput("\n".join(wrong))
 

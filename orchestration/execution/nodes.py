@@ -322,8 +322,8 @@ class _Asked(Generic[Answer]):
                 cause = error.cause if isinstance(error, RayTaskError) else error
                 words = f"{type(cause).__name__}: {reason_of(cause)}"
                 raise InvalidInput(
-                    f"checking {self._question.about} failed on {named(node)} ({words}); mend that node and start Ray "
-                    "there anew, or take it out of the cluster"
+                    f"checking {self._question.about} failed on {node_in_words(node)} ({words}); mend that node and "
+                    "start Ray there anew, or take it out of the cluster"
                 ) from error
 
     def _full(self) -> frozenset[str]:
@@ -340,14 +340,14 @@ class _Asked(Generic[Answer]):
                 self.held.append(self._open.pop(name))
 
 
-def named(node: Mapping[str, Any]) -> str:
+def node_in_words(node: Mapping[str, Any]) -> str:
     """Return a node of `ray.nodes`, in words."""
     return f"node {node['NodeManagerHostname']} ({node['NodeManagerAddress']})"
 
 
 def _named(nodes: Iterable[Mapping[str, Any]]) -> str:
     """Return the nodes in words, the first three by name."""
-    words = [named(node) for node in nodes]
+    words = [node_in_words(node) for node in nodes]
     more = f" and {len(words) - 3} more" if len(words) > 3 else ""
     return ", ".join(words[:3]) + more
 
@@ -394,7 +394,7 @@ def check_gpus(sweep: SweepSpec, warn: Warn) -> None:
     nodes = [node for node in alive_nodes() if any(fitting(amounts_of(node), each.on_each_node) for each in sections)]
     question = Question("whether torch sees the GPUs", _missing_gpu, needs_gpu=True)
     blind = [
-        f"trials reserve a GPU on {named(node)}, but {reason}; {_ALLOWED}"
+        f"trials reserve a GPU on {node_in_words(node)}, but {reason}; {_ALLOWED}"
         for node, reason in answers(question, nodes, warn)
         if reason
     ]

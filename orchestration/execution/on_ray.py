@@ -40,7 +40,7 @@ from dpsweep.orchestration.execution.ray_tune import train
 from dpsweep.orchestration.execution.storage_checks import OnSharedStorage, Probe
 from dpsweep.orchestration.execution.turns import Turns
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.release_modes import shown
+from dpsweep.orchestration.store.release_modes import shown_error
 from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSnapshot
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
@@ -87,7 +87,7 @@ def _audit(copy: AuditedCopy, context: TrialContext) -> AuditResult | DpsweepErr
         context.require_node()
         return audit_here(copy, context.files, unpacked(context.code), lambda key, now: None)
     except BaseException as error:  # as in `_close`
-        return DpsweepError(shown(error, context.disclosure))
+        return DpsweepError(shown_error(error, context.disclosure))
 
 
 _JOIN_TIMEOUT = 10.0

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
-from dpsweep.orchestration.store.release_modes import shown
+from dpsweep.orchestration.store.release_modes import shown_error
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.own_code.imports import UserCode
@@ -36,7 +36,7 @@ class Prediction:
         return asdict(self)
 
 
-def predict(sweep: SweepSpec, plan: Plan, code: UserCode, price_per_hour: float | None = None) -> Prediction:
+def predict_costs(sweep: SweepSpec, plan: Plan, code: UserCode, price_per_hour: float | None = None) -> Prediction:
     """Take a few steps of every kind of trial; return what all steps of the trials that are not refused take.
 
     price_per_hour: of the machine that one trial has for itself. Raises: InvalidInput if a trial fails.
@@ -63,7 +63,9 @@ def _probed(planned: PlannedTrial, sweep: SweepSpec, code: UserCode) -> TrialPro
     try:
         return probe_trial(planned.spec, planned.releases, code)
     except (Exception, SystemExit) as error:  # user code may raise anything, and the text may quote the data
-        raise InvalidInput(f"trial {planned.key} fails within a few steps: {shown(error, sweep.disclosure)}") from None
+        raise InvalidInput(
+            f"trial {planned.key} fails within a few steps: {shown_error(error, sweep.disclosure)}"
+        ) from None
 
 
 def kind(spec: TrialSpec) -> Hashable:

@@ -34,7 +34,7 @@ from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.sections import ResourceSettings
 from dpsweep.orchestration.sweeps.user_code import unpacked
 from dpsweep.workers.training.history import Progress
-from dpsweep.workers.trials.ranks import RankLost, connected
+from dpsweep.workers.trials.ranks import RankLost, connected_ranks
 from dpsweep.workers.trials.trial import follow_trial, run_trial
 
 _REASON_TIMEOUT: Final = 10.0
@@ -167,7 +167,7 @@ class _Rank:
             require_gpu(planned, reserved)
             code = unpacked(context.code)
             met, here = (place, "127.0.0.1") if isinstance(place, str) else (RayStore(place), own_address())
-            together = connected(
+            together = connected_ranks(
                 number, reserved.processes, met, nccl=reserved.gpus > 0, address=here, shard=reserved.shard
             )
             with together as group:

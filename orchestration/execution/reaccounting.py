@@ -21,7 +21,7 @@ from dpsweep.accounting.records.epsilon_files import StoredEpsilons
 from dpsweep.accounting.records.shards import has_norms
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.accounting.records.user_files import StoredUsers, read_groups
+from dpsweep.accounting.records.user_files import StoredUsers, read_user_groups
 from dpsweep.orchestration.comparison.claims import recomputed, require_founded
 from dpsweep.orchestration.comparison.individuals import exact_statistics
 from dpsweep.orchestration.comparison.record import SweepRecord
@@ -44,7 +44,7 @@ class ReaccountingRequest:
 
     `trial`: key of one trial; by default, all private ones. `delta`, `individual`: by default, as in the sweep.
     `group_sizes`: sizes k of groups of any k records. `group_by`: a file of groups
-    (`dpsweep.accounting.records.read_groups`), or "". `users`: whether to account each user as well.
+    (`dpsweep.accounting.records.read_user_groups`), or "". `users`: whether to account each user as well.
     """
 
     trial: str | None = None
@@ -101,7 +101,7 @@ OnPart = Callable[[str, int, int], None]
 """Called after each accounted part with the key of the trial, the parts done and all parts."""
 
 
-def account_again(
+def account_trials_again(
     folder: SweepFiles, request: ReaccountingRequest, address: str, on_part: OnPart, warn: Warn
 ) -> Iterator[TrialCosts]:
     """Account the trials one after the other, and store each answer privately in a folder named by delta and method.
@@ -113,7 +113,7 @@ def account_again(
     require_founded(folder, record)
     results = _asked(folder, record, request)
     if request.group_by:
-        read_groups(request.group_by)
+        read_user_groups(request.group_by)
     with on_stored(folder, record.sweep, (), address, NO_CODE, warn) as execution:
         for sentence in in_words(union(result.reasons for result in results)):
             warn(sentence)
@@ -158,7 +158,7 @@ def _answer(
     folder = files.accounted_again(f"delta={delta!r},{method}")
     worst = weakened(recomputed(trace, delta, sweep.privacy.accountant), result.reasons)
     groups = tuple(weakened(recomputed(trace, delta, "pld", size), result.reasons) for size in request.group_sizes)
-    names = read_groups(request.group_by).names if request.group_by else result.group_names
+    names = read_user_groups(request.group_by).names if request.group_by else result.group_names
     job = AccountingJob(
         files.root,
         delta,

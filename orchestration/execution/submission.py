@@ -44,8 +44,8 @@ from dpsweep.orchestration.comparison.formats import reason_of
 from dpsweep.orchestration.execution.backend import Warn
 from dpsweep.orchestration.execution.cluster import own_package, refused_token
 from dpsweep.orchestration.store.limits import FIRST_COME, NO_LIMITS, Limits, Turn
-from dpsweep.orchestration.sweeps.user_code import packed, unpacked
-from dpsweep.orchestration.tracking.requests import Timed, within
+from dpsweep.orchestration.sweeps.user_code import shipped_folders, unpacked
+from dpsweep.orchestration.tracking.requests import Timed, within_seconds
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.own_code.own_record import has_changed
 
@@ -85,9 +85,9 @@ class JobDescription:
     """The sweep that a job runs.
 
     `text`: of the sweep file. `origin`: name of the sweep file, for messages. `output`: absolute path or URI, as the
-    nodes see it. `code`: the user's modules at the locations that `sweeps.user_code.packed` ships them to. `key_check`:
-    identifies the key that private files must be encrypted with; the key itself is not sent. `tracking`: where and as
-    whom the driver records in MLflow, as `tracking.access.sealed` returns it.
+    nodes see it. `code`: the user's modules at the locations that `sweeps.user_code.shipped_folders` ships them to.
+    `key_check`: identifies the key that private files must be encrypted with; the key itself is not sent. `tracking`:
+    where and as whom the driver records in MLflow, as `tracking.access.sealed` returns it.
     """
 
     text: str
@@ -127,7 +127,7 @@ def packaged(
     It holds the user's packages without hidden files, ``__pycache__`` and files with a suffix of data or weights.
     Raises: InvalidInput if the user's files exceed `LARGEST` together.
     """
-    with packed(code) as (shipped, there), tempfile.TemporaryDirectory() as temporary:
+    with shipped_folders(code) as (shipped, there), tempfile.TemporaryDirectory() as temporary:
         left_out = [path for folder in shipped for path in _prune(Path(folder))]
         job = Path(temporary, _FOLDER)
         job.mkdir()
@@ -286,7 +286,7 @@ class SubmittedSweeps:
         _require_dashboard(self._address)
         os.environ["RAY_API_SERVER_ADDRESS"] = self._address  # overrides the address given to the client
         with self._errors_as_invalid_input():
-            client = within(_COMPLETE_WITHIN, lambda: JobSubmissionClient(self._address), _ADVICE)
+            client = within_seconds(_COMPLETE_WITHIN, lambda: JobSubmissionClient(self._address), _ADVICE)
             self._client = Timed(client, _limit, _ADVICE)
         for logger in _VERBOSE_LOGGERS:
             logging.getLogger(logger).setLevel(logging.WARNING)
@@ -482,7 +482,7 @@ def _require_dashboard(address: str) -> None:
         urllib.request.urlopen(f"{address}/api/version", timeout=_ANSWER_WITHIN).close()
 
     try:
-        within(2.0 * _ANSWER_WITHIN, ask, _ADVICE)
+        within_seconds(2.0 * _ANSWER_WITHIN, ask, _ADVICE)
     except urllib.error.HTTPError:
         return  # it answers; later requests report what it refuses
     except (OSError, http.client.HTTPException, ValueError) as error:

@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.formats import (
     for_terminal,
     measured,
     per_unit,
-    plain,
+    plain_text,
     print_line,
     seconds,
 )
@@ -62,7 +62,7 @@ class ConsoleDisplay:
 
         def tell_recording(over: threading.Event) -> None:
             if status.recording is not None and status.recording.goes_on:
-                self._console.print(plain(status.recording.line()), soft_wrap=True)
+                self._console.print(plain_text(status.recording.line()), soft_wrap=True)
 
         if not self._console.is_terminal:
             with every(_LINE_INTERVAL, tell_recording):
@@ -79,13 +79,13 @@ def _line(trial: TrialStatus) -> Text:
     claim = f"epsilon {_epsilon(trial.epsilon)}{per_unit(trial.unit)}{' (estimate)' * bool(trial.reasons)}"
     found = f"{measured(trial.accuracy, trial.scores)}, {claim}, {seconds(took)}"
     text = trial.error if trial.state is TrialState.FAILED and trial.error else found
-    return plain(f"{trial.state:9}", trial.state.style) + plain(f" {trial.key}: {text}")
+    return plain_text(f"{trial.state:9}", trial.state.style) + plain_text(f" {trial.key}: {text}")
 
 
 def _picture(status: SweepStatus) -> RenderableType:
     counts, trials, recording = status.counts(), status.trials, status.recording
     if recording is not None and recording.goes_on:
-        return plain(f"{count_of(len(trials), 'trial')} done; {recording.line()}", "bold")
+        return plain_text(f"{count_of(len(trials), 'trial')} done; {recording.line()}", "bold")
     ended = sum(trial.state.has_ended for trial in trials)
     left = status.seconds_left()
     headline = (
@@ -94,7 +94,7 @@ def _picture(status: SweepStatus) -> RenderableType:
         f"{clock(left) if left is not None else '?'} to finish"
     )
     running = [trial for trial in trials if trial.state.is_running]
-    return Group(plain(headline, "bold"), *([Fitting(_running(running))] if running else []))
+    return Group(plain_text(headline, "bold"), *([Fitting(_running(running))] if running else []))
 
 
 def _running(trials: Sequence[TrialStatus]) -> Table:

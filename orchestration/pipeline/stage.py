@@ -36,7 +36,7 @@ from dpsweep.orchestration.store.status import RecordingStatus, SweepStatus, Tri
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
 from dpsweep.orchestration.sweeps.manifest import (
     Manifest,
-    opened,
+    opened_manifest,
     past_of,
     read_manifest,
     require_in_place,
@@ -240,7 +240,7 @@ def _planned(request: RunRequest, stored: Manifest | None) -> tuple[Plan, Manife
     Raises: InvalidInput for a trial that cannot run, a folder of another sweep, and a lack of disk space.
     """
     sweep, files = request.sweep, request.files
-    manifest = opened(stored, sweep, request.text, files.root)
+    manifest = opened_manifest(stored, sweep, request.text, files.root)
     plan = accept(plan_at(request.address, sweep, request.code, past_of(manifest), files), files)
     if not (sweep.adapted and sweep.adapted.drawn):  # the space that drawn candidates need would tell their number
         require_space(files, plan)

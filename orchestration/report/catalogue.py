@@ -165,7 +165,7 @@ class DrawnFigure:
         """The figure with its title and a legend, for where no page is around it."""
         of, top = self.figure, 72
         margin = {**of.layout["margin"], "t": of.layout["margin"]["t"] + top}
-        told = {"title": {"text": draw.plain_text(self.title)}, "showlegend": True}
+        told = {"title": {"text": draw.without_markup(self.title)}, "showlegend": True}
         named = [{**trace, "showlegend": "name" in trace} for trace in of.data]
         return Plot({**of.layout, **told, "margin": margin, "height": of.height + top}, named)
 

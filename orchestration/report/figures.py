@@ -10,7 +10,7 @@ from typing import Any, Final, TypeGuard
 
 from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
 from dpsweep.orchestration.comparison.formats import Format
-from dpsweep.orchestration.comparison.parameters import in_words
+from dpsweep.orchestration.comparison.parameters import parameter_in_words
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.settings import (
     Setting,
@@ -89,14 +89,16 @@ def hyperparameters(settings: Sequence[Setting]) -> dict[str, str]:
     """Return the hover text of each setting, by name: the hyperparameters that differ between settings, one per
     line.
     """
-    found = {setting.name: numbers(setting) for setting in settings}
+    found = {setting.name: numeric_parameters(setting) for setting in settings}
     values: dict[str, set[float]] = {}
     for own in found.values():
         for name, value in own.items():
             values.setdefault(name, set()).add(value)
     varied = [name for name, several in values.items() if len(several) > 1]
     return {
-        setting: "".join(f"<br>{plain_text(in_words(name))}: {own[name]:g}" for name in varied if name in own)
+        setting: "".join(
+            f"<br>{without_markup(parameter_in_words(name))}: {own[name]:g}" for name in varied if name in own
+        )
         for setting, own in found.items()
     }
 
@@ -124,7 +126,7 @@ def _privacy(scene: Scene, y: FigureAxis) -> Plot | None:
         figure.add_hline(mean, line={"color": MUTED, "width": 1, "dash": "dot"})
     # the highest above its line and the lowest below: names of lines close together would cover each other
     for (mean, name), anchor in {lines[0]: "top", lines[-1]: "bottom"}.items() if lines else ():
-        figure.add_annotation(x=0, xref="paper", xanchor="left", y=mean, yanchor=anchor, text=plain_text(name))
+        figure.add_annotation(x=0, xref="paper", xanchor="left", y=mean, yanchor=anchor, text=without_markup(name))
     return figure
 
 
@@ -159,7 +161,8 @@ def _scatter(scene: Scene, x: FigureAxis, y: FigureAxis) -> Plot:
             name=setting.name,
             text=[adapted.get(setting.name, "")],
             hovertemplate=(
-                f"<b>{plain_text(setting.name)}</b><br>{x.title}: %{{x}}<br>{y.title}: %{{y}}%{{text}}<extra></extra>"
+                f"<b>{without_markup(setting.name)}</b><br>{x.title}: %{{x}}<br>{y.title}: %{{y}}%{{text}}"
+                "<extra></extra>"
             ),
             meta=meta_of(setting),
         )
@@ -234,14 +237,14 @@ def by_group(
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
             cliponaxis=False,
             name=setting.name,
-            text=[plain_text(name) for _, name, *_ in known],
-            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
+            text=[without_markup(name) for _, name, *_ in known],
+            hovertemplate=f"<b>{without_markup(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
             meta=meta_of(setting),
         )
     figure.update_xaxes(side="top", **look)
     figure.update_yaxes(
         tickvals=list(range(len(names))),
-        ticktext=[plain_text(name) for name in names],
+        ticktext=[without_markup(name) for name in names],
         range=[len(names) - 0.5, -0.5],
         showgrid=False,
     )
@@ -270,11 +273,11 @@ def who_pays(scene: Scene) -> Plot:
             error_y={"array": [error for *_, error in points], "thickness": 0.8, "width": 0},
             mode="markers+text",
             marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 9, "opacity": 0.85},
-            text=[plain_text(name) if name in labelled else "" for name, *_ in points],
+            text=[without_markup(name) if name in labelled else "" for name, *_ in points],
             textposition="middle right",
             textfont={"size": 11, "color": style.colour(setting)},
-            customdata=[plain_text(name) for name, *_ in points],
-            hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{customdata}}: {word} %{{x}}, mean ε %{{y:.3~g}}"
+            customdata=[without_markup(name) for name, *_ in points],
+            hovertemplate=f"<b>{without_markup(setting.name)}</b><br>%{{customdata}}: {word} %{{x}}, mean ε %{{y:.3~g}}"
             "<extra></extra>",
             name=setting.name,
             meta=meta_of(setting),
@@ -303,7 +306,7 @@ def histograms(scene: Scene) -> dict[str, Plot]:
                 fill="tozeroy",
                 fillcolor=faded(style.colour(setting), 0.12),
                 name=setting.name,
-                hovertemplate=f"<b>{plain_text(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
+                hovertemplate=f"<b>{without_markup(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
                 meta=meta_of(setting),
             )
             if (worst := setting.highest_epsilon) is not None:
@@ -375,7 +378,7 @@ def label_end(figure: Plot, text: str, x: float, y: float, colour: str, raised: 
     figure.add_annotation(
         x=x,
         y=y,
-        text=plain_text(text),
+        text=without_markup(text),
         xanchor="left",
         xshift=4,
         yshift=raised,
@@ -401,7 +404,7 @@ def line(
         line={"color": style.colour(setting), "dash": style.dash(setting), "width": width},
         opacity=opacity,
         name=name,
-        hovertemplate=f"<b>{plain_text(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
+        hovertemplate=f"<b>{without_markup(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
         meta=meta_of(setting),
     )
 
@@ -457,7 +460,7 @@ def meta_of(setting: Setting) -> dict[str, str]:
     return {"clipping": setting.clipping, "schedule": setting.schedule, "epsilon": level}
 
 
-def plain_text(text: str) -> str:
+def without_markup(text: str) -> str:
     """Escape a label: plotly interprets some HTML tags and %{...} templates."""
     return text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;").replace("%{", "% {")
 
@@ -481,7 +484,7 @@ _NOT_TUNED = (
 )
 
 
-def numbers(setting: Setting) -> dict[str, float]:
+def numeric_parameters(setting: Setting) -> dict[str, float]:
     """Return the hyperparameters of a setting that are numbers, and the same for all seeds."""
     first, *others = ({**trial.params, **trial.labels} for trial in setting.trials)
     common = {name: value for name, value in first.items() if all(each.get(name) == value for each in others)}

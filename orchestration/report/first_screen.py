@@ -24,8 +24,8 @@ from dpsweep.orchestration.comparison.formats import (
     is_shown,
     listed,
     number,
-    opening,
     per_unit,
+    sentence_start,
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.ledger import composed
@@ -44,7 +44,7 @@ from dpsweep.orchestration.comparison.settings import (
 )
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.report.figures import blank, look_of, meta_of, plain_text, whiskers
+from dpsweep.orchestration.report.figures import blank, look_of, meta_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedPrivacy, PublishedSweep
 from dpsweep.workers.dataset_description import NO_GROUPS
@@ -340,7 +340,7 @@ def _of_groups(big: str, *words: str) -> Tile:
 
 def _groups_title(found: Findings) -> str:
     beside = " (grey: without privacy)" if found.baselines else ""
-    return f"{opening(found.word)} by group{_with_intervals(found)}{beside}"
+    return f"{sentence_start(found.word)} by group{_with_intervals(found)}{beside}"
 
 
 def _with_intervals(found: Findings) -> str:
@@ -351,7 +351,7 @@ def _with_intervals(found: Findings) -> str:
 def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
     each = " of each run" if len(whose(worst, setting)) > 1 else ""
-    whom = f"{opening(found.worst_word)} of the worst-served group{each}"
+    whom = f"{sentence_start(found.worst_word)} of the worst-served group{each}"
     text = f"{whom}{_around(found, setting, worst)}"
     if found.baselines and not found.unknown_cost:
         change, against = _against_baseline(found, setting, worst.name)
@@ -382,7 +382,7 @@ def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:
         # Where the ends differ between runs, the mean of their gaps is larger than the gap between means.
         overall = " in each run; over all," if mean.mean - (high - low) > 0.005 else ","
         gap = f"gap {of.format.one(mean.mean)} points{_around(found, setting, of)}{overall}"
-        yield f"{opening(rate.replace('_', ' '))}{of_class}: {gap} {alike if low == high else ends}."
+        yield f"{sentence_start(rate.replace('_', ' '))}{of_class}: {gap} {alike if low == high else ends}."
 
 
 def _ends_of_gap(setting: Setting, rate: str) -> tuple[tuple[str, float], tuple[str, float]] | None:
@@ -432,13 +432,13 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
     words: list[str] = []
     if found.too_few_to_test:
         big = "unknown"
-        words.append(f"{opening(found.too_few_to_test)}.")
+        words.append(f"{sentence_start(found.too_few_to_test)}.")
     elif best is None:
         big = "of no use"
         words.append(f"Nothing shows that a private setting is better than a constant prediction, by {word}.")
     elif found.unknown_cost:
         big = "unknown"
-        words.append(opening(found.unknown_cost.removeprefix("No use as a reference: ")))
+        words.append(sentence_start(found.unknown_cost.removeprefix("No use as a reference: ")))
     elif not found.baselines:
         big = "unknown"
         words.append("No baseline was trained: add none to the clipping methods of the sweep.")
@@ -449,13 +449,13 @@ def _at_what_cost(found: Findings, best: Setting | None, style: Style) -> Tile:
         common, ends = _in_common(found, best, of, interval), _ends(interval, of.format)
         chance = change is not None and is_shown(change, of.format) and _may_be_chance(interval)
         words.append(
-            f"{opening(word)} against the best training without privacy{common}{ends}: "
+            f"{sentence_start(word)} against the best training without privacy{common}{ends}: "
             f"{own} for {other}{' over all seeds' * bool(common)}."
             f"{' The difference may be chance.' * chance}"
         )
     if best is not None:
         words += _seeds_words(found, best)
-    title = f"{opening(word)} of each method{_with_intervals(found)}"
+    title = f"{sentence_start(word)} of each method{_with_intervals(found)}"
     return Tile("first-cost", "At what cost?", big, tuple(words), _by_method(found, style), title)
 
 
@@ -479,7 +479,7 @@ def _seeds_words(found: Findings, best: Setting) -> list[str]:
     told = [f"differences between methods of {listed(sizes)} in 4 of 5 sweeps"] if sizes else []
     if hidden:
         told.append(f"none in {listed(hidden)} reliably" if sizes else "no difference between methods reliably")
-    return [f"{opening(of_seeds(len(best.trials)))} find {', and '.join(told)}."]
+    return [f"{sentence_start(of_seeds(len(best.trials)))} find {', and '.join(told)}."]
 
 
 def _by_method(found: Findings, style: Style) -> Plot | None:
@@ -538,7 +538,7 @@ def distinctive(names: Sequence[str]) -> list[str]:
     ['non-private', 'flat · constant · rows 1', 'flat · constant · rows 2']
     >>> distinctive(["non-private", *(f"flat · constant · user sampling els · most records {most}" for most in (1, 2))])
     ['non-private', 'most records 1', 'most records 2']
-    >>> distinctive(["non-private · model mlp", *(f"flat (b 3) · exponential · level {n} · model mlp" for n in "12")])
+    >>> distinctive(["non-private · model mlp", *(f"flat (b 3.5) · exponential · level {n} · model mlp" for n in "12")])
     ['non-private · model mlp', 'level 1', 'level 2']
     """
     parts = [name.split(" · ") for name in names]
@@ -558,7 +558,7 @@ def _label(figure: Plot, row: int, text: str) -> None:
     short = text if len(text) <= _LETTERS else f"{text[: half - 1]}…{text[-half:]}"
     figure.add_annotation(
         x=0, xref="paper", xanchor="left", y=row - 0.42, yanchor="middle",
-        text=plain_text(short), font={"size": 11.5, "color": INK}, bgcolor=PAPER, borderpad=1,
+        text=without_markup(short), font={"size": 11.5, "color": INK}, bgcolor=PAPER, borderpad=1,
     )  # fmt: skip
 
 
@@ -584,7 +584,7 @@ def _dots(
         cliponaxis=False,
         marker={"color": colour, "symbol": style.symbol(setting), "size": 9},
         name=setting.name,
-        text=[f"{plain_text(name)}: {shown.one(value)}" for _, name, value, _ in points],
-        hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{text}}<extra></extra>",
+        text=[f"{without_markup(name)}: {shown.one(value)}" for _, name, value, _ in points],
+        hovertemplate=f"<b>{without_markup(setting.name)}</b><br>%{{text}}<extra></extra>",
         meta=meta_of(setting),
     )

@@ -39,7 +39,7 @@ def section(title: str, *html: str) -> str:
     return f"<section><h2>{escape(title)}</h2>{''.join(html)}</section>"
 
 
-def note(text: str, look: str = "withheld") -> str:
+def boxed(text: str, look: str = "withheld") -> str:
     """Return a paragraph in a box; ``look`` is its CSS class."""
     return f'<div class="{look}"><p>{escape(text)}</p></div>'
 
@@ -54,14 +54,14 @@ def panel(name: str, title: str, height: int) -> str:
 
 def missing_panel(title: str, reason: str) -> str:
     """Return the title of a missing figure with the reason; "" without a reason."""
-    return f"<div>{_plot_title(title)}{note(reason)}</div>" if reason else ""
+    return f"<div>{_plot_title(title)}{boxed(reason)}</div>" if reason else ""
 
 
 def _plot_title(title: str) -> str:
     return f'<p class="plot-title">{escape(title)}</p>' if title else ""
 
 
-def table(
+def html_table(
     words: Iterable[str],
     numbers: Iterable[str],
     html: Iterable[Sequence[str]],
@@ -95,7 +95,7 @@ def _defined(heading: str) -> str:
 _MEANINGS: Final = {each.heading: each.meaning for each in METRICS if each.meaning}
 
 
-def named(setting: Setting, style: Style) -> str:
+def marked_name(setting: Setting, style: Style) -> str:
     """Return the setting's marker and name."""
     return f'<span class="name">{_marker(style.colour(setting), style.symbol(setting))}{escape(setting.name)}</span>'
 

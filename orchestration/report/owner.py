@@ -9,7 +9,7 @@ from html import escape
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES, AttackRisk
 from dpsweep.accounting.audits import assumed_by_best
-from dpsweep.accounting.calibration.parameter_search import round_up, rounded_up
+from dpsweep.accounting.calibration.parameter_search import epsilon_text, round_up
 from dpsweep.accounting.jobs.release import OwnerReport
 from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.reasons import in_words
@@ -75,14 +75,14 @@ def owner_sentences(
     without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
     given += ", if the noise were secret" if "known_seed" in report.reasons else ""
     sentences = [
-        f"Example {report.example_id}: epsilon {rounded_up(report.epsilon)} at delta {report.delta:g}, {report.kind}, "
-        f"adjacency {report.adjacency}.",
+        f"Example {report.example_id}: epsilon {epsilon_text(report.epsilon)} at delta {report.delta:g}, "
+        f"{report.kind}, adjacency {report.adjacency}.",
         "Whoever sees the trained model, and even every step of its training, and wants to tell whether this record "
         f"was used or {without}, can shift the odds by at most a factor of e^epsilon = {_factor(report.epsilon)}, "
         f"except with probability {report.delta:g}{given}.",
         _KINDS[report.kind],
         *(f"It is {sentence}." for sentence in in_words(report.reasons)),
-        f"The worst case of this trial, for any example, is epsilon {rounded_up(report.worst_case_epsilon)}.",
+        f"The worst case of this trial, for any example, is epsilon {epsilon_text(report.worst_case_epsilon)}.",
         "The number holds for the training that took place, and for this trial alone: costs of further trials on the "
         "same record add up.",
         "It was computed from the record itself: show it to nobody else.",
@@ -121,13 +121,13 @@ def _audited(audits: Sequence[PublishedAudit], worst_case: float) -> str:
 def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
     """Return the report as one HTML document without scripts and without references to other files."""
     facts = {
-        "epsilon": rounded_up(report.epsilon),
+        "epsilon": epsilon_text(report.epsilon),
         "delta": f"{report.delta:g}",
         "kind": report.kind,
         **({"no guarantee because": ", ".join(report.reasons)} if report.reasons else {}),
         "adjacency": report.adjacency,
         "computed by": report.method,
-        "worst case of any example": rounded_up(report.worst_case_epsilon),
+        "worst case of any example": epsilon_text(report.worst_case_epsilon),
     }
     rows = (f'<tr><th scope="row">{escape(name)}</th><td>{escape(value)}</td></tr>' for name, value in facts.items())
     paragraphs = (f"<p>{escape(sentence)}</p>" for sentence in sentences[1:])

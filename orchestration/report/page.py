@@ -14,11 +14,11 @@ from importlib.resources import files
 from string import Template
 from typing import Any, Final
 
-from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_heads, cells, heads, shown_metrics
+from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_heads, heads, row_cells, shown_metrics
 from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
-from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, opening
+from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, sentence_start
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import with_known_changes
@@ -34,9 +34,9 @@ from dpsweep.orchestration.report.catalogue import (
 )
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
-from dpsweep.orchestration.report.html import key, missing_panel, note, panel, section, sentence, table
-from dpsweep.orchestration.report.plot import Style, packed, packed_plotly, script_safe, style_of
-from dpsweep.orchestration.report.prose import SENSITIVE, cautions, meanings, sentences, together
+from dpsweep.orchestration.report.html import boxed, html_table, key, missing_panel, panel, section, sentence
+from dpsweep.orchestration.report.plot import Style, compressed, packed_plotly, script_safe, style_of
+from dpsweep.orchestration.report.prose import SENSITIVE, cautions, composed_cost, meanings, sentences
 from dpsweep.orchestration.report.tables import (
     accounts_section,
     attacks_section,
@@ -114,7 +114,7 @@ def renewed(page: str, period: float) -> str:
     seconds.
     """
     again = f'<meta http-equiv="refresh" content="{math.ceil(period)}">'
-    said = note("The sweep is running. This page shows the trials that are over, and renews itself.")
+    said = boxed("The sweep is running. This page shows the trials that are over, and renews itself.")
     return page.replace("<head>", f"<head>\n{again}", 1).replace("</header>", f"{said}</header>", 1)
 
 
@@ -135,7 +135,7 @@ def _embedded(name: str, value: Any) -> str:
     """Data for the page's script as JSON, compressed if they are large, as for a thousand trials."""
     text = script_safe(value)
     if len(text) > _LARGE:
-        return packed(name, text)
+        return compressed(name, text)
     return f'<script id="{name}" type="application/json">{text}</script>'
 
 
@@ -158,7 +158,7 @@ def _opening(data: PublishedSweep, found: Findings, answers: Sequence[Tile]) -> 
     done = sum(trial.state is TrialState.FINISHED for trial in data.trials)
     byline = [f"{done} of {len(data.trials)} trials finished", f"δ = {data.delta:g}", _date(data.created)]
     decided = decision(found, data.delta) if data.trials else ["This sweep has no trials."]
-    warning = note(SENSITIVE, "withheld sensitive") if release_mode(data.disclosure).is_sensitive else ""
+    warning = boxed(SENSITIVE, "withheld sensitive") if release_mode(data.disclosure).is_sensitive else ""
     return (
         f'<header><p class="eyebrow">{" · ".join(escape(part) for part in byline if part)}</p>'
         f"<h1>{escape(data.name)}</h1>{warning}"
@@ -181,7 +181,7 @@ def _cautions(data: PublishedSweep, found: Findings) -> str:
     known = cautions(data, found)
     if not known:
         return ""
-    items = "".join(f"<li>{sentence(opening(said))}</li>" for said in known)
+    items = "".join(f"<li>{sentence(sentence_start(said))}</li>" for said in known)
     return f'<div class="withheld cautions"><p>Before you quote a number</p><ul>{items}</ul></div>'
 
 
@@ -268,7 +268,7 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting], style: Style
     if not any(not setting.is_baseline for setting in settings):
         return ""
     if not panels["single examples"]:
-        return section("What single examples paid", note(why_examples_are_missing(data)))
+        return section("What single examples paid", boxed(why_examples_are_missing(data)))
     return section(
         "What single examples paid",
         "<p>Histograms of εᵢ over all training examples, one line per setting. The vertical line is the worst-case ε, "
@@ -344,7 +344,7 @@ def comparison_page(found: Comparison) -> str:
         (
             escape(setting.short_name),
             f"{escape(found.sweeps[line.folder])}<br><small>{escape(line.folder)}</small>",
-            *map(escape, cells(line, found)),
+            *map(escape, row_cells(line, found)),
         )
         for setting in found.settings
         for line in setting.lines
@@ -352,11 +352,11 @@ def comparison_page(found: Comparison) -> str:
     columns = heads(found)
     words = _terms((metric.heading, metric.meaning) for metric in shown_metrics(found))
     body = (
-        *([note(SENSITIVE, "sensitive")] if found.is_sensitive else []),
-        *(note(sentence, "sensitive") for sentence in found.differences),
+        *([boxed(SENSITIVE, "sensitive")] if found.is_sensitive else []),
+        *(boxed(sentence, "sensitive") for sentence in found.differences),
         *([_between(found)] if found.between else []),
-        table(columns[:2], columns[2:], rows),
-        *(f"<p>{escape(sentence)}</p>" for sentence in together(found.trials)),
+        html_table(columns[:2], columns[2:], rows),
+        *(f"<p>{escape(sentence)}</p>" for sentence in composed_cost(found.trials)),
         f"<h2>What the numbers mean</h2><dl>{words}</dl>",
     )
     title = escape(f"Comparison of {', '.join(dict.fromkeys(found.sweeps.values()))}")
@@ -365,7 +365,7 @@ def comparison_page(found: Comparison) -> str:
 
 def _between(found: Comparison) -> str:
     """Return the table of parameters in which whole sweeps differ."""
-    return table(between_heads(found), (), [[*map(escape, each.cells())] for each in found.between])
+    return html_table(between_heads(found), (), [[*map(escape, each.cells())] for each in found.between])
 
 
 def explorer_data(found: Findings, style: Style) -> dict[str, Any]:

@@ -119,10 +119,10 @@ def _rounded(value: Any) -> Any:
 @functools.cache
 def packed_plotly() -> str:
     """Return the element that holds plotly.js, packed; a script of the page unpacks it."""
-    return packed("plotly", get_plotlyjs())
+    return compressed("plotly", get_plotlyjs())
 
 
-def packed(name: str, text: str) -> str:
+def compressed(name: str, text: str) -> str:
     """Return an element that holds the text compressed by gzip, in base64: about a third of a script's size."""
     content = base64.b64encode(gzip.compress(text.encode(), compresslevel=6, mtime=0)).decode()
     return f'<script id="{name}" type="text/plain">{content}</script>'

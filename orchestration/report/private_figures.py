@@ -9,7 +9,7 @@ from typing import Any, Final
 from dpsweep.accounting.attacks import epsilon_of_area
 from dpsweep.orchestration.comparison.formats import correlation
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.report.figures import Scene, blank, faded, label_end, line, meta_of, plain_text, whiskers
+from dpsweep.orchestration.report.figures import Scene, blank, faded, label_end, line, meta_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, Plot
 from dpsweep.orchestration.store.published import Density, PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import auc_interval
@@ -97,7 +97,7 @@ def _risk(scene: Scene, setting: Setting, trial: PublishedTrial, privacy: Publis
             y=[rows[name] + above for name in known],
             mode="markers",
             name=label,
-            text=[plain_text(name) for name in known],
+            text=[without_markup(name) for name in known],
             hovertemplate=f"%{{text}}: {label} %{{x:.3g}}<extra></extra>",
             marker={"color": colour, "symbol": symbol, "size": 9, **look},
             meta=meta_of(setting),
@@ -129,7 +129,7 @@ def _risk(scene: Scene, setting: Setting, trial: PublishedTrial, privacy: Publis
     figure.update_xaxes(title_text=f"ε (line: worst case{proven})", rangemode="tozero")
     figure.update_yaxes(
         tickvals=[*rows.values()],
-        ticktext=[plain_text(name) for name in rows],
+        ticktext=[without_markup(name) for name in rows],
         range=[len(rows) - 0.5, -0.5],
         showgrid=False,
     )
@@ -160,7 +160,7 @@ def _heatmap(scene: Scene, setting: Setting, density: Density, across: str, up: 
         customdata=counts,
         colorscale=[[0.0, faded(colour, 0.2)], [1.0, colour]],
         showscale=False,
-        hovertemplate=f"<b>{plain_text(setting.name)}</b><br>%{{x:.3~g}}, %{{y:.3~g}}: %{{customdata}} examples"
+        hovertemplate=f"<b>{without_markup(setting.name)}</b><br>%{{x:.3~g}}, %{{y:.3~g}}: %{{customdata}} examples"
         "<extra></extra>",
         meta=meta_of(setting),
     )

@@ -133,7 +133,7 @@ def cautions(data: PublishedSweep, found: Findings) -> list[str]:
 
 def sentences(data: PublishedSweep, found: Findings) -> list[str]:
     """Return the findings that the first screen has no room for: comparisons, composed and individual epsilons."""
-    return [*_comparisons(found), *together(data.trials), *_individuals(data, found.settings)]
+    return [*_comparisons(found), *composed_cost(data.trials), *_individuals(data, found.settings)]
 
 
 def _comparisons(found: Findings) -> list[str]:
@@ -233,7 +233,7 @@ def _caveats(found: Findings, best: Setting) -> list[str]:
     ]
 
 
-def together(trials: Sequence[PublishedTrial]) -> list[str]:
+def composed_cost(trials: Sequence[PublishedTrial]) -> list[str]:
     """Return a sentence on the composed epsilon of all private trials; nothing if only one was ever started."""
     found = composed(trials)
     if found is None or found.trials + found.attempts + found.candidates < 2:

@@ -28,8 +28,8 @@ from dpsweep.orchestration.comparison.formats import (
     at_most,
     at_most_share,
     number,
-    opening,
     per_unit,
+    sentence_start,
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import columns, main_metric, metric
@@ -50,7 +50,7 @@ from dpsweep.orchestration.comparison.settings import (
 from dpsweep.orchestration.comparison.spoken import between, difference_between
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
 from dpsweep.orchestration.report.figures import meta_of
-from dpsweep.orchestration.report.html import named, section, table
+from dpsweep.orchestration.report.html import html_table, marked_name, section
 from dpsweep.orchestration.report.plot import Style
 from dpsweep.orchestration.store.published import EstimateQuality, PublishedAccount, PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
@@ -72,10 +72,10 @@ def settings_table(found: Findings, style: Style) -> str:
         mark = f'<span class="front">Pareto front{beyond}</span>' if setting in front else ""
         mark += f"<br><small>{escape(found.useless[setting.name])}</small>" if setting.name in found.useless else ""
         numbers = (_over_seeds(metric, setting) + _interval(found, setting, metric) for metric in shown)
-        rows.append((named(setting, style) + mark, str(len(setting.trials)), _composed(setting), *numbers))
+        rows.append((marked_name(setting, style) + mark, str(len(setting.trials)), _composed(setting), *numbers))
     heads = ("Seeds", "Composed ε", *(metric.heading for metric in shown))
     marks = [meta_of(setting) for setting in settings]
-    return "<h3>Settings, averaged over seeds</h3>" + table(("Setting",), heads, rows, marks=marks)
+    return "<h3>Settings, averaged over seeds</h3>" + html_table(("Setting",), heads, rows, marks=marks)
 
 
 def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
@@ -98,11 +98,11 @@ def comparison_table(found: Findings, style: Style) -> str:
     for one, other in itertools.combinations(found.methods, 2):
         differences = [found.difference(one, other, name) for name in found.headline]
         if any(each.interval for each in differences):
-            rows.append((named(one, style), named(other, style), *map(_verdict, differences)))
+            rows.append((marked_name(one, style), marked_name(other, style), *map(_verdict, differences)))
     heads = (
         f"{of.heading.removesuffix(', points')}{', points' * of.format.is_share}" for of in map(metric, found.headline)
     )
-    return "<h3>What can be told apart</h3>" + table(("Setting", "against"), heads, rows) if rows else ""
+    return "<h3>What can be told apart</h3>" + html_table(("Setting", "against"), heads, rows) if rows else ""
 
 
 def _verdict(found: Difference) -> str:
@@ -122,12 +122,15 @@ def fairness_table(found: Findings, style: Style) -> str:
     if not shown:
         return ""
     rows = [
-        (named(setting, style), *(_over_seeds(metric, setting) + _interval(found, setting, metric) for metric in shown))
+        (
+            marked_name(setting, style),
+            *(_over_seeds(metric, setting) + _interval(found, setting, metric) for metric in shown),
+        )
         for setting in found.settings
     ]
     marks = [meta_of(setting) for setting in found.settings]
     heads = (metric.heading for metric in shown)
-    return "<h3>Rates and gaps between groups, on test data</h3>" + table(("Setting",), heads, rows, marks=marks)
+    return "<h3>Rates and gaps between groups, on test data</h3>" + html_table(("Setting",), heads, rows, marks=marks)
 
 
 def by_group_table(found: Findings, style: Style) -> str:
@@ -143,11 +146,11 @@ def by_group_table(found: Findings, style: Style) -> str:
         return ""
     pairs = list(itertools.product(names, found.settings))
     rows = [
-        (escape(name), named(setting, style), *(_of_group(found, setting, name, each) for each in shown))
+        (escape(name), marked_name(setting, style), *(_of_group(found, setting, name, each) for each in shown))
         for name, setting in pairs
     ]
     marks, heads = [meta_of(setting) for _, setting in pairs], (each.heading for each in shown)
-    return "<h3>Every group under every setting</h3>" + table(("Group", "Setting"), heads, rows, marks=marks)
+    return "<h3>Every group under every setting</h3>" + html_table(("Group", "Setting"), heads, rows, marks=marks)
 
 
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
@@ -171,12 +174,14 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
             for label, (recall, row) in enumerate(zip(recalls(matrix), matrix, strict=True)):
                 cells = [PERCENT.one(None if math.isnan(recall) else float(recall)), *(f"{each:.0f}" for each in row)]
                 name = escape(names[len(matrix)][label])
-                rows.append((name, named(setting, style), *cells))
+                rows.append((name, marked_name(setting, style), *cells))
                 marks.append(meta_of(setting))
     if not rows:
         return ""
     heads = ("Recall", *(f"as {name}" for name in names[max(names)]))
-    return "<h3>What each class is taken for, on test data</h3>" + table(("Class", "Setting"), heads, rows, marks=marks)
+    return "<h3>What each class is taken for, on test data</h3>" + html_table(
+        ("Class", "Setting"), heads, rows, marks=marks
+    )
 
 
 def parts_table(settings: Sequence[Setting], style: Style) -> str:
@@ -197,10 +202,10 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
     for name, setting in itertools.product(names, settings):
         found = [setting.over_seeds(number_of(name, head)) for head in heads]
         cells = (CORRELATION.over_seeds(each) if each else MISSING for each in found)
-        rows.append((escape(name), named(setting, style), *cells))
+        rows.append((escape(name), marked_name(setting, style), *cells))
         marks.append(meta_of(setting))
     words, numbers = ("Label, target or class", "Setting"), (head.replace("_", " ") for head in heads)
-    return "<h3>Every label, target or class, on test data</h3>" + table(words, numbers, rows, marks=marks)
+    return "<h3>Every label, target or class, on test data</h3>" + html_table(words, numbers, rows, marks=marks)
 
 
 def _composed(setting: Setting) -> str:
@@ -230,9 +235,9 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
         found = [[cost(k)(trial) for trial in setting.trials] for k in sizes]
         worst = [max((value for value in values if value is not None), default=None) for values in found]
         cells = (_with_risk(at_most(value), setting, k) for value, k in zip(worst, sizes, strict=True))
-        rows.append((named(setting, style), *cells))
+        rows.append((marked_name(setting, style), *cells))
     heads = (f"k = {k}" for k in sizes)
-    return "<h3>Groups of records</h3>" + table(("Worst-case ε for any k records together",), heads, rows)
+    return "<h3>Groups of records</h3>" + html_table(("Worst-case ε for any k records together",), heads, rows)
 
 
 def _with_risk(shown: str, setting: Setting, size: int) -> str:
@@ -254,7 +259,7 @@ def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
         return "<p>None.</p>"
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
     rows, looks = [_trial_row(trial, shown) for trial in trials], [trial.state.word for trial in trials]
-    return table(words, numbers, rows, remarks=("Remarks",), looks=looks)
+    return html_table(words, numbers, rows, remarks=("Remarks",), looks=looks)
 
 
 def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[str]:
@@ -298,7 +303,7 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
         largest = setting.over_seeds(quality(lambda found: found.largest_error))
         rows.append(
             (
-                named(setting, style),
+                marked_name(setting, style),
                 f"{examples.mean * examples.count:.0f}",
                 f"{r.mean:.4f}" if r else MISSING,
                 number(mean.mean if mean else None),
@@ -307,7 +312,7 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
         )
     words = ("εᵢ as estimated against εᵢ from norms of every step",)
     numbers = ("Examples tracked", "Pearson’s r", "Mean error", "Largest error")
-    return "<h3>How good the estimates are</h3>" + table(words, numbers, rows) if rows else ""
+    return "<h3>How good the estimates are</h3>" + html_table(words, numbers, rows) if rows else ""
 
 
 def losses_table(settings: Sequence[Setting], style: Style) -> str:
@@ -319,16 +324,16 @@ def losses_table(settings: Sequence[Setting], style: Style) -> str:
         found = [setting.over_seeds(value) for value in values]
         if any(found):
             cells = (CORRELATION.over_seeds(spread) if spread else MISSING for spread in found)
-            rows.append((named(setting, style), *cells))
+            rows.append((marked_name(setting, style), *cells))
     words = ("Pearson’s r of εᵢ and log loss",)
-    return "<h3>εᵢ and loss</h3>" + table(words, ("All", *names), rows) if rows else ""
+    return "<h3>εᵢ and loss</h3>" + html_table(words, ("All", *names), rows) if rows else ""
 
 
 def _section(
     heading: str, text: str, words: Iterable[str], numbers: Iterable[str], html: Sequence[Sequence[str]]
 ) -> str:
     """Return the section around a table; "" without a row."""
-    return section(heading, text, table(words, numbers, html)) if html else ""
+    return section(heading, text, html_table(words, numbers, html)) if html else ""
 
 
 def training_scores_section(settings: Sequence[Setting], style: Style, task: str) -> str:
@@ -341,13 +346,15 @@ def training_scores_section(settings: Sequence[Setting], style: Style, task: str
         for name in names
     )
     pairs = [(on_training, main.value), *of_groups]
-    rows = [(named(setting, style), *(_beside_test(setting, main, *pair) for pair in pairs)) for setting in scored]
+    rows = [
+        (marked_name(setting, style), *(_beside_test(setting, main, *pair) for pair in pairs)) for setting in scored
+    ]
     return _section(
         "How well the models know their training examples",
         "<p>The final models on their own training examples, and below, how much better or worse that is than on test "
         "data. Where it is better, guessing that an example was trained on if it is predicted right succeeds more "
         "often than chance (Yeom et al. 2018).</p>",
-        (f"{opening(main.heading.removeprefix('Test '))} on training examples",),
+        (f"{sentence_start(main.heading.removeprefix('Test '))} on training examples",),
         ("All", *names),
         rows,
     )
@@ -367,7 +374,7 @@ def attacks_section(settings: Sequence[Setting], style: Style) -> str:
     """Return the section on membership attacks; "" if no trial was attacked or the results are withheld."""
     attacked = [setting for setting in settings if any(trial.attacks for trial in setting.trials)]
     names = group_names(*attacked)
-    rows = [(named(setting, style), *(_attack_cell(setting, name) for name in names)) for setting in attacked]
+    rows = [(marked_name(setting, style), *(_attack_cell(setting, name) for name in names)) for setting in attacked]
     return _section(
         "Who can be found in the model",
         "<p>A membership attack on each group: an example whose loss is below a threshold is called a training "

@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.findings import COMPARED
 from dpsweep.orchestration.comparison.formats import NUMBER, Format
 from dpsweep.orchestration.comparison.individuals import VADHAN, compare_groups, linear_heading
 from dpsweep.orchestration.comparison.metrics import metric
-from dpsweep.orchestration.comparison.parameters import in_words
+from dpsweep.orchestration.comparison.parameters import parameter_in_words
 from dpsweep.orchestration.comparison.rate_metrics import spoken
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.statistics import spread
@@ -35,10 +35,10 @@ from dpsweep.orchestration.report.figures import (
     line,
     look_of,
     meta_of,
-    numbers,
-    plain_text,
+    numeric_parameters,
     total_axis,
     whiskers,
+    without_markup,
     worst_axis,
 )
 from dpsweep.orchestration.report.plot import PALETTE, Plot
@@ -271,7 +271,7 @@ def _add(
         mode="lines+markers" if dash == "solid" else "lines",
         line={"color": scene.style.colour(setting), "dash": dash, "width": 2 if dash == "solid" else 1},
         marker={"color": scene.style.colour(setting), "symbol": scene.style.symbol(setting), "size": 8},
-        text=[plain_text(f"{setting.name}, {what}")] * len(epsilons),
+        text=[without_markup(f"{setting.name}, {what}")] * len(epsilons),
         hovertemplate="<b>%{text}</b><br>k = %{x}: ε = %{y:.4~g}<extra></extra>",
         name=f"{setting.name}, {what}",
         meta=meta_of(setting),
@@ -291,7 +291,7 @@ def tuning_curves(scene: Scene) -> dict[str, Plot]:
         for up in (total_axis(scene, ""), worst_axis(scene)):
             figure = _curve(scene, name, up)
             if figure.data:
-                drawn[f"{up.title} against {in_words(name)}"] = figure
+                drawn[f"{up.title} against {parameter_in_words(name)}"] = figure
     return drawn
 
 
@@ -299,7 +299,7 @@ def _varied(scene: Scene) -> list[str]:
     values: dict[tuple[object, ...], set[float]] = {}
     for setting in scene.settings:
         if not setting.is_baseline:
-            for name, value in numbers(setting).items():
+            for name, value in numeric_parameters(setting).items():
                 values.setdefault((name, *_line_of(setting, name)), set()).add(value)
     return list(dict.fromkeys(str(name) for (name, *_), found in values.items() if len(found) > 1))
 
@@ -313,7 +313,7 @@ def _curve(scene: Scene, name: str, up: FigureAxis) -> Plot:
     figure = blank(height=320)
     methods: dict[tuple[object, ...], list[tuple[float, Setting]]] = {}
     for setting in scene.settings:
-        known = numbers(setting)
+        known = numeric_parameters(setting)
         if not setting.is_baseline and name in known:
             methods.setdefault(_line_of(setting, name), []).append((known[name], setting))
     for members in methods.values():
@@ -336,8 +336,10 @@ def _curve(scene: Scene, name: str, up: FigureAxis) -> Plot:
             mode="lines+markers",
             line={"color": colour, "dash": scene.style.dash(first), "width": 2},
             marker={"color": colour, "symbol": symbol, "size": 9},
-            text=[plain_text(setting.name) for *_, setting in points],
-            hovertemplate=f"<b>%{{text}}</b><br>{plain_text(in_words(name))} %{{x}}: %{{y}}<extra></extra>",
+            text=[without_markup(setting.name) for *_, setting in points],
+            hovertemplate=(
+                f"<b>%{{text}}</b><br>{without_markup(parameter_in_words(name))} %{{x}}: %{{y}}<extra></extra>"
+            ),
             name=" · ".join(first.method),
             meta=meta_of(first),
         )
@@ -360,7 +362,7 @@ def searched_curves(scene: Scene) -> dict[str, Plot]:
             by = score.replace("_", " ")
             _label_values(figure, place)
             figure.update_yaxes(title_text=f"{by}, as tuned", **look_of(metric(score).format))
-            drawn[f"{by}, as tuned, against {in_words(place)}"] = figure
+            drawn[f"{by}, as tuned, against {parameter_in_words(place)}"] = figure
     return drawn
 
 
@@ -392,8 +394,8 @@ def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTu
             "symbol": scene.style.symbol(setting),
             "size": [14 if at == chosen else 8 for at in line],
         },
-        text=[plain_text(setting.name)] * len(line),
-        hovertemplate=f"<b>%{{text}}</b><br>{plain_text(in_words(place))} %{{x}}: %{{y}}<extra></extra>",
+        text=[without_markup(setting.name)] * len(line),
+        hovertemplate=f"<b>%{{text}}</b><br>{without_markup(parameter_in_words(place))} %{{x}}: %{{y}}<extra></extra>",
         name=setting.name,
         meta=meta_of(setting),
     )
@@ -403,7 +405,7 @@ def _label_values(figure: Plot, place: str) -> None:
     """Set up the x axis of a swept number: logarithmic if all values are positive, ticks at the values if they fit."""
     values = sorted({float(at) for trace in figure.data for at in trace["x"]})
     scale = "log" if all(at > 0 for at in values) else "linear"
-    figure.update_xaxes(title_text=plain_text(in_words(place)), type=scale, tickformat=".3~g")
+    figure.update_xaxes(title_text=without_markup(parameter_in_words(place)), type=scale, tickformat=".3~g")
     if _are_apart([math.log(at) for at in values] if scale == "log" else values):
         figure.update_xaxes(tickvals=values, ticktext=[f"{at:.3g}" for at in values])
     elif scale == "log":

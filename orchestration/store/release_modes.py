@@ -104,14 +104,14 @@ Disclosure = Annotated[str, AfterValidator(_known)]
 """The name of a release mode."""
 
 
-def shown(error: BaseException, disclosure: Disclosure) -> str:
+def shown_error(error: BaseException, disclosure: Disclosure) -> str:
     """Return the text of a caught error as shown in reports, in MLflow, on the terminal and in Tune's state."""
     return release_mode(disclosure).error_text(error)
 
 
 def record_failure(error: BaseException, files: TrialFiles, disclosure: Disclosure) -> str:
     """Return the publishable text of the error that ended a trial; write the withheld rest to ``files.error``."""
-    text, hidden = shown(error, disclosure), private_text(error)
+    text, hidden = shown_error(error, disclosure), private_text(error)
     if hidden is None:
         return text
     try:

@@ -41,7 +41,7 @@ def remembered(question: str, answer: Callable[[], str]) -> str:
     return found
 
 
-def note(fact: str) -> None:
+def remember(fact: str) -> None:
     """Remember a fact, which holds for every version, if the cache can be used."""
     with contextlib.suppress(*_UNUSABLE), _opened() as store:
         store.execute("insert or ignore into answers values (?, '')", (_key_of(fact),))

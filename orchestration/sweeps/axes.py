@@ -1,6 +1,6 @@
 """Expands lists inside a component or section into several components, one per combination of their values. Pure.
 
-    >>> spread({"name": "flat", "bound": [0.5, 1.0]}, {"bound": float}, "clipping")
+    >>> combinations_of({"name": "flat", "bound": [0.5, 1.0]}, {"bound": float}, "clipping")
     [{'name': 'flat', 'bound': 0.5}, {'name': 'flat', 'bound': 1.0}]
 
 Where the type of a parameter takes lists, such as the hidden sizes of a model, a list is one value and a list of lists
@@ -68,7 +68,7 @@ MOST_COMBINATIONS: Final = 10_000
 """Maximum number of combinations of the lists inside one component."""
 
 
-def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
+def combinations_of(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> list[dict[str, Any]]:
     """Return one mapping per combination of the lists in ``given``; the last list changes fastest.
 
     `types`: types of the values, by key; a list under a key without a type is one value. `place`: position in the sweep
@@ -84,7 +84,7 @@ def spread(given: Mapping[str, Any], types: Mapping[str, Any], place: str) -> li
 
 
 def has_lists(value: object) -> bool:
-    """Return whether a component or section holds a list at any depth, so that `spread` may expand it."""
+    """Return whether a component or section holds a list at any depth, so that `combinations_of` may expand it."""
     if isinstance(value, Mapping):
         return any(isinstance(item, list) or has_lists(item) for item in value.values())
     return False
@@ -96,7 +96,7 @@ def _options(value: Any, kind: Any, place: str) -> Sequence[Any]:
             return _required(values, place)
         case {**found} if found:
             items = {str(key): item for key, item in found.items()}
-            return spread(items, dict.fromkeys(items, _kind_of_items(kind)), place)
+            return combinations_of(items, dict.fromkeys(items, _kind_of_items(kind)), place)
         case list(values) if kind is not None and not _holds(values, kind):
             return _required(values, place)
     return [value]

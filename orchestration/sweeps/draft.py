@@ -21,9 +21,9 @@ from dpsweep.orchestration.sweeps.draft_scale import (
     PLACES,
     SCALE_OF_TOKENS,
     Scale,
-    batch_size,
-    digits,
+    drafted_batch_size,
     scale_of,
+    two_digits,
 )
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.text_column import TextColumn, quoted
@@ -551,7 +551,7 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
         yield f"# The bound also falls with the deviation of the targets, {spread}. CONFIRM: read off the data."
     yield f"optimizer: {{name: sgd, learning_rate: {_number(rate)}, momentum: 0.9}}"
     yield "learning_rate_schedule: cosine    # to 0, so that the noise of the last steps averages out"
-    batch, trained = batch_size(rows), 0.8 * rows
+    batch, trained = drafted_batch_size(rows), 0.8 * rows
     why = f"{batch / trained:.0%} of the rows: noise costs large batches less"
     yield f"sampling: {{method: poisson, batch_size: {batch}}}    # {why}"
     steps = float(f"{30 * trained / batch:.1g}")
@@ -569,7 +569,7 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     else:
         yield f"  - {{name: quantile, bound: {_number(bound)}}}    # a bound that half of the gradients keep"
     yield "# Bound and learning rate matter most. To let each setting choose its own, by public_fraction in data:"
-    bounds, rates = (", ".join(_number(digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
+    bounds, rates = (", ".join(_number(two_digits(each * by)) for by in (0.3, 1.0, 3.0)) for each in (bound, rate))
     places = f"clipping.bound: [{bounds}], optimizer.learning_rate: [{rates}]"
     is_unequal = subject.task == "classification" and subject.labels[0].largest >= _FREQUENT
     main = "worst_group_balanced_accuracy" if is_unequal else task_called(subject.task).main

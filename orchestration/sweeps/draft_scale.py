@@ -66,7 +66,7 @@ class Scale:
     bound: float
 
 
-def batch_size(rows: int) -> int:
+def drafted_batch_size(rows: int) -> int:
     """Return the batch size for a table of so many rows, with a fifth held out."""
     return max(16, min(_LARGEST_BATCH, round(0.08 * rows)))
 
@@ -95,13 +95,13 @@ def scale_of(
     squared, spread = (of_table + texts * NORM_OF_TEXT**2 * share + embedded for share in (1.0, _SPREAD_OF_TEXT))
     inputs = numbers + sum(map(len, categories)) + (texts + embedded) * PLACES
     weights = (inputs + 1) * HIDDEN + (HIDDEN + 1) * outputs  # of a model with a hidden layer
-    over_noise = batch_size(rows) / math.sqrt(weights) / _OVER_NOISE
+    over_noise = drafted_batch_size(rows) / math.sqrt(weights) / _OVER_NOISE
     if task == "regression" and over_noise >= 1.0:  # without noise a larger rate diverges, as squares have no bound
         spread = max(spread, _SQUARED_LAYER)
-    rate = (1.0 if task == "regression" else 4.0) * min(1.0, batch_size(rows) / _FULL_RATE) / spread
+    rate = (1.0 if task == "regression" else 4.0) * min(1.0, drafted_batch_size(rows) / _FULL_RATE) / spread
     bound = _BOUND * math.sqrt(squared) * min(max(over_noise, 1.0), _LARGEST_BOUND)
     bound *= min(1.0, max(deviation, _LEAST_DEVIATION) / _DEVIATION) if deviation is not None else 1.0
-    return Scale(name, noise, numbers, squared, over_noise >= 1.0, digits(rate), digits(bound))
+    return Scale(name, noise, numbers, squared, over_noise >= 1.0, two_digits(rate), two_digits(bound))
 
 
 def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:
@@ -111,13 +111,13 @@ def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges"
         return None, 0.0
     ranges = rows / (_ROWS_OVER_NOISE * math.sqrt(ROUNDS * numbers))
     if ranges >= least:
-        return "robust_ranges", digits(min(ranges, most))
+        return "robust_ranges", two_digits(min(ranges, most))
     of_means = math.sqrt(numbers / 2.0) / rows  # noise of a mean in [0, 1], for a multiplier of 1
     if least * of_means > _MOST_NOISE_OF_MEANS:
         return None, 0.0
-    return "standardised", digits(min(max(0.02 / of_means, least), most))
+    return "standardised", two_digits(min(max(0.02 / of_means, least), most))
 
 
-def digits(value: float) -> float:
+def two_digits(value: float) -> float:
     """Return the value to two digits."""
     return float(f"{value:.2g}")

@@ -104,7 +104,7 @@ def private_axes(sweep: SweepSpec) -> AxisChoices:
     }
 
 
-def repeated(sweep: SweepSpec, meant: Callable[[str, Any], Any] = lambda axis, value: value) -> tuple[str, ...]:
+def repeated_axes(sweep: SweepSpec, meant: Callable[[str, Any], Any] = lambda axis, value: value) -> tuple[str, ...]:
     """Return the axes of the sweep that list a value twice; axes that vary together, if they list the same together.
 
     meant: a value of an axis as it is compared.

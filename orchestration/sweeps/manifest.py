@@ -157,7 +157,7 @@ def past_of(manifest: Manifest) -> Past:
     return Past(tuple(map(parse_sweep, manifest.earlier)), manifest.calibrations)
 
 
-def opened(stored: Manifest | None, sweep: SweepSpec, text: str, root: str) -> Manifest:
+def opened_manifest(stored: Manifest | None, sweep: SweepSpec, text: str, root: str) -> Manifest:
     """Return the manifest of ``sweep``: a new one, or the stored one as it has `grown`; writes nothing.
 
     Raises: InvalidInput as `grown`, and if the private files of the stored sweep have another encryption key than this

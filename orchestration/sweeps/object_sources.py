@@ -38,7 +38,7 @@ _DATA: Final = {"torch": ("Tensor",), "pandas": ("DataFrame", "Series", "Index")
 _FUTURE: Final = sum(getattr(__future__, name).compiler_flag for name in __future__.all_feature_names)
 
 
-def source_of(found: object, name: str, subject: str) -> str:
+def module_source(found: object, name: str, subject: str) -> str:
     """Return the text of a module that defines ``found`` as ``name``.
 
     subject: what it is used for, for errors. Raises: InvalidInput if it uses data, or cannot be stored.

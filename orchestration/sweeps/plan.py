@@ -19,7 +19,7 @@ from torch import nn
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.calibration.parameter_search import rounded_up
+from dpsweep.accounting.calibration.parameter_search import epsilon_text
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
@@ -27,14 +27,14 @@ from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, Random
 from dpsweep.accounting.mechanism.reasons import in_words, weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_or_chain
-from dpsweep.orchestration.store.release_modes import RELEASED, shown
+from dpsweep.orchestration.store.release_modes import RELEASED, shown_error
 from dpsweep.orchestration.sweeps.components import without_defaults
-from dpsweep.orchestration.sweeps.grid import KEYS, NO_PAST, GridPoint, Past, grid, repeated, rivals
+from dpsweep.orchestration.sweeps.grid import KEYS, NO_PAST, GridPoint, Past, grid, repeated_axes, rivals
 from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, accounts_examples, reasons_of, worst_cases
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import never_met, require_defined
 from dpsweep.orchestration.sweeps.tune import require_selectable
-from dpsweep.orchestration.sweeps.tuning_stages import require_optuna, unlike, while_tuning
+from dpsweep.orchestration.sweeps.tuning_stages import require_optuna, while_tuning, why_unlike
 from dpsweep.workers.clipping import ClippingMethod, PublicFacts, make_clipping, rehearse
 from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
@@ -92,7 +92,7 @@ def plan_sweep(
         try:
             return step()
         except (Exception, SystemExit) as error:  # user code raises what it likes, and its text may quote the data
-            return Refusal(point.key, shown(error, sweep.disclosure), private_text(error))
+            return Refusal(point.key, shown_error(error, sweep.disclosure), private_text(error))
 
     checked = [attempted(point, partial(planner.checked, point)) for point in points if point.is_asked]
     planner.calibrate([each for each in checked if isinstance(each, _Checked)], solver)
@@ -389,9 +389,9 @@ def _shard_bytes(norms: NormSpec, epochs: int, steps: int, examples: int) -> int
 
 def _alike(sweep: SweepSpec, tuning: Plan) -> Plan:
     """Return the plan of a tuning; refused if the trials of a setting differ too much for a private selection
-    (`unlike`).
+    (`why_unlike`).
     """
-    reason = unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
+    reason = why_unlike(tuning.trials) if sweep.tune and sweep.tune.is_selection else None
     return replace(tuning, refusals=(*tuning.refusals, Refusal("all", reason))) if reason else tuning
 
 
@@ -417,8 +417,8 @@ def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], data
 
 def _sweep_warnings(sweep: SweepSpec) -> tuple[str, ...]:
     """Return warnings about the sweep file."""
-    twice = repeated(sweep)
-    in_two_ways = [axis for axis in repeated(sweep, without_defaults) if axis not in twice]
+    twice = repeated_axes(sweep)
+    in_two_ways = [axis for axis in repeated_axes(sweep, without_defaults) if axis not in twice]
     said = {
         "twice; trials that are the same run once": twice,
         "twice, once with a default written out; these are different trials of one setting, and each costs its own ε: "
@@ -580,8 +580,8 @@ def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
     run = replace(one.trace, selection=None)
     alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
     return (
-        f". For {one.key} it is {rounded_up(one.worst_case.epsilon)}; one candidate alone costs "
-        f"{rounded_up(alone.epsilon)}, and to release {number} of them {rounded_up(every.epsilon)}"
+        f". For {one.key} it is {epsilon_text(one.worst_case.epsilon)}; one candidate alone costs "
+        f"{epsilon_text(alone.epsilon)}, and to release {number} of them {epsilon_text(every.epsilon)}"
     )
 
 

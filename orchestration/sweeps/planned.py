@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.calibration.parameter_search import rounded_up
+from dpsweep.accounting.calibration.parameter_search import epsilon_text
 from dpsweep.accounting.errors import InvalidInput, StorageError, count_of
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
@@ -112,7 +112,7 @@ class Plan:
         rows = [
             (
                 *(each.key, each.spec.epochs, each.trace.steps),
-                *(f"{each.spec.noise.initial_noise_multiplier:.6g}", rounded_up(each.worst_case.epsilon)),
+                *(f"{each.spec.noise.initial_noise_multiplier:.6g}", epsilon_text(each.worst_case.epsilon)),
                 each.worst_case.kind,
             )
             for each in self.trials

@@ -20,7 +20,7 @@ import yaml
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.registry import build
-from dpsweep.orchestration.sweeps.object_sources import source_of
+from dpsweep.orchestration.sweeps.object_sources import module_source
 from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.orchestration.sweeps.user_code import allowance
 from dpsweep.workers.own_code.imports import GivenData, UserModule
@@ -126,7 +126,7 @@ class Objects:
         if path is None:
             called = self._unused(_called(value, role))
             subject = f"{role} {called!r}"
-            text = _loss(value, called, subject, params or {}) if is_loss else source_of(value, called, subject)
+            text = _loss(value, called, subject, params or {}) if is_loss else module_source(value, called, subject)
             location = str(PurePath(GIVEN, f"{called}.py"))
             self._modules[location] = UserModule(location, None, sources_of_text(location, text, self.folder))
             path = f"{location}:{called}"
@@ -227,7 +227,7 @@ def _loss(value: Any, name: str, subject: str, params: Mapping[str, Any]) -> str
         imports = f"from {kind.__module__} import {kind.__name__} as _{name}"
         first = f"{imports}\n\nfrom dpsweep.workers.tasks.losses import of_each_row\n"
         return first + _OF_EACH.format(name=name, made=f"_{name}({_arguments(value, kind, subject)})")
-    text = source_of(value, name, subject)
+    text = module_source(value, name, subject)
     is_itself = _is_of_rows(value, params)
     return _with_import(text, "functools") + _OF_ROWS.format(name=name) if is_itself else text
 

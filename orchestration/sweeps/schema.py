@@ -14,7 +14,7 @@ from dpsweep.accounting.mechanism.schedules import reads_accuracies
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest, unlike
 from dpsweep.orchestration.store.release_modes import RELEASED, Disclosure, release_mode
-from dpsweep.orchestration.sweeps.axes import has_lists, kinds_of, spread
+from dpsweep.orchestration.sweeps.axes import combinations_of, has_lists, kinds_of
 from dpsweep.orchestration.sweeps.sections import (
     ONE_LEVEL,
     OWN_NOISE,
@@ -124,7 +124,7 @@ def _spread_all(key: str, value: object) -> object:
     for item in value if isinstance(value, list) else [value]:
         if isinstance(item, Mapping) and has_lists(item):
             given = {str(name): each for name, each in item.items()}
-            spread_values += spread(given, _types(key, given), key)
+            spread_values += combinations_of(given, _types(key, given), key)
         else:
             spread_values.append(item)
     return spread_values

@@ -274,13 +274,13 @@ def values_tried(tune: TuneSettings | None, trial: TrialSpec, candidate: int | N
 def _drawn(values: Any, draw: np.random.Generator) -> Any:
     match values:
         case {"uniform": (low, high)}:
-            return rounded(draw.uniform(low, high), values)
+            return rounded_in_range(draw.uniform(low, high), values)
         case {"log_uniform": (low, high)}:
-            return rounded(math.exp(draw.uniform(math.log(low), math.log(high))), values)
+            return rounded_in_range(math.exp(draw.uniform(math.log(low), math.log(high))), values)
     return values[int(draw.integers(len(values)))]
 
 
-def rounded(value: float, values: Mapping[str, Any]) -> float:
+def rounded_in_range(value: float, values: Mapping[str, Any]) -> float:
     """Return the value rounded to 4 significant digits and kept inside its range ``values``."""
     ((low, high),) = values.values()
     return min(max(float(f"{value:.{_DIGITS}g}"), float(low)), float(high))

@@ -27,7 +27,7 @@ from dpsweep.accounting.mechanism.trace import Selection, Trace
 from dpsweep.orchestration.sweeps.planned import PlannedTrial
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.text import parse_text, with_section
-from dpsweep.orchestration.sweeps.tune import Adapted, DrawnRun, TuneSettings, Winner, candidates_of, rounded
+from dpsweep.orchestration.sweeps.tune import Adapted, DrawnRun, TuneSettings, Winner, candidates_of, rounded_in_range
 from dpsweep.workers.spec import Component
 
 if TYPE_CHECKING:
@@ -37,7 +37,7 @@ _SEEDS: Final = 2**31
 """Seeds of runs are drawn below this. A seed only names a run; it is no secret, because the noise has its own key."""
 
 
-def unlike(trials: Iterable[PlannedTrial]) -> str | None:
+def why_unlike(trials: Iterable[PlannedTrial]) -> str | None:
     """Return why no private selection among these candidates is possible; None if it is.
 
     All private candidates of a setting must have the same trace, and the trace must carry a guarantee.
@@ -221,4 +221,4 @@ def _as_param(values: Any, value: Any) -> Any:
 
 
 def _as_value(values: Any, param: Any) -> Any:
-    return values[param] if isinstance(values, list) else rounded(param, values)
+    return values[param] if isinstance(values, list) else rounded_in_range(param, values)

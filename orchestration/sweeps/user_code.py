@@ -184,7 +184,7 @@ def _elsewhere(top: str, folder: Path) -> str | None:
 
 
 @contextlib.contextmanager
-def packed(code: UserCode) -> Iterator[tuple[list[str], UserCode]]:
+def shipped_folders(code: UserCode) -> Iterator[tuple[list[str], UserCode]]:
     """Yield temporary folders for Ray to ship, and ``code`` with sources relative to them; removed when the block ends.
 
     Shipped are the sources of ``code`` as they were read, and with a module the other files of its top-level package.

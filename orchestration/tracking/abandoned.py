@@ -8,7 +8,7 @@ from dpsweep.accounting.errors import DpsweepError
 from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
-from dpsweep.orchestration.tracking.given_stores import is_given
+from dpsweep.orchestration.tracking.given_stores import is_given_store
 
 
 def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
@@ -25,7 +25,11 @@ def end_abandoned(files: SweepFiles, snapshot: SweepSnapshot) -> str:
     if uri.startswith("sqlite:") and not os.path.exists(uri.removeprefix("sqlite:///")):
         return ""  # on another machine; it is closed by whoever asks there
     own = next((each for each in (files, files.of_tuning) if uri == f"sqlite:///{each.database}"), None)
-    if own is None and uri != given and (MASK in uri or not is_given(snapshot.recording, snapshot.sweep_id, files)):
+    if (
+        own is None
+        and uri != given
+        and (MASK in uri or not is_given_store(snapshot.recording, snapshot.sweep_id, files))
+    ):
         return f"MLflow at {store} may show the sweep as running; set MLFLOW_TRACKING_URI to its address, and ask again"
     try:
         if own is not None:

@@ -54,7 +54,7 @@ def sealed(access: Mapping[str, str], token: str) -> str:
     return base64.b64encode(salt + nonce + secret).decode()
 
 
-def opened(text: str, token: str | None) -> dict[str, str]:
+def unsealed(text: str, token: str | None) -> dict[str, str]:
     """Return the variables that `sealed` was given. Raises: InvalidInput for another token, or none."""
     if not text:
         return {}

@@ -42,7 +42,7 @@ def probe(tracking_uri: str) -> None:
     if parts.hostname and scheme in _DEFAULT_PORTS and not proxied:
         socket.create_connection((parts.hostname, parts.port or _DEFAULT_PORTS[scheme]), timeout=10).close()
     if not is_server(tracking_uri):
-        if (file := file_of(tracking_uri)) is not None:
+        if (file := sqlite_file(tracking_uri)) is not None:
             file.parent.mkdir(parents=True, exist_ok=True)
             require_own_journal(file)
         import sqlalchemy  # late: of no use to a driver that records on a server
@@ -151,7 +151,7 @@ AddressParts = frozenset[tuple[str, str, str]]
 """Type, name and SQL of parts of a schema."""
 
 
-def file_of(tracking_uri: str) -> Path | None:
+def sqlite_file(tracking_uri: str) -> Path | None:
     """Return the file of an SQLite store; None for any other store."""
     if not tracking_uri.startswith(_SCHEME):
         return None

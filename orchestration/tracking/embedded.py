@@ -31,7 +31,13 @@ from dpsweep.accounting.errors import StorageError
 from dpsweep.accounting.records.files import write_bytes_atomically
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.store.layout import DATABASE
-from dpsweep.orchestration.tracking.addresses import AddressParts, file_of, is_server, require_schema, runs_by_itself
+from dpsweep.orchestration.tracking.addresses import (
+    AddressParts,
+    is_server,
+    require_schema,
+    runs_by_itself,
+    sqlite_file,
+)
 from dpsweep.orchestration.tracking.requests import Timed
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING, TrackingUnavailable
 from dpsweep.workers.machine.folders import CACHE
@@ -71,7 +77,7 @@ def client_of(tracking_uri: str) -> MlflowClient:
     Calls of a server raise TimeoutError where its answer is not complete in time (`Timed`). Raises: TrackingUnavailable
     for an SQLite file that runs something else than MLflow's.
     """
-    file = file_of(tracking_uri)
+    file = sqlite_file(tracking_uri)
     if file is None:
         return timed(MlflowClient(tracking_uri=tracking_uri), tracking_uri)
     if not (file.exists() and file.stat().st_size):

@@ -12,7 +12,7 @@ import os
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.remembered import is_noted, note
+from dpsweep.orchestration.store.remembered import is_noted, remember
 from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import read_snapshot
 from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
@@ -22,10 +22,10 @@ from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
 def note_given(recording: RecordingStatus, sweep_id: str, files: SweepFiles) -> None:
     """Note that this user records the sweep in a store, named without its password, and in an experiment there."""
-    note(_fact(recording, sweep_id, files))
+    remember(_fact(recording, sweep_id, files))
 
 
-def is_given(recording: RecordingStatus, sweep_id: str, files: SweepFiles) -> bool:
+def is_given_store(recording: RecordingStatus, sweep_id: str, files: SweepFiles) -> bool:
     """Return whether this user has recorded the sweep, or its candidates, in this store and experiment before."""
     return any(is_noted(_fact(recording, sweep_id, each)) for each in (files, files.of_tuning))
 
@@ -51,7 +51,7 @@ def given_store(files: SweepFiles, given: str | None) -> str:
             f"the sweep was recorded in {store}, whose password is not stored; give it as --tracking-uri, or in "
             "MLFLOW_TRACKING_URI"
         )
-    if not is_given(snapshot.recording, snapshot.sweep_id, files):
+    if not is_given_store(snapshot.recording, snapshot.sweep_id, files):
         raise InvalidInput(
             f"{files.status} says that the sweep was recorded in {store}, where you have not recorded it from this "
             f"folder; if you want to, give it as --tracking-uri. The sweep's own store is {own}"
@@ -69,7 +69,7 @@ def given_experiment(uri: str, files: SweepFiles) -> str:
     if snapshot is None or recording is None or os.environ.get(VARIABLE) or recording.store != masked(uri):
         return usual
     is_own = uri == f"sqlite:///{files.database}"
-    if recording.experiment in ("", usual) or is_own or is_given(recording, snapshot.sweep_id, files):
+    if recording.experiment in ("", usual) or is_own or is_given_store(recording, snapshot.sweep_id, files):
         return recording.experiment or usual
     raise InvalidInput(
         f"{files.status} says that the sweep was recorded in MLflow's experiment {recording.experiment!r}, where you "

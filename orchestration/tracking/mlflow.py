@@ -48,7 +48,7 @@ from dpsweep.orchestration.tracking.plain_comparison import (
     SWEEP,
     TRIAL,
     TrackedComparison,
-    rounded,
+    rounded_values,
     shared_view,
     spreads,
     valid_name,
@@ -160,7 +160,11 @@ class MlflowTracker:
             if held.status == status and held.tags.get(_SEAL) == seal:
                 return run_id
             values = final_metrics(self._shown(trial))
-            values = {**values, **rounded(values, self._compared.short), **self._compared.numbers.get(trial.key, {})}
+            values = {
+                **values,
+                **rounded_values(values, self._compared.short),
+                **self._compared.numbers.get(trial.key, {}),
+            }
             count = len(params) + len(tags) + len(values) + len(points)
             if len(params) > _MOST_TEXTS or len(tags) >= _MOST_TEXTS or count >= _MOST_ENTRIES:
                 # MLflow's client sends several requests, the tags before the last numbers
@@ -367,7 +371,7 @@ class MlflowTracker:
         ordering = self._compared.numbers.get(setting.trials[0].key, {})  # the mean stands with its trials
         values |= {metric: value for metric, value in ordering.items() if metric.startswith("setting/")}
         values |= self._taken_back(run_id, [self._trials[trial.key] for trial in setting.trials])
-        values |= rounded(values, self._compared.short)
+        values |= rounded_values(values, self._compared.short)
         self._written.write(run_id, _shared([_params(member) for member in members]), tags, values)
         self._written.end(run_id, "FINISHED")
 

@@ -93,7 +93,7 @@ def _numbers(found: Findings) -> dict[str, dict[str, float]]:
         value = found.value(setting, name)
         of_setting = {setting_value(name): value} if math.isfinite(value) else {}
         for trial in setting.trials:
-            values[trial.key] = {**of_setting, **rounded({**final_metrics(trial), **of_setting}, short)}
+            values[trial.key] = {**of_setting, **rounded_values({**final_metrics(trial), **of_setting}, short)}
     return values
 
 
@@ -130,10 +130,10 @@ def _corrected(found: Findings) -> str:
     return setting_value(found.worst_group.name)
 
 
-def rounded(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, float]:
+def rounded_values(values: Mapping[str, float], short: Mapping[str, str]) -> dict[str, float]:
     """Return the ``values`` that have a short name, by it, to four decimals; epsilons are rounded up.
 
-    >>> rounded({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "view/epsilon"})
+    >>> rounded_values({"privacy/epsilon": 2.99991, "final/accuracy": 0.93456}, {"privacy/epsilon": "view/epsilon"})
     {'view/epsilon': 3.0}
     """
     return {

@@ -12,7 +12,7 @@ from typing import Final
 
 from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus
-from dpsweep.orchestration.tracking.requests import each, within
+from dpsweep.orchestration.tracking.requests import each, within_seconds
 from dpsweep.orchestration.tracking.tracker import Tracker, TrackingUnavailable
 
 INTERVAL, LONGEST_INTERVAL = 2.0, 30.0
@@ -80,7 +80,9 @@ class TrackingRecorder:
         self._tell()  # that it goes on, also where the tracker takes nothing
         left = list(publish)
         pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
-        while not within(threading.TIMEOUT_MAX, lambda: self._attempt(left), ""):  # a signal ends the wait for SQLite
+        while not within_seconds(
+            threading.TIMEOUT_MAX, lambda: self._attempt(left), ""
+        ):  # a signal ends the wait for SQLite
             if self._tracker.answered != answered:
                 pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
             elif time.monotonic() - heard >= SILENCE:

@@ -29,7 +29,7 @@ class Unanswered(TimeoutError):
         self.answer = answer
 
 
-def within(seconds: float, call: Callable[[], Result], advice: str) -> Result:
+def within_seconds(seconds: float, call: Callable[[], Result], advice: str) -> Result:
     """Return what ``call`` returns, which is made in a daemon thread that goes on where nobody waits for it any longer.
 
     advice: the next step, for an error. Raises: as ``call``; Unanswered after ``seconds``.
@@ -54,8 +54,8 @@ def within(seconds: float, call: Callable[[], Result], advice: str) -> Result:
 class Timed:
     """A client of a server whose calls all end.
 
-    limit: seconds for a call of a method, by the method's name. advice: as `within`. An answer of more than `LARGEST`
-    bytes is an error of the call.
+    limit: seconds for a call of a method, by the method's name. advice: as `within_seconds`. An answer of more than
+    `LARGEST` bytes is an error of the call.
     """
 
     def __init__(self, client: object, limit: Callable[[str], float], advice: str) -> None:
@@ -77,7 +77,7 @@ class Timed:
             raise TimeoutError(f"{len(self._left)} earlier requests have no complete answer yet; {self._advice}")
         call = functools.partial(getattr(self._client, name), *values, **named)
         try:
-            return within(self._limit(name), call, self._advice)
+            return within_seconds(self._limit(name), call, self._advice)
         except Unanswered as error:
             with self._lock:
                 self._left.append(error.answer)

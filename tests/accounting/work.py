@@ -26,7 +26,7 @@ class Work:
 def counted() -> Iterator[Work]:
     """Count the work done inside; the functions that do it are called as they are."""
     work, forward, inverse = Work(), fft.rfft, fft.irfft
-    moments, step = spectrum_kernels.moments, loss.newton_step
+    moments, step = spectrum_kernels.write_moments, loss.newton_step
 
     def rfft(values: Any, *rest: Any, **named: Any) -> Any:
         work.points += int(np.size(values))

@@ -230,7 +230,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             ("tests/orchestration/test_growth.py",),
         ),
         B(
-            "shown(error, sweep.disclosure)",
+            "shown_error(error, sweep.disclosure)",
             "str(error)",
             "refusals quote the data",
             True,

@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_again
+from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_trials_again
 from dpsweep.orchestration.execution.upkeep import damaged_files, delete_sweep, prune_norms
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run, run_sweep
 from dpsweep.orchestration.report.board import Board
@@ -166,7 +166,7 @@ def test_it_is_verified_reported_and_continued_without_another_selection(selecte
         lambda: privacy_curve(trace),
         lambda: individual_epsilons([0], [[1.0]], trace, 1e-4),
         lambda: list(
-            account_again(
+            account_trials_again(
                 outcome.files, ReaccountingRequest(point.key, None, None, (), "", False), IN_PROCESS, print, print
             )
         ),

@@ -16,7 +16,7 @@ import pytest
 import dpsweep
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.evidence import Evidence, gather
-from dpsweep.orchestration.comparison.metrics import METRICS, known, main_metric
+from dpsweep.orchestration.comparison.metrics import METRICS, known_metrics, main_metric
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.store.published import (
     PublishedGroup,
@@ -265,5 +265,5 @@ def test_there_are_intervals_where_every_group_is_too_small_to_be_shown() -> Non
 
 def test_numbers_without_anything_to_count_are_left_out() -> None:
     trial, _ = scored(np.random.default_rng(2), 0, 1.0)
-    assert known(trial)["r2_change"] is None
-    assert "accuracy" not in known(trial)
+    assert known_metrics(trial)["r2_change"] is None
+    assert "accuracy" not in known_metrics(trial)

@@ -15,7 +15,7 @@ import torch
 from dpsweep.workers.noise import chacha
 from dpsweep.workers.spec import Shard, TrialSpec
 from dpsweep.workers.training.history import Progress
-from dpsweep.workers.trials.ranks import RankLost, connected
+from dpsweep.workers.trials.ranks import RankLost, connected_ranks
 from dpsweep.workers.trials.trial import follow_trial, run_trial
 from tests.warm import FORKS
 from tests.workers.user_modules import code_of
@@ -93,7 +93,7 @@ def _take_part(
             os.kill(int((Path(place).parent / str(dies)).read_text()), signal.SIGKILL)
 
     try:
-        with connected(number, size, place, nccl=False, shard=shard) as group:
+        with connected_ranks(number, size, place, nccl=False, shard=shard) as group:
             for name, spec in trials.items():
                 if number == 0:
                     run_trial(spec, f"{root}/{name}", code=code_of(spec), group=group, on_progress=kill)

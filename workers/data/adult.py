@@ -12,14 +12,14 @@ import pyarrow.compute as compute
 import pyarrow.csv as csv
 
 from dpsweep.workers.data.base import Source, Split, make_split
-from dpsweep.workers.data.source_files import downloads, locate, reading, require_rows
+from dpsweep.workers.data.source_files import downloads, locate, reading, require_row_count
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     Numeric,
     choose_groups,
     complete_rows,
-    encode_table,
+    encoded_columns,
     indices,
     intersected,
     intersected_indices,
@@ -133,7 +133,7 @@ def _read(path: Path, skip_rows: int, published_rows: int) -> pa.Table:
                 strings_can_be_null=True,
             ),
         )
-    require_rows(path, table.num_rows, published_rows)
+    require_row_count(path, table.num_rows, published_rows)
     trimmed = {name: compute.utf8_trim_whitespace(table[name]) for name in _FIELDS}
     trimmed["income"] = compute.utf8_rtrim(trimmed["income"], ".")
     return pa.table(trimmed)
@@ -143,7 +143,7 @@ def _split(table: pa.Table, columns: list[Column], groups: Mapping[str, tuple[st
     rows = complete_rows(table)
     complete = table.take(rows)
     return make_split(
-        encode_table(complete, columns),
+        encoded_columns(complete, columns),
         indices(complete["income"], _CLASSES, "income"),
         intersected_indices(complete, groups),
         example_ids=rows + first_id,

@@ -13,8 +13,8 @@ import pyarrow.csv as csv
 
 from dpsweep.workers.data.base import Source, make_split
 from dpsweep.workers.data.preparations import Scaling
-from dpsweep.workers.data.source_files import downloads, locate, reading, require_rows
-from dpsweep.workers.data.tabular import Numeric, complete_rows, encode_table, indices
+from dpsweep.workers.data.source_files import downloads, locate, reading, require_row_count
+from dpsweep.workers.data.tabular import Numeric, complete_rows, encoded_columns, indices
 
 
 def digits() -> Source:
@@ -93,11 +93,11 @@ def breast_cancer_wisconsin(root: str | None = None) -> Source:
             read_options=csv.ReadOptions(column_names=fields),
             convert_options=csv.ConvertOptions(null_values=["?"], column_types=dict.fromkeys(fields, pa.int64())),
         )
-    require_rows(path, table.num_rows, 699)
+    require_row_count(path, table.num_rows, 699)
     rows = complete_rows(table)
     complete = table.take(rows)
     split = make_split(
-        encode_table(complete, [Numeric(score, 1, 10) for score in _SCORES]),
+        encoded_columns(complete, [Numeric(score, 1, 10) for score in _SCORES]),
         indices(complete["diagnosis"], ("2", "4"), "diagnosis"),
         example_ids=rows,
     )

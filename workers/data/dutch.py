@@ -8,12 +8,12 @@ import pyarrow as pa
 import pyarrow.csv as csv
 
 from dpsweep.workers.data.base import Source, make_split
-from dpsweep.workers.data.source_files import locate, reading, require_rows
+from dpsweep.workers.data.source_files import locate, reading, require_row_count
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     choose_groups,
-    encode_table,
+    encoded_columns,
     indices,
     intersected,
     intersected_indices,
@@ -57,9 +57,9 @@ def dutch(
     options = csv.ConvertOptions(column_types=dict.fromkeys(fields, pa.string()), include_columns=fields)
     with reading(path):
         table = csv.read_csv(path, convert_options=options)
-    require_rows(path, table.num_rows, 60_420)
+    require_row_count(path, table.num_rows, 60_420)
     split = make_split(
-        encode_table(table, columns),
+        encoded_columns(table, columns),
         indices(table["occupation"], _CLASSES, "occupation"),
         intersected_indices(table, values),
     )

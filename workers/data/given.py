@@ -189,12 +189,12 @@ def source_of_frame(frame: Any, **params: Any) -> Source:
             raise InvalidInput(f"the data frame has no column {name!r}{index}") from PrivateDetail(
                 nearest(name, columns)
             )
-    with file_of(frame) as path:
+    with parquet_of(frame) as path:
         return build({"frame": partial(table, path)}, "frame", params, "data")
 
 
 @contextlib.contextmanager
-def file_of(frame: Any) -> Iterator[str]:
+def parquet_of(frame: Any) -> Iterator[str]:
     """Yield the path of a Parquet file that holds the data frame, as long as the block runs."""
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder, "given.parquet")

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.workers.data.tabular import Numeric, indices, is_numeric, kind_of, numbers
+from dpsweep.workers.data.tabular import Numeric, as_numbers, indices, is_numeric, kind_of
 
 TableTask = Literal["classification", "regression", "multi_label"]
 """Tasks whose labels are columns of a table; names in `dpsweep.workers.tasks.TASKS`."""
@@ -60,7 +60,9 @@ class Targets:
                 f"label column {name!r} holds {kind_of(values)}, but regression takes numbers; correct it, or set "
                 "task: classification"
             )
-        return Numeric(name, *self.ranges[name]).encode(values)[:, 0] if name in self.ranges else numbers(values, name)
+        return (
+            Numeric(name, *self.ranges[name]).encode(values)[:, 0] if name in self.ranges else as_numbers(values, name)
+        )
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class Flags:
         return np.stack([self._column(table[name], name) for name in self.names], 1)
 
     def _column(self, values: pa.ChunkedArray, name: str) -> npt.NDArray[np.int64]:
-        texts = pa.array(numbers(values, name)).cast(pa.string()) if is_numeric(values) else values
+        texts = pa.array(as_numbers(values, name)).cast(pa.string()) if is_numeric(values) else values
         spelt = compute.replace_substring_regex(compute.utf8_lower(texts.cast(pa.string())), _BINARY_NUMBER, r"\1")
         known = compute.index_in(spelt, value_set=pa.array(_BINARY_SPELLINGS))
         found = np.asarray(known.cast(pa.int64()).fill_null(-1).to_numpy(zero_copy_only=False))

@@ -26,16 +26,16 @@ from dpsweep.workers.data.table import (
     require_columns,
     used_columns,
 )
-from dpsweep.workers.data.table_files import places_of, read_table, repeated_names
+from dpsweep.workers.data.table_files import places_of, read_table_file, repeated_names
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     Hashed,
     Numeric,
+    as_numbers,
     complete_rows,
-    encode_table,
+    encoded_columns,
     lacks,
-    numbers,
     positions,
 )
 from dpsweep.workers.own_code.imports import with_checked_types
@@ -152,7 +152,7 @@ def encoded_rows(path: str, columns: Columns) -> NewRows:
     lowered: dict[str, list[CellValue]] = {name: [] for name in columns.ignore_case}
     texts = lowered | declared.texts((), (), ())
     is_text = path.lower().endswith((".csv", ".tsv"))
-    rows = read_table(path, texts, columns.encoding if is_text else None)
+    rows = read_table_file(path, texts, columns.encoding if is_text else None)
     if not rows.num_rows:
         raise InvalidInput(f"the table {path} has no rows; give one with at least one")
     places = places_of(columns.features)
@@ -170,7 +170,7 @@ def encoded_rows(path: str, columns: Columns) -> NewRows:
     complete = complete_rows(used)
     taken = used.take(complete)
     notes = (*_incomplete(used, len(complete), columns.numbers), *_undeclared(taken, columns.encoders))
-    return NewRows(encode_table(taken, columns.encoders), complete, used.num_rows, notes)
+    return NewRows(encoded_columns(taken, columns.encoders), complete, used.num_rows, notes)
 
 
 def _incomplete(rows: pa.Table, complete: int, written: Container[str]) -> Iterator[str]:
@@ -198,7 +198,7 @@ def _undeclared(rows: pa.Table, encoders: Sequence[Column]) -> Iterator[str]:
                 if strange:
                     yield f"{name}: {strange:,} of {total} hold no declared category, and count as none"
             case Numeric(name, low, high):
-                given = numbers(rows[name], name)
+                given = as_numbers(rows[name], name)
                 beyond = int(((given < low) | (given > high)).sum())
                 if beyond:
                     yield f"{name}: {beyond:,} of {total} lie outside the range {low:g} to {high:g}, and are cut"

@@ -158,7 +158,7 @@ def _reason(error: Exception) -> str:
     return next(found, type(error).__name__)
 
 
-def require_rows(path: Path, rows: int, published: int) -> None:
+def require_row_count(path: Path, rows: int, published: int) -> None:
     """Raise DataCorruption when a file does not have its published number of rows."""
     if rows != published:
         raise DataCorruption(f"{path} has {count_of(rows, 'row')}, but as published it has {published}; fetch it again")

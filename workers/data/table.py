@@ -25,21 +25,21 @@ from dpsweep.workers.data.conventions import Convention, parsed
 from dpsweep.workers.data.label_columns import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns, owners_in, people_in
 from dpsweep.workers.data.spelling import CellValue, CellValues, as_declared, names
-from dpsweep.workers.data.table_files import places_of, read_table, repeated_names
+from dpsweep.workers.data.table_files import places_of, read_table_file, repeated_names
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
     Hashed,
     Numeric,
     Unscaled,
+    as_numbers,
     attributes,
     complete_rows,
-    encode_table,
+    encoded_columns,
     intersected,
     intersected_indices,
     is_numeric,
     lacks,
-    numbers,
     positions,
 )
 from dpsweep.workers.dataset_description import NO_GROUPS
@@ -139,7 +139,7 @@ class Encoding:
         """
         rows = complete_rows(table)
         complete = table.take(rows)
-        features = encode_table(complete, self.columns)
+        features = encoded_columns(complete, self.columns)
         return self.joined(features, complete, rows + first_id, user_names, self.labels.encode(complete))
 
     def joined(
@@ -223,7 +223,7 @@ def table(
     texts = no_values | given.texts(labels, by, owners.names)
 
     def read(place: str) -> pa.Table:
-        return owned(as_described(read_table(place, texts, encoding), given, ignore_case, place), owners, place)
+        return owned(as_described(read_table_file(place, texts, encoding), given, ignore_case, place), owners, place)
 
     rows = read(path)
     places = places_of(rows.column_names)
@@ -245,7 +245,7 @@ def table(
         encoded.group_names,
         encoded.labels.names,
         task=task,
-        notes=(*encoded.notes, *left_out([(part, complete_rows(part)) for part in tables], encoded)),
+        notes=(*encoded.notes, *rows_left_out([(part, complete_rows(part)) for part in tables], encoded)),
         reasons=encoded.reasons,
         columns=_columns(encoded, declared, task, ignore_case, encoding),
     )
@@ -283,7 +283,7 @@ def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
 
 
 def as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
-    """Return the rows with the columns of ``numbers`` as numbers, and the columns of ``ignore_case`` in lower case.
+    """Return the rows with the columns of ``as_numbers`` as numbers, and the columns of ``ignore_case`` in lower case.
 
     Raises: InvalidInput for an unknown column.
     """
@@ -320,7 +320,7 @@ def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None
         ) from PrivateDetail(f"the name {min(repeat)!r}")
 
 
-def left_out(tables: Sequence[tuple[pa.Table, npt.NDArray[np.int64]]], encoding: Encoding) -> tuple[str, ...]:
+def rows_left_out(tables: Sequence[tuple[pa.Table, npt.NDArray[np.int64]]], encoding: Encoding) -> tuple[str, ...]:
     """Return how many rows are left out for lack of a value, by column, and by label and group where these are
     declared.
 
@@ -563,7 +563,7 @@ def _column(values: pa.ChunkedArray, name: str, declared: Declared, roles: Roles
 
 
 def _learnt_range(values: pa.ChunkedArray, name: str, called: str) -> Numeric:
-    found = numbers(values, name)
+    found = as_numbers(values, name)
     low, high = float(found.min()), float(found.max())
     if not math.isfinite(high - low):
         raise InvalidInput(
@@ -582,7 +582,7 @@ def _learnt_categories(values: pa.ChunkedArray, name: str, called: str) -> Categ
     if len(found) > max(_MANY_TEXTS, len(values) / 2):
         raise InvalidInput(
             f"{called} has another text in most rows, of which no category can be learnt; leave it out of `features`, "
-            "or declare its `categories`, or that it is `hashed`, or by `numbers` how it writes numbers"
+            "or declare its `categories`, or that it is `hashed`, or by `as_numbers` how it writes numbers"
         ) from PrivateDetail(f"{name!r} has {len(found)} distinct texts in {len(values)} rows, such as {found[0]!r}")
     return Categorical(name, found)
 

@@ -206,7 +206,7 @@ def different_names(given: Sequence[str]) -> tuple[tuple[str, ...], tuple[str, .
 
 
 def repeated_names(rows: pa.Table) -> frozenset[str]:
-    """Return the names that several columns of the file had, from which `read_table` has made different ones."""
+    """Return the names that several columns of the file had, from which `read_table_file` has made different ones."""
     return frozenset(parsed_json((rows.schema.metadata or {}).get(_REPEATED, b"[]")))
 
 
@@ -362,7 +362,7 @@ READERS: Final[Mapping[str, Callable[[Path, Mapping[str, CellValues], str | None
 """Readers by file name extension."""
 
 
-def read_table(path: str, texts: Mapping[str, CellValues], encoding: str | None = None) -> pa.Table:
+def read_table_file(path: str, texts: Mapping[str, CellValues], encoding: str | None = None) -> pa.Table:
     """Return the rows of a .csv, .tsv or .parquet file; columns of one name get different ones (`different_names`).
 
     `texts`: columns of a CSV file to read as text, with declared values. `encoding`: of a CSV file.

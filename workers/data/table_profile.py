@@ -31,8 +31,8 @@ from dpsweep.workers.data.conventions import (
 )
 from dpsweep.workers.data.source_files import reading
 from dpsweep.workers.data.table import distinct
-from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table, repeated_names
-from dpsweep.workers.data.tabular import as_text, is_numeric, numbers
+from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table_file, repeated_names
+from dpsweep.workers.data.tabular import as_numbers, as_text, is_numeric
 
 
 @dataclass(frozen=True)
@@ -131,17 +131,17 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int, named: tu
     if file.suffix.lower() in _TEXT_FILES and os.path.isfile(file):  # False for a name that is too long
         with reading(file):
             encoding = proposed_encoding(file, named)
-    first = read_table(path, dict.fromkeys(texts, ()), encoding)
+    first = read_table_file(path, dict.fromkeys(texts, ()), encoding)
     if first.num_rows == 0:
         raise InvalidInput(f"the table {path} has no rows; give a table with a header and at least one row")
-    spelt = read_table(path, dict.fromkeys(first.column_names, MISSING_SPELLINGS[1:]), encoding)
+    spelt = read_table_file(path, dict.fromkeys(first.column_names, MISSING_SPELLINGS[1:]), encoding)
     as_texts = {*texts, *(name for name in first.column_names if not _holds_numbers(first[name], spelt[name]))}
-    rows = read_table(path, dict.fromkeys(as_texts, ()), encoding)
+    rows = read_table_file(path, dict.fromkeys(as_texts, ()), encoding)
     written = {name: _written(rows[name]) for name in rows.column_names if name in as_texts and name not in texts}
     plain = [name for name in rows.column_names if name not in as_texts]
     if _has_commas(written.values()) and not any(_has_points(rows[name], spelt[name]) for name in plain):
         as_texts.update(thousands := {name for name in plain if _may_be_thousands(spelt[name])})
-        rows = read_table(path, dict.fromkeys(as_texts, ()), encoding)
+        rows = read_table_file(path, dict.fromkeys(as_texts, ()), encoding)
         written = {name: _with_commas(way) for name, way in written.items()}
         written.update((name, _with_commas(_written(rows[name]))) for name in thousands)
     embeddings = {name: places for name, places in places_of(rows.column_names).items() if not as_texts & {*places}}
@@ -219,7 +219,7 @@ def _without_repetition(columns: list[ColumnProfile], rows: pa.Table) -> list[Co
 
 def _embedding(name: str, rows: pa.Table) -> ColumnProfile:
     """Return the profile of all places of an embedding together."""
-    values = [numbers(rows[place], place) for place in rows.column_names]
+    values = [as_numbers(rows[place], place) for place in rows.column_names]
     known = np.isfinite(np.stack(values)).all(0)
     if not known.any():
         return ColumnProfile(name, missing=1.0)
@@ -296,7 +296,7 @@ def _column(
         return ColumnProfile(name, unreadable=values.type)
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
-    present = np.zeros(0) if is_text or not is_numeric(values) else numbers(values.drop_null(), name)
+    present = np.zeros(0) if is_text or not is_numeric(values) else as_numbers(values.drop_null(), name)
     rare, largest = _of_values(known, found)
     column = ColumnProfile(name, values=found, distinct=count, missing=missing, rare=rare, largest=largest)
     if present.size == 0:

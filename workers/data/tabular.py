@@ -55,7 +55,7 @@ class Numeric:
             )
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
-        within = np.clip(numbers(values, self.name), self.low, self.high)
+        within = np.clip(as_numbers(values, self.name), self.low, self.high)
         scaled: Rows = ((within - self.low) / (self.high - self.low)).astype(np.float32)
         return scaled[:, None]
 
@@ -68,7 +68,7 @@ class Unscaled:
 
     def encode(self, values: pa.ChunkedArray) -> Rows:
         most = float(np.finfo(np.float32).max)
-        return np.clip(numbers(values, self.name), -most, most).astype(np.float32)[:, None]
+        return np.clip(as_numbers(values, self.name), -most, most).astype(np.float32)[:, None]
 
 
 @dataclass(frozen=True)
@@ -137,14 +137,14 @@ def kind_of(values: pa.Array | pa.ChunkedArray) -> str:
     return str(values.type).partition("<")[0]
 
 
-def numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
+def as_numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
     """Return [n] values of column ``name`` as float64; whole numbers beyond 2^53 are rounded."""
     try:
         return np.asarray(values.cast(pa.float64(), safe=False).to_numpy(), dtype=np.float64)
     except pa.ArrowException as error:
         raise InvalidInput(
             f"column {name!r} has a range but holds more than numbers; declare its categories, or how it writes "
-            "numbers with `numbers`, or correct it"
+            "numbers with `as_numbers`, or correct it"
         ) from error
 
 
@@ -179,7 +179,7 @@ def indices(values: pa.ChunkedArray, names: Sequence[str], what: str) -> npt.NDA
     return found
 
 
-def encode_table(table: pa.Table, columns: Sequence[Column]) -> Rows:
+def encoded_columns(table: pa.Table, columns: Sequence[Column]) -> Rows:
     """Return [n, total width]: the encoded columns, concatenated."""
     if not columns:
         raise InvalidInput("no feature column is left; name at least one")

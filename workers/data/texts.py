@@ -39,11 +39,11 @@ from dpsweep.workers.data.table import (
     Roles,
     declared_groups,
     encoding_of,
-    left_out,
     owned,
     refuse_repeated,
     require_columns,
     require_other,
+    rows_left_out,
     used_columns,
     user_names,
 )
@@ -173,7 +173,7 @@ def text(
         encoded.group_names,
         encoded.labels.names if objective == "label" else encoder.tokens,
         preparation=Tokens(len(encoder.tokens), encoder.padding, _CAUSAL[objective]),
-        notes=left_out([(each.counted, each.rows) for each in files], encoded),
+        notes=rows_left_out([(each.counted, each.rows) for each in files], encoded),
         reasons=encoded.reasons,
         task=kind,
         columns=None

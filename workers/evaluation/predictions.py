@@ -29,7 +29,7 @@ from dpsweep.workers.gradients.checks import in_its_precision
 from dpsweep.workers.gradients.modes import modes_kept
 from dpsweep.workers.gradients.rows_at_once import rows_at_once
 from dpsweep.workers.machine.devices import room_for_data
-from dpsweep.workers.tasks import known, labelled, task_called
+from dpsweep.workers.tasks import finite_numbers, labelled, task_called
 from dpsweep.workers.tasks.losses import Loss
 
 BATCH_SIZE = 1024
@@ -93,11 +93,11 @@ def batches_of(model: nn.Module, split: Split, dataset: Dataset) -> list[slice]:
     Processes that share an evaluation take whole batches, so that results have the same bits as in one process.
     """
     outputs = math.prod(task_called(dataset.task).output_shape(split.labels, dataset.class_names))
-    size = batch_size(model, split.features, dataset.prepare)
+    size = evaluation_batch_size(model, split.features, dataset.prepare)
     return slices(len(split), max(1, min(size, _OUTPUTS_AT_ONCE // outputs)))
 
 
-def batch_size(model: nn.Module, features: Tensor, prepare: Preparation) -> int:
+def evaluation_batch_size(model: nn.Module, features: Tensor, prepare: Preparation) -> int:
     """Return the number of examples to evaluate at once: at most `BATCH_SIZE`, and on a CPU fewer where layers are
     wide.
     """
@@ -157,7 +157,7 @@ def evaluate(
     min_group_size: int = MIN_GROUP_SIZE,
     predicted_by: Predict = predict,
 ) -> Evaluation:
-    """Evaluate ``model`` on ``split``: loss, accuracy or scores, and group fairness, without what `counted` adds.
+    """Evaluate ``model`` on ``split``: loss, accuracy or scores, and group fairness, without what `with_counts` adds.
 
     `shown_groups` leaves out groups with fewer than ``min_group_size`` examples.
 
@@ -171,7 +171,7 @@ def evaluate(
 
 
 def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_size: int) -> Evaluation:
-    """Return the evaluation of ``predictions`` for ``split``, without what `counted` adds."""
+    """Return the evaluation of ``predictions`` for ``split``, without what `with_counts` adds."""
     groups, task = split.groups.numpy(), task_called(dataset.task)
     size, sizes = dataset.num_groups, np.bincount(groups, minlength=dataset.num_groups)
     shown, has_loss = shown_groups(sizes, min_group_size), labelled(split.labels)
@@ -196,12 +196,12 @@ def summary(predictions: Predictions, split: Split, dataset: Dataset, min_group_
                 examples=int(sizes[group]),
                 accuracy=accuracies.get(group),
                 loss=float(losses[group]),
-                scores=known({name: values[group] for name, values in of_groups.items()}),
+                scores=finite_numbers({name: values[group] for name, values in of_groups.items()}),
             )
             for group in shown
         ),
         fairness=between,
-        scores=known(overall),
+        scores=finite_numbers(overall),
         task=dataset.task,
     )
 
@@ -213,7 +213,7 @@ def _sums(predictions: Predictions, groups: npt.NDArray[np.int64], size: int) ->
     return found
 
 
-def counted(evaluation: Evaluation, predictions: Predictions, split: Split, dataset: Dataset) -> Evaluation:
+def with_counts(evaluation: Evaluation, predictions: Predictions, split: Split, dataset: Dataset) -> Evaluation:
     """Return ``evaluation``, the `summary` of ``predictions``, with counts added (classification), or parts and the
     score of the best constant (other tasks).
     """

@@ -23,7 +23,7 @@ from dpsweep.workers.gradients.factors import ExampleGradients, Instantiated, Su
 from dpsweep.workers.gradients.fallback import run_per_row
 from dpsweep.workers.gradients.layers import ON_LAST_AXES, Form, Layer, Unverified, on_copies
 from dpsweep.workers.gradients.linear import affine
-from dpsweep.workers.gradients.per_row import NotCovered, PerRow, Reading, plain, reading_per_row
+from dpsweep.workers.gradients.per_row import NotCovered, PerRow, Reading, as_batch, reading_per_row
 from dpsweep.workers.gradients.rules import Differentiate
 
 
@@ -267,7 +267,7 @@ def _run_by_rewrite(layer: Layer, capture: Capture, original: Callable[..., Any]
     """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
     with _patched(layer.module, original):
         if layer.rewrite is not None:
-            args, kwargs = pytree.tree_map(plain, (args, kwargs))
+            args, kwargs = pytree.tree_map(as_batch, (args, kwargs))
             output = layer.rewrite(layer.module, _Recorder(layer, capture), *args, **kwargs)
             if output is not None:
                 return output
@@ -317,7 +317,7 @@ def _run_per_example(layer: Layer, capture: Capture, args: tuple[Any, ...], kwar
             f"{layer.described} was given a PackedSequence, which has the positions of all examples on one axis; "
             "give it the padded tensor, and read the output of each example at its length"
         )
-    args, kwargs = pytree.tree_map(plain, (args, kwargs))
+    args, kwargs = pytree.tree_map(as_batch, (args, kwargs))
     return run_per_row(layer, _copies(layer, capture), capture.rows, args, kwargs)
 
 

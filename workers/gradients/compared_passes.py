@@ -92,7 +92,7 @@ def sides_of(examples: int, like: Tensor, turn: int = 0) -> tuple[Side, Side]:
     return side(chosen), side(~chosen)
 
 
-def spread(examples: int, turn: int, most: int) -> list[int]:
+def chosen_examples(examples: int, turn: int, most: int) -> list[int]:
     """Return up to ``most`` different examples: the first, the last, the middle one, and random ones, ascending."""
     generator = torch.Generator().manual_seed(turn)
     drawn = torch.randperm(examples, generator=generator, device=_CPU)

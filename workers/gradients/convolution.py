@@ -29,7 +29,7 @@ from dpsweep.workers.gradients.factors import (
     in_bfloat16,
     in_matrix_units,
     keep,
-    mark,
+    mark_inaccurate,
     product,
     scaled_parts,
     sum_of,
@@ -38,7 +38,7 @@ from dpsweep.workers.gradients.factors import (
     wide,
     widen,
 )
-from dpsweep.workers.gradients.planners import rates
+from dpsweep.workers.gradients.planners import device_rates
 from dpsweep.workers.gradients.rules import Differentiate
 from dpsweep.workers.models import WeightStandardizedConv2d
 
@@ -192,7 +192,7 @@ class Correlations(Planned):
     # -- by instantiation ---------------------------------------------------------------------------------------------
 
     def _instantiating(self) -> dict[str, NormMethod]:
-        rate, geometry, rows = rates(self.grads.device, self.grads.dtype), self.geometry, len(self.grads)
+        rate, geometry, rows = device_rates(self.grads.device, self.grads.dtype), self.geometry, len(self.grads)
         length, size = prod(self.grads.shape[2:]), prod(geometry.shape)
         sweep = self.examples * size / rate.elementwise
         moved = sweep + (self.inputs.numel() + self.grads.numel()) / rate.elementwise
@@ -258,7 +258,7 @@ class Correlations(Planned):
     # -- by Gram matrices ---------------------------------------------------------------------------------------------
 
     def _by_gram(self) -> dict[str, NormMethod]:
-        geometry, rate = self.geometry, rates(self.grads.device, self.grads.dtype)
+        geometry, rate = self.geometry, device_rates(self.grads.device, self.grads.dtype)
         if geometry.groups > 1:
             return {}
         pixels, length = self._rows * prod(self.inputs.shape[2:]), self._rows * prod(self.grads.shape[2:])
@@ -443,7 +443,7 @@ class Projected(Planned):
         kernel_norm_sq, kernel = method.prepare()
         prepared = replace(self, kernel=kernel)
         norm_sq = kernel_norm_sq - sum_of_squares(self.mean) - sum_of_squares(self.along)
-        return mark(norm_sq, norm_sq < CANCELLATION * kernel_norm_sq), prepared
+        return mark_inaccurate(norm_sq, norm_sq < CANCELLATION * kernel_norm_sq), prepared
 
     def weighted_sum(self, weights: Tensor) -> Tensor:
         return self.kernel.weighted_sum(weights) - self._removed(weights @ self.mean, weights @ self.along)

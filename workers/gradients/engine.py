@@ -28,8 +28,8 @@ from dpsweep.workers.gradients.micro_batches import (
     Launches,
     MicroBatch,
     micro_batches,
+    require_equal_rows,
     require_last,
-    require_rows,
     with_padding,
 )
 from dpsweep.workers.gradients.modes import RandomState, modes_of
@@ -189,7 +189,7 @@ class GradientEngine:
 
     def _settled(self, x: Tensor, y: Tensor, compute: Callable[[Sequence[MicroBatch]], T]) -> T:
         """Return ``compute`` of the micro-batches; where it calls a layer in a new way, once they are verified."""
-        require_rows(x, y, self._multiplicity)
+        require_equal_rows(x, y, self._multiplicity)
         before = RandomState.of(x.device)
         try:
             batches = self._micro_batches(x, y)

@@ -4,8 +4,8 @@ The per-example gradients of a layer are functions of its input activation ``a``
 class of `ExampleGradients` is one such function, with cheap norms and weighted sums. B is the number of examples; sums
 and norms are computed in float32 or wider.
 
-Cheap norms may be inaccurate for examples whose terms cancel. Such norms are set to NaN (`mark`) and computed again
-after the whole pass; a check after every layer would leave the device idle.
+Cheap norms may be inaccurate for examples whose terms cancel. Such norms are set to NaN (`mark_inaccurate`) and
+computed again after the whole pass; a check after every layer would leave the device idle.
 """
 
 from __future__ import annotations
@@ -198,10 +198,10 @@ def gram_norm_sq(activations: Tensor, grads: Tensor) -> Tensor:
     norm_sq = terms.sum(1).clamp_min_(0.0)
     absolute = terms.abs_().sum(1)
     lost = torch.maximum(squares.mul_(CANCELLATION), absolute.mul_(COHERENT_CANCELLATION)).add_(underflow)
-    return mark(norm_sq, norm_sq < lost)
+    return mark_inaccurate(norm_sq, norm_sq < lost)
 
 
-def mark(norm_sq: Tensor, inaccurate: Tensor) -> Tensor:
+def mark_inaccurate(norm_sq: Tensor, inaccurate: Tensor) -> Tensor:
     """Return norm_sq [B] with NaN where the mask ``inaccurate`` [B] says that it is to be computed again."""
     return norm_sq.masked_fill_(inaccurate, math.nan)
 

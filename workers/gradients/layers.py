@@ -200,7 +200,7 @@ def without_batch(layers: Sequence[Layer]) -> set[str]:
     return {layer.name for layer in layers if layer.rule or layer.rewrite if layer.axes.without_batch}
 
 
-def told_apart(layers: Sequence[Layer]) -> set[str]:
+def told_apart_by_rows(layers: Sequence[Layer]) -> set[str]:
     """Return the names of the layers whose rows are told apart by the lengths of what they read."""
     return {layer.name for layer in layers if layer.form == "parameters per row"} | without_batch(layers)
 

@@ -20,7 +20,7 @@ from dpsweep.workers.gradients.factors import (
     gram_norm_sq,
     in_matrix_units,
     keep,
-    mark,
+    mark_inaccurate,
     product,
     scaled_parts,
     sum_of,
@@ -28,7 +28,7 @@ from dpsweep.workers.gradients.factors import (
     wide,
     widen,
 )
-from dpsweep.workers.gradients.planners import Planner, rates
+from dpsweep.workers.gradients.planners import Planner, device_rates
 from dpsweep.workers.gradients.rules import Differentiate
 
 _ALIGNMENT: Final = 8
@@ -53,7 +53,7 @@ class OuterProducts(Planned):
 
     def methods(self) -> Mapping[str, NormMethod]:
         (examples, length, width), height = self.activations.shape, self.grads.shape[2]
-        rate = rates(self.activations.device, self.activations.dtype)
+        rate = device_rates(self.activations.device, self.activations.dtype)
         gram = 2.5 * length**2 * (width + height) / rate.gemm + 7 * length**2 / rate.elementwise  # as measured
         outer = 2 * length * width * height / rate.gemm
         sweep = width * height / rate.elementwise
@@ -134,7 +134,7 @@ class OuterProduct(ExampleGradients):
         """
         of_activations, of_grads = sum_of_squares(self.activations), self.grads.squared_norms
         large = torch.maximum(of_activations, of_grads) > LARGE_SQUARE
-        return mark(of_activations.mul_(of_grads), large)
+        return mark_inaccurate(of_activations.mul_(of_grads), large)
 
     def precise_norm_sq(self, rows: Tensor) -> Tensor:
         """Square both factors in float64."""

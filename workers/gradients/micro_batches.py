@@ -55,7 +55,7 @@ def require_last(last: str, micro_batch_size: int | None) -> None:
         )
 
 
-def require_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
+def require_equal_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:
     """Raise InvalidInput unless x and y are tensors with the same number of rows, a multiple of ``multiplicity``."""
     for name, value in (("x", x), ("y", y)):
         if not isinstance(value, Tensor):

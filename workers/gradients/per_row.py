@@ -124,7 +124,7 @@ _BROADCAST: Final = frozenset(
 """Elementwise operations on two tensors, which need no vmap."""
 
 
-def plain(value: Any) -> Any:
+def as_batch(value: Any) -> Any:
     """Return a `PerRow` with a first axis of length 1 as the tensor of the batch that it represents; other values
     unchanged.
 

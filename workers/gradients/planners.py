@@ -43,7 +43,7 @@ RATES: Mapping[str, Rates] = {
 """Rates by kind of device: cpu measured on two AVX-512 cores, cuda from data sheets, bfloat16 in matrix units."""
 
 
-def rates(device: torch.device, dtype: torch.dtype) -> Rates:
+def device_rates(device: torch.device, dtype: torch.dtype) -> Rates:
     """Return the `RATES` of factors of this dtype; unlisted kinds of devices get the rates of CUDA."""
     in_units = device.type == "cuda" and dtype == torch.bfloat16
     return RATES["matrix units"] if in_units else RATES.get(device.type, RATES["cuda"])

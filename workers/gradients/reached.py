@@ -56,16 +56,20 @@ def require_reached(
     refused = [name for name in unused if not any(fnmatchcase(name, each) for each in allowed)]
     if refused:
         raise InvalidInput(
-            f"its parameters {listed(refused)} do not change the loss: noise alone would move them. Use them, or set "
-            "requires_grad_(False) on them; where only rare examples use them, name them in without_gradient of the "
-            "sweep"
+            f"its parameters {listed_layers(refused)} do not change the loss: noise alone would move them. Use them, "
+            "or set requires_grad_(False) on them; where only rare examples use them, name them in without_gradient of "
+            "the sweep"
         )
     slow = [name for name in missing if name not in unused]
     unmatched = [each for each in allowed if not any(fnmatchcase(name, each) for name in trained)]
     return (
-        *((f"has no trainable parameter called {listed(unmatched)}, as without_gradient has",) if unmatched else ()),
-        *((f"gives {listed(unused)} no gradient, as without_gradient allows",) if unused else ()),
-        *((f"gives {listed(slow)} {_ONLY_AFTER_NOISE}",) if slow else ()),
+        *(
+            (f"has no trainable parameter called {listed_layers(unmatched)}, as without_gradient has",)
+            if unmatched
+            else ()
+        ),
+        *((f"gives {listed_layers(unused)} no gradient, as without_gradient allows",) if unused else ()),
+        *((f"gives {listed_layers(slow)} {_ONLY_AFTER_NOISE}",) if slow else ()),
     )
 
 
@@ -124,9 +128,9 @@ def _require_adapters_train(model: nn.Module) -> None:
     parameters = dict(model.named_parameters())
     adapters = [name for name in parameters if name in set(_adapters(model, parameters))]
     if adapters and not any(parameters[name].requires_grad for name in adapters):
-        trained = listed(list(trained_parameters(model)))
+        trained = listed_layers(list(trained_parameters(model)))
         raise InvalidInput(
-            f"its adapters {listed(adapters)} are all frozen, so that only {trained} would train; set "
+            f"its adapters {listed_layers(adapters)} are all frozen, so that only {trained} would train; set "
             "requires_grad_(True) on them, as peft does with is_trainable=True and without inference_mode"
         )
 
@@ -141,7 +145,7 @@ def _adapters(model: nn.Module, parameters: Mapping[str, nn.Parameter]) -> Itera
             yield from (name for name in parameters if name == place or name.startswith(f"{place}."))
 
 
-def listed(names: Sequence[str]) -> str:
+def listed_layers(names: Sequence[str]) -> str:
     """Return the names; those that differ in numbers only, as layers of one kind do, as one with their count."""
     alike: dict[str, list[str]] = {}
     for name in names:

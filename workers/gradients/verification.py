@@ -42,7 +42,7 @@ ORDER_ROUNDING = 1e-5
 """The same in single precision for what must not depend on the order of rows, by which kernels round differently."""
 
 
-def verify(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
+def verify_rows(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
     """Compare the engine's gradients with autograd's, and prove that they depend on no other rows of the batch.
 
     Five comparisons, on the rows of ``passes``:
@@ -84,9 +84,9 @@ def verify(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
 def check(model: nn.Module, loss: object, passes: ComparedPasses) -> None:
     """Compare what depends on the batch, for a model of this structure that was verified with batches of these shapes.
 
-    As `verify` does, but at the current parameters only, and draws are replaced by constants only if there are any. Of
-    examples that stand elsewhere, losses alone are compared.
-    Raises: as `verify`.
+    As `verify_rows` does, but at the current parameters only, and draws are replaced by constants only if there are
+    any. Of examples that stand elsewhere, losses alone are compared.
+    Raises: as `verify_rows`.
     """
 
     def compare() -> None:
@@ -133,7 +133,7 @@ ComparedGradients = tuple[bool, list[Gradients]]
 
 @dataclass(frozen=True)
 class _Comparison:
-    """The comparisons of `verify`. start, hidden: state that is reset before each pass."""
+    """The comparisons of `verify_rows`. start, hidden: state that is reset before each pass."""
 
     model: nn.Module
     passes: ComparedPasses

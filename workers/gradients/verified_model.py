@@ -18,10 +18,10 @@ from dpsweep.workers.gradients.compared_passes import (
     ComparedPasses,
     LaterBatches,
     Side,
+    chosen_examples,
     of_examples,
     order_of,
     sides_of,
-    spread,
 )
 from dpsweep.workers.gradients.deferred_checks import Outputs
 from dpsweep.workers.gradients.fallback import WithoutBatch
@@ -34,13 +34,13 @@ from dpsweep.workers.gradients.layers import (
     on_copies,
     open_axes,
     settle_axes,
-    told_apart,
+    told_apart_by_rows,
     without_batch,
 )
 from dpsweep.workers.gradients.micro_batches import LastMicroBatch
 from dpsweep.workers.gradients.per_row import reading_as_verified
 from dpsweep.workers.gradients.proofs import Proof, digest_of_structure, known_proof, note_proof
-from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify
+from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify_rows
 from dpsweep.workers.machine.devices import lacks_memory
 
 _FEW, _AGAIN, _ALONE = 4, 3, 3
@@ -135,7 +135,7 @@ class VerifiedModel:
         examples = size * (size <= most) if padded else min(_AGAIN, size, most)
         if not self._later.is_to_be_compared(examples):
             return None
-        return self._some(x, y, spread(most, self._later.seen, examples))
+        return self._some(x, y, chosen_examples(most, self._later.seen, examples))
 
     def compare_again(self, x: Tensor, y: Tensor) -> None:
         """Check the rows that are `due`. Raises: InvalidInput."""
@@ -168,7 +168,7 @@ class VerifiedModel:
 
     def _verify_per_example(self, x: Tensor, y: Tensor, refused: Exception) -> bool:
         """Verify with what reads its own parameters run per example. Raises: ``refused`` if nothing does."""
-        per_row = told_apart(self.layers)
+        per_row = told_apart_by_rows(self.layers)
         if not per_row or lacks_memory(refused):
             raise refused
         at = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
@@ -179,7 +179,7 @@ class VerifiedModel:
                 return self._compare(x, y)
             except Exception as error:  # a layer that was not reached before may fail likewise
                 name = error.layer if isinstance(error, WithoutBatch) else None
-                wider = (around(self.model, name, whole) if name else told_apart(self.layers)) - whole.keys()
+                wider = (around(self.model, name, whole) if name else told_apart_by_rows(self.layers)) - whole.keys()
                 if not wider or lacks_memory(error):
                     raise
                 whole |= dict.fromkeys(wider, "it gives layers other rows than those of the batch")
@@ -210,10 +210,10 @@ class VerifiedModel:
         digest = None if self._called_anew else digest_of_structure(self.model, self._loss, x, y, *settings)
         known = known_proof(digest, examples)
         if known is not None and examples > 1:
-            some = self._some(x, y, spread(examples, 0, _AGAIN))
+            some = self._some(x, y, chosen_examples(examples, 0, _AGAIN))
             self._check(anew, *some, turn=0, sizes=() if known.aligned else (1,))
             return True
-        conclusive = self._prove(anew, *self._some(x, y, spread(examples, 0, _FEW)), alone=_ALONE)
+        conclusive = self._prove(anew, *self._some(x, y, chosen_examples(examples, 0, _FEW)), alone=_ALONE)
         if examples > _FEW:
             self._prove(anew, *self._some(x, y, range(examples)), alone=0)
         if conclusive:
@@ -226,11 +226,11 @@ class VerifiedModel:
         return of_examples(x, at, self._multiplicity), of_examples(y, at, self._multiplicity)
 
     def _prove(self, capturing: Capturing, x: Tensor, y: Tensor, alone: int) -> bool:
-        """`verify` on these rows, both halves; ``alone`` of the examples are also compared one by one."""
+        """`verify_rows` on these rows, both halves; ``alone`` of the examples are also compared one by one."""
         sides = self._sides(x)
         orders = [order_of(len(x) // self._multiplicity, x)] if sides else []
         passes = self._passes(capturing, x, y, sides, alone=alone, sizes=(1,), orders=orders)
-        return verify(self.model, self._loss, passes)
+        return verify_rows(self.model, self._loss, passes)
 
     def _check(self, capturing: Capturing, x: Tensor, y: Tensor, turn: int, sizes: Sequence[int] = ()) -> None:
         """`check` on these rows; one half of the examples, another one in each turn, is kept.

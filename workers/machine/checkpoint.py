@@ -28,7 +28,7 @@ def fingerprint(*parts: object) -> str:
     return hashlib.sha256("\n".join(map(repr, parts)).encode()).hexdigest()
 
 
-def part_of(uri: str, step: int, rank: int) -> str:
+def part_of_rank(uri: str, step: int, rank: int) -> str:
     """Return the place of the part that ``rank`` stores for the checkpoint at ``uri`` after ``step`` steps."""
     return f"{uri}-{step}-{rank}"
 

@@ -11,7 +11,7 @@ from dpsweep.workers.tasks.language_modelling import LanguageModelling
 from dpsweep.workers.tasks.multi_label import MultiLabel
 from dpsweep.workers.tasks.regression import Regression
 from dpsweep.workers.tasks.segmentation import Segmentation
-from dpsweep.workers.tasks.task import IGNORED, Score, ScoreUnit, Task, known, labelled, share
+from dpsweep.workers.tasks.task import IGNORED, Score, ScoreUnit, Task, finite_numbers, labelled, share
 
 TASKS: Final[Mapping[str, Task]] = {
     "classification": Classification(),
@@ -48,7 +48,7 @@ __all__ = [
     "Score",
     "ScoreUnit",
     "Task",
-    "known",
+    "finite_numbers",
     "labelled",
     "losses",
     "main_score",

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.tasks.task import IGNORED, Array, Score, Task, occurrences, share, within, wrong_form
+from dpsweep.workers.tasks.task import IGNORED, Array, Score, Task, labels_within, occurrences, share, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -57,7 +57,7 @@ class LanguageModelling(Task):
                 f"language_modelling takes int64 [n, t]: a token for each position, {IGNORED} where it is not counted"
             )
             raise wrong_form(what, labels, takes)
-        if not within(labels, len(names)):
+        if not labels_within(labels, len(names)):
             raise InvalidInput(f"{what} must be tokens from 0 to {len(names) - 1}, or {IGNORED} where none is counted")
 
     def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:

@@ -14,10 +14,10 @@ from dpsweep.workers.tasks.task import (
     Score,
     Task,
     by_name,
+    labels_within,
     mean_of_known,
     occurrences,
     share,
-    within,
     wrong_form,
 )
 
@@ -97,7 +97,7 @@ class Segmentation(Task):
                 "segmentation takes whole numbers [n, height, width]: a class for each pixel, "
                 f"{IGNORED} where it is not counted",
             )
-        if not within(labels, len(names)):
+        if not labels_within(labels, len(names)):
             raise InvalidInput(f"{what} must be classes from 0 to {len(names) - 1}, or {IGNORED} where none is counted")
 
     def output_shape(self, labels: Tensor, names: tuple[str, ...]) -> tuple[int, ...]:

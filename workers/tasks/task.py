@@ -88,7 +88,7 @@ def wrong_form(what: str, labels: Tensor, takes: str) -> InvalidInput:
     return InvalidInput(f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but {takes}")
 
 
-def within(labels: Tensor, count: int) -> bool:
+def labels_within(labels: Tensor, count: int) -> bool:
     """Return whether all labels are `IGNORED` or in 0 .. ``count`` - 1; read in blocks, as they may be
     memory-mapped.
     """
@@ -115,11 +115,13 @@ def labelled(labels: Tensor) -> npt.NDArray[np.bool_]:
 
 
 def by_name(scores: Mapping[str, Array], names: tuple[str, ...]) -> dict[str, dict[str, float]]:
-    """Return the `known` scores of each name, from ``scores`` [names]."""
-    return {name: known({score: found[at] for score, found in scores.items()}) for at, name in enumerate(names)}
+    """Return the `finite_numbers` scores of each name, from ``scores`` [names]."""
+    return {
+        name: finite_numbers({score: found[at] for score, found in scores.items()}) for at, name in enumerate(names)
+    }
 
 
-def known(numbers: Mapping[str, Array]) -> dict[str, float]:
+def finite_numbers(numbers: Mapping[str, Array]) -> dict[str, float]:
     """Return the numbers that are finite."""
     return {name: float(value) for name, value in numbers.items() if np.isfinite(value)}
 

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from dpsweep.accounting.audits import StatedRun, Uniforms, scores_of
+from dpsweep.accounting.audits import StatedRun, Uniforms, random_scores
 from dpsweep.accounting.mechanism.correlated import squared_errors
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.workers.dataset_description import NO_GROUPS
@@ -29,7 +29,7 @@ from dpsweep.workers.noise.step_noise import make_step_noise
 from dpsweep.workers.sampling.samplers import SeededRows
 from dpsweep.workers.spec import AuditSpec, TrialSpec
 from dpsweep.workers.training.canary_evidence import CanaryBatches, OwnParameters
-from dpsweep.workers.training.gradient_canaries import other_directions, seen_run, share_of, times_of
+from dpsweep.workers.training.gradient_canaries import canary_share, other_directions, seen_run, times_of
 from dpsweep.workers.training.one_run_audit import audit_gradient_scores, audit_scores
 from dpsweep.workers.training.optimizers import make_learning_rate_schedule
 
@@ -119,14 +119,14 @@ def simulated(
 
 
 def _stated(spec: TrialSpec, trace: Trace) -> StatedRun:
-    seen = seen_run(trace, share_of(trace))
+    seen = seen_run(trace, canary_share(trace))
     return StatedRun(seen, seen, spec.delta)
 
 
 def _draws_of(spec: TrialSpec, audit: AuditSpec, trace: Trace) -> _Draw:
     if audit.own_parameters:
         return _trained(spec, trace)
-    return functools.partial(scores_of, _stated(spec, trace))
+    return functools.partial(random_scores, _stated(spec, trace))
 
 
 def _trained(spec: TrialSpec, trace: Trace) -> _Draw:
@@ -136,7 +136,7 @@ def _trained(spec: TrialSpec, trace: Trace) -> _Draw:
     own, noise = OwnParameters(spec, count), make_step_noise(trace.strategy, SeededNoise(0, torch.device("cpu")))
     rate = make_learning_rate_schedule(spec.learning_rate_schedule, trace.steps, max(1, trace.steps // spec.epochs))
     multipliers = [segment.noise_multiplier for segment in trace.segments for _ in range(segment.steps)]
-    length = times_of(trace) * share_of(trace)
+    length = times_of(trace) * canary_share(trace)
     for step, multiplier in enumerate(multipliers):
         added = torch.from_numpy(batches.next() * included * length)
         noisy, spread = noise.released({"canaries": added}, multiplier)
@@ -192,7 +192,7 @@ def noise_factor(spec: TrialSpec, audit: AuditSpec, trace: Trace, parameters: in
     if parameters is None:
         return None
     rate = spec.sampling.expected_size(trace.dataset_size) / trace.dataset_size
-    added = rate * trace.steps * trace.unit.rows * times_of(trace) * share_of(trace)
+    added = rate * trace.steps * trace.unit.rows * times_of(trace) * canary_share(trace)
     errors = squared_errors(trace)
     noise = sum(each.steps * each.noise_multiplier**2 for each in trace.segments) if errors is None else errors[1]
     return math.sqrt(1.0 + audit.canaries / 2.0 * added**2 / (noise * parameters))

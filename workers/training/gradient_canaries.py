@@ -123,7 +123,7 @@ class GradientCanaries:
         self._batches = CanaryBatches(spec, count, facts.dataset_size, draws)
         self._clipping: ClippingState | None = None
         self._drawn = np.zeros(count)
-        self._length, self._times, self._share = 0.0, times_of(trace), share_of(trace)
+        self._length, self._times, self._share = 0.0, times_of(trace), canary_share(trace)
         self._known: CanaryEvidence | OwnParameters = (
             OwnParameters(spec, count) if audit.own_parameters else make_evidence(self._batches, trace.strategy)
         )
@@ -233,7 +233,7 @@ def times_of(trace: Trace) -> int:
     return 1 + (trace.segments[0].sampling.displaced if trace.unit.rows == 1 else 0)
 
 
-def share_of(trace: Trace) -> float:
+def canary_share(trace: Trace) -> float:
     """Return the contribution of a canary over the sensitivity: 1, or under a filter the largest one up to 1 with which
     its budget pays for all steps.
     """

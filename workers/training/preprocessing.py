@@ -182,7 +182,7 @@ class RobustRanges:
         return self.transform(dataset, {"low": zeros, "high": ones, "mean": zeros, "deviation": ones})
 
 
-def moments(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
+def bounded_sums(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
     """Return [width + 1] float64: sums over all rows that have L2 sensitivity 1. A row that is not finite adds
     nothing.
     """
@@ -226,7 +226,7 @@ class Standardised:
         The number of rows is public.
         """
         width, rows = _numbers("standardised", self.columns, dataset.feature_shape), len(dataset.train)
-        sums = moments(lambda: _leading(dataset, width), width)
+        sums = bounded_sums(lambda: _leading(dataset, width), width)
         released = noise.added(sums, self.noise_multiplier) * 2.0**0.5 / rows
         error = 2.0**0.5 * self.noise_multiplier / rows * 0.5 * width**0.5
         offsets = (released[:-1] * 0.5 * width**0.5).clamp(-0.5, 0.5)

@@ -21,7 +21,7 @@ from dpsweep.workers.gradients.checks import in_its_precision, precision_named, 
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.layers import OUTERMOST
 from dpsweep.workers.gradients.modes import modes_kept
-from dpsweep.workers.gradients.reached import listed, require_reached
+from dpsweep.workers.gradients.reached import listed_layers, require_reached
 from dpsweep.workers.models import build_model
 from dpsweep.workers.own_code.imports import UserCode, blamed_on, is_import_path
 from dpsweep.workers.spec import Component, Shard, divides_trained
@@ -136,7 +136,7 @@ def _trained_share(model: nn.Module) -> tuple[str, ...]:
         return ()
     numbers = sum(parameters[name].numel() for name in trained)
     total = sum(parameter.numel() for parameter in parameters.values())
-    return (f"trains {numbers:,} of its {total:,} parameters: {listed(trained)}",)
+    return (f"trains {numbers:,} of its {total:,} parameters: {listed_layers(trained)}",)
 
 
 def _per_example(engine: GradientEngine) -> tuple[str, ...]:
@@ -152,8 +152,8 @@ def _costing(model: nn.Module, names: list[str], why: str) -> str:
     kinds = sorted({type(layer).__name__ for layer in layers})
     numbers = sum(each.numel() for layer in layers for each in layer.parameters() if each.requires_grad)
     return (
-        f"runs {listed(names)} ({', '.join(kinds)}) once per example, as {why}; that may take several times a plain "
-        f"step, and memory for {numbers:,} gradients of each example in a micro-batch; see docs/performance.md"
+        f"runs {listed_layers(names)} ({', '.join(kinds)}) once per example, as {why}; that may take several times "
+        f"a plain step, and memory for {numbers:,} gradients of each example in a micro-batch; see docs/performance.md"
     )
 
 

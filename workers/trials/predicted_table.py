@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import Columns, NewRows, Texts, file_of
+from dpsweep.workers.data import Columns, NewRows, Texts, parquet_of
 from dpsweep.workers.trials.trained_model import TrainedModel
 
 Values = npt.NDArray[Any]
@@ -42,7 +42,7 @@ def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dic
         rows = columns.encoded(str(table))
     elif hasattr(table, "to_parquet"):
         _require_columns(table, columns)
-        with file_of(table) as path:
+        with parquet_of(table) as path:
             rows = columns.encoded(path)
     else:
         raise InvalidInput(f"the table is of type {type(table).__name__}; give the path of a file, or a data frame")

@@ -201,7 +201,7 @@ class RankGroup:
 
 
 @contextlib.contextmanager
-def connected(
+def connected_ranks(
     rank: int,
     size: int,
     meeting_place: str | Store,

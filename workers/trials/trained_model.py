@@ -35,7 +35,7 @@ from dpsweep.workers.data import (
     plain_preparation,
 )
 from dpsweep.workers.dataset_description import NO_GROUPS
-from dpsweep.workers.evaluation.predictions import batch_size, first_columns, in_batches, slices
+from dpsweep.workers.evaluation.predictions import evaluation_batch_size, first_columns, in_batches, slices
 from dpsweep.workers.machine.devices import lacks_memory, torch_defaults
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 from dpsweep.workers.models import build_for_shape, offered
@@ -85,7 +85,7 @@ class TrainedModel:
             dataset.train.features,
             dataset.prepare,
             lambda logits, _: first_columns(logits, self.num_classes).float().cpu(),
-            slices(len(dataset.train), batch_size(self.model, dataset.train.features, dataset.prepare)),
+            slices(len(dataset.train), evaluation_batch_size(self.model, dataset.train.features, dataset.prepare)),
         )
         found: npt.NDArray[np.float32] = (
             torch.cat(batches).numpy() if batches else np.empty((0, self.num_classes), "f4")

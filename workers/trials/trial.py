@@ -27,7 +27,7 @@ from dpsweep.workers.clipping import claims, make_clipping
 from dpsweep.workers.data import Dataset, Split, columns_of_rows, load_dataset, ownership
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes, write_wrong
-from dpsweep.workers.evaluation.predictions import Predictions, counted, evaluate
+from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_counts
 from dpsweep.workers.evaluation.references import reference_scores
 from dpsweep.workers.gradients.checks import trained_parameters
 from dpsweep.workers.gradients.divided import whole_values
@@ -37,7 +37,7 @@ from dpsweep.workers.machine.checkpoint import (
     forget_checkpoint,
     load_checkpoint,
     load_part,
-    part_of,
+    part_of_rank,
     save_checkpoint,
 )
 from dpsweep.workers.machine.devices import DeviceMeter, choose_device, rounding_of
@@ -162,10 +162,10 @@ def _stored_share(
 ) -> StoredShare:
     """Return the share of another rank than 0 with the rows that this rank stored for a checkpoint."""
     if parts := stored[EARLIER]["others"]:
-        share.take(load_part(part_of(files.checkpoint, share.step, rank), owner, parts[rank - 1])["rows"])
+        share.take(load_part(part_of_rank(files.checkpoint, share.step, rank), owner, parts[rank - 1])["rows"])
 
     def store(step: int) -> bytes:
-        return save_checkpoint(part_of(files.checkpoint, step, rank), owner, {"rows": share.rows})
+        return save_checkpoint(part_of_rank(files.checkpoint, step, rank), owner, {"rows": share.rows})
 
     return StoredShare(share, store)
 
@@ -333,7 +333,7 @@ def _parts(files: TrialFiles, state: Mapping[str, Any]) -> set[str]:
     """Return the places of the parts of a checkpoint that other ranks have stored. state: of the trainer."""
     earlier = state.get(EARLIER, {"step": 0, "others": ()})
     others = range(1, 1 + len(earlier["others"]))
-    return {part_of(files.checkpoint, earlier["step"], rank) for rank in others}
+    return {part_of_rank(files.checkpoint, earlier["step"], rank) for rank in others}
 
 
 def _preprocessed(spec: TrialSpec, dataset: Dataset, fitted: dict[str, Tensor]) -> Dataset:
@@ -504,7 +504,7 @@ def _finish(
         parameters=trainer.num_parameters,
         initial_bound=trainer.initial_bound,
         history=trainer.history,
-        evaluation=counted(trainer.history[-1].test, tested, dataset.test, dataset),
+        evaluation=with_counts(trainer.history[-1].test, tested, dataset.test, dataset),
         notes=(*dataset.notes, *claims(spec.clipping), *_of_norms(spec)),
         reasons=reasons_of_trial(spec, dataset.reasons),
         references=reference_scores(dataset) if spec.reference and not spec.is_private else {},

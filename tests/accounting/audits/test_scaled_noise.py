@@ -7,7 +7,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from dpsweep.accounting import PoissonSampling, Segment, ShuffledSampling, Trace, account
-from dpsweep.accounting.audits import StatedRun, ranks_epsilon, scores_of
+from dpsweep.accounting.audits import StatedRun, random_scores, ranks_epsilon
 from dpsweep.accounting.audits.scaled_noise import _RATES, _most_between
 
 DELTA = 1e-5
@@ -47,7 +47,7 @@ def test_only_the_order_of_scores_counts() -> None:
 def test_simulated_canaries_show_all_that_a_gaussian_does() -> None:
     """A test of rate alpha finds Phi(Phi^-1(alpha) + mean) of those that took part."""
     included = np.arange(200_000) % 2 == 0
-    found = scores_of(full_batches(1.0), included, np.random.default_rng(0))
+    found = random_scores(full_batches(1.0), included, np.random.default_rng(0))
     for rate in (0.01, 0.1, 0.5):
         threshold = np.quantile(found[~included], 1.0 - rate)
         assert np.mean(found[included] > threshold) == pytest.approx(ndtr(ndtri(rate) + 1.0), abs=0.006)

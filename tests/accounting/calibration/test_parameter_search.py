@@ -12,10 +12,10 @@ from dpsweep.accounting.calibration.parameter_search import (
     calibrate_decay,
     calibrate_noise_multiplier,
     count_within_budget,
+    epsilon_text,
     length_within_budget,
     noise_multiplier_within_budget,
     round_up,
-    rounded_up,
 )
 from dpsweep.accounting.errors import InvalidInput, Unreachable
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, Sampling, ShuffledSampling
@@ -252,4 +252,4 @@ def test_round_up_is_never_below(value: float) -> None:
     ],
 )
 def test_an_epsilon_is_told_rounded_up(epsilon: float, told: str) -> None:
-    assert rounded_up(epsilon) == told
+    assert epsilon_text(epsilon) == told

@@ -11,7 +11,7 @@ from dp_accounting import get_epsilon_gaussian
 from dpsweep.accounting.individual import inversion, spectrum_kernels
 from dpsweep.accounting.individual.contour import Contour
 from dpsweep.accounting.individual.contributions import RecordedContributions
-from dpsweep.accounting.individual.inversion import Bucket, left_out, raise_bounds, tail_places
+from dpsweep.accounting.individual.inversion import Bucket, raise_bounds, tail_places, truncation_bound
 from dpsweep.accounting.individual.rdp import renyi_costs
 from dpsweep.accounting.individual.spreading import spread_linearly
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Trace
@@ -35,7 +35,7 @@ def bounds(
     contour = Contour(4.4, 2.0 * np.pi / period, size)
     exponent = 0.5 * contour.points * (contour.points - 1.0)
     sums = np.concatenate([exponent.real, exponent.imag, np.full(16, np.log1p(share)), [1e3]])
-    cuts = np.array([[float(size)], [left_out(contour, size, 0.0)]])
+    cuts = np.array([[float(size)], [truncation_bound(contour, size, 0.0)]])
     renyi, rows = renyi_costs(COSTS, DELTA), np.array([0])
     bucket = Bucket(rows, contour.tilt, period, (), renyi.rdp(rows, tail_places(contour.tilt)))
     found = np.array([[known[0]], [known[1]]])

@@ -44,7 +44,9 @@ def test_a_bound_holds_and_is_found_where_delta_is_far_lower(
     (bucket,) = buckets(costs, renyi)
     answers = set()
     for epsilon in np.linspace(0.2, 1.2, 11) * renyi.epsilons[0]:
-        proven = bool(tail_bounds.within(costs, bucket.rows, bucket.tilt, np.array([epsilon]), DELTA, direction).item())
+        proven = bool(
+            tail_bounds.is_within(costs, bucket.rows, bucket.tilt, np.array([epsilon]), DELTA, direction).item()
+        )
         noise = sigma / contribution
         if proven:
             assert exact(sample_rate, noise, steps, direction, epsilon, pessimistic=False) <= DELTA
@@ -67,7 +69,7 @@ def test_a_bound_holds_and_is_found_where_delta_is_far_lower(
 def test_epsilons_are_those_of_both_spectra(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
     rows = np.random.default_rng(0).uniform(0.01, 1.0, (40, 1)) * np.array([1.0, 0.7, 0.9])
     asked: list[np.ndarray] = []
-    within = tail_bounds.within
+    within = tail_bounds.is_within
 
     def noted(*arguments: object) -> np.ndarray:
         asked.append(within(*arguments))  # type: ignore[arg-type]

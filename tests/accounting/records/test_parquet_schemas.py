@@ -13,7 +13,7 @@ import pytest
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.parquet_schemas import DEEPEST, MOST_COLUMNS, require_shallow_schema
-from dpsweep.accounting.records.user_files import read_groups
+from dpsweep.accounting.records.user_files import read_user_groups
 from dpsweep.workers.data import load_source
 from dpsweep.workers.spec import DataSpec
 
@@ -67,7 +67,7 @@ def test_a_forged_footer_is_one_line(content: bytes, reason: str, tmp_path: Path
         load_source(DataSpec("parquet", {"path": str(tmp_path / "rows.parquet"), "label": "x"}))
     assert len(str(caught.value).splitlines()) == 1
     with pytest.raises(InvalidInput, match="cannot be read as groups"):
-        read_groups(str(tmp_path / "rows.parquet"))
+        read_user_groups(str(tmp_path / "rows.parquet"))
 
 
 def test_a_folder_of_forged_files_is_too(tmp_path: Path) -> None:

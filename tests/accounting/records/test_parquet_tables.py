@@ -12,8 +12,8 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.files import half_of_memory
 from dpsweep.accounting.records.parquet_tables import parquet_batches, read_parquet
-from dpsweep.accounting.records.user_files import read_groups
-from dpsweep.workers.data.table_files import read_table
+from dpsweep.accounting.records.user_files import read_user_groups
+from dpsweep.workers.data.table_files import read_table_file
 
 LONG = pa.array(["z" * 2**20])
 
@@ -46,7 +46,7 @@ def test_a_text_that_all_rows_share_is_refused_before_it_unfolds(tmp_path: Path,
     assert path.stat().st_size < 2**18
     before = pa.total_allocated_bytes()
     with pytest.raises(InvalidInput, match=r"bomb\.parquet does not fit into the free memory"):
-        read_table(str(path), {})
+        read_table_file(str(path), {})
     assert pa.total_allocated_bytes() - before < 2**24
 
 
@@ -70,4 +70,4 @@ def test_batches_and_groups_are_refused_too(tmp_path: Path) -> None:
     with pytest.raises(MemoryError):
         next(parquet_batches(path, rows, None))
     with pytest.raises(InvalidInput, match=r"groups\.parquet does not fit into the free memory"):
-        read_groups(str(path))
+        read_user_groups(str(path))

@@ -14,7 +14,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import Limits
 from dpsweep.orchestration.sweeps.manifest import new_manifest, write_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.tracking.access import opened, own_access, sealed
+from dpsweep.orchestration.tracking.access import own_access, sealed, unsealed
 from dpsweep.workers.own_code.imports import NO_CODE
 from tests.orchestration.processes import Command
 from tests.orchestration.sample_grids import small
@@ -180,7 +180,7 @@ def test_a_login_travels_sealed_and_names_that_look_secret_are_warned_of(
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("RAY_AUTH_TOKEN", "the token")
     text = sealed(own_access(), "the token")
-    assert opened(text, "the token") == {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "xyzzy"}
+    assert unsealed(text, "the token") == {"MLFLOW_TRACKING_USERNAME": "ann", "MLFLOW_TRACKING_PASSWORD": "xyzzy"}
     with packaged(small(), "sweep.yaml", "/a", NO_CODE, tracking=text) as package:
         (job,) = [Path(folder, "job.json") for folder in package.folders if Path(folder, "job.json").exists()]
         assert "xyzzy" not in job.read_text()
@@ -214,4 +214,4 @@ def test_what_leads_out_of_a_package_is_not_sent(sweep_file: Path, tmp_path: Pat
 def test_a_login_that_is_none_is_one_line() -> None:
     for text in ("no base64", "YWJj", sealed({"MLFLOW_TRACKING_TOKEN": "a"}, "another token")):
         with pytest.raises(InvalidInput, match="cannot be opened"):
-            opened(text, "token")
+            unsealed(text, "token")

@@ -16,7 +16,7 @@ from dpsweep.orchestration.comparison.best import best, best_lines, parse_condit
 from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, tuned_values, warnings
-from dpsweep.orchestration.comparison.metrics import METRICS, known, of_task
+from dpsweep.orchestration.comparison.metrics import METRICS, known_metrics, of_task
 from dpsweep.orchestration.comparison.metrics import metric as metric_called
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import has_diverged
@@ -442,7 +442,7 @@ def test_every_metric_of_the_worst_group_is_that_of_fairlearns_metric_frame() ->
     frame = fairlearn_metrics.MetricFrame(
         metrics=table, y_true=own.labels, y_pred=own.predicted, sensitive_features=own.groups
     )
-    found = known(trial(own, "flat"))
+    found = known_metrics(trial(own, "flat"))
     for name in table:
         worst = frame.group_max() if WORST_GROUP_METRICS[name].better == "lower" else frame.group_min()
         assert found[f"worst_group_{name}"] == pytest.approx(worst[name], abs=1e-12), name

@@ -19,10 +19,10 @@ from dpsweep.orchestration.comparison.intervals import (
     beside,
     bounds,
     difference_bounds,
+    joined_runs,
     moments,
     paired,
     singles,
-    together,
     unnoticed,
     unpaired,
 )
@@ -214,7 +214,7 @@ def test_differences_from_a_baseline_are_pooled_over_what_is_compared_with_it(se
     covered, widths = 0, np.zeros((sweeps, 2))
     for sweep in range(sweeps):
         *runs, baseline = settings(draw, (*(1.0,) * 6, 0.5), seeds, 2.0)
-        pool = pooled([together(each, baseline) for each in runs])
+        pool = pooled([joined_runs(each, baseline) for each in runs])
         found, own = beside(runs[0], baseline, pool), paired(runs[0], baseline)
         (low,), (high,) = bounds(found, weights)
         covered += low <= 0.0 <= high
@@ -276,7 +276,7 @@ def test_settings_that_spread_alike_do_not_hide_each_other() -> None:
     """As of private regressions under two clipping methods, where one fits with every seed and one seldom."""
     fitting, failing = ((0.936, 0.984, 0.938), (0.964, 0.976, 0.957)), ((-1.979, 0.577, 0.622), (-1.642, 0.305, 0.692))
     runs, baseline = [of_seeds(*each) for each in (*fitting, *failing)], of_seeds(0.968, 0.964, 0.963)
-    for each in (runs, [together(run, baseline) for run in runs]):
+    for each in (runs, [joined_runs(run, baseline) for run in runs]):
         pool = known(pooled(each))
         assert pool.settings == len(fitting)
         assert pool.own[0, 0] < 0.03**2

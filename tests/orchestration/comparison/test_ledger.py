@@ -19,7 +19,7 @@ from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSa
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.orchestration.comparison.ledger import composed, composed_epsilon
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
-from dpsweep.orchestration.report.prose import together
+from dpsweep.orchestration.report.prose import composed_cost
 from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial, TrialState
@@ -71,7 +71,7 @@ def test_groups_pay_for_all_trials_together(number: int) -> None:
     assert found.as_dict()["groups"] == [group.as_dict()]
     metrics, _ = composition_entries(trials)
     assert metrics["privacy/composed_epsilon_group_of_2"] == group.epsilon
-    said = " ".join(together(trials))
+    said = " ".join(composed_cost(trials))
     assert (f"owns at most 2, pay ε = {group.epsilon:#.3g}: a guarantee" in said) == (number > 1), said
     seeded = known(composed([replace(own, attempts=(attempt(own.key, seed=0),)) for own in trials]))
     assert [each.as_dict()["kind"] for each in seeded.groups] == ["estimate"]

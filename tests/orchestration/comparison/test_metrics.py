@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.orchestration.comparison.metrics import final_metrics, known, known_of_groups
+from dpsweep.orchestration.comparison.metrics import final_metrics, known_metrics, known_of_groups
 from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import finished_settings, served_worst
 from dpsweep.orchestration.comparison.statistics import Spread, spread
@@ -75,7 +75,7 @@ def test_rates_follow_from_counts() -> None:
         "log_loss": 0.7,
         "calibration_error": 0.2,
     }
-    found, group = known(trial), known_of_groups(trial)["a"]
+    found, group = known_metrics(trial), known_of_groups(trial)["a"]
     assert {name: found[name] for name in expected} == pytest.approx(expected)
     assert {name: group[name] for name in expected} == pytest.approx(expected)
     assert found["majority_class_rate"] == 0.5
@@ -93,7 +93,7 @@ def test_what_training_did_to_a_group_is_that_of_its_last_epoch_and_missing_wher
     withheld = tuple(replace(group, training=None) for group in TRIAL.quality.groups)
     trial = replace(TRIAL, quality=replace(TRIAL.quality, groups=withheld))
     assert [known_of_groups(trial)["b"][name] for name in names] == [None] * 4
-    assert (known(trial)["clipping_bias_gap"], known(trial)["noise_error_gap"]) == (None, None)
+    assert (known_metrics(trial)["clipping_bias_gap"], known_metrics(trial)["noise_error_gap"]) == (None, None)
     assert not [name for name in final_metrics(trial) if "bias" in name or "noise" in name]
 
 
@@ -113,7 +113,7 @@ def test_groups_that_tie_are_served_worst_together_and_all_alike_none_is(
 
 
 def test_results_json_holds_every_metric_under_its_name() -> None:
-    assert {name: value for name, value in known(TRIAL).items() if name not in OF_COUNTS} == {
+    assert {name: value for name, value in known_metrics(TRIAL).items() if name not in OF_COUNTS} == {
         "epsilon": 3.0,
         "composed_epsilon": 3.0,
         "advantage": None,
@@ -141,7 +141,7 @@ def test_results_json_holds_every_metric_under_its_name() -> None:
         "peak_memory": None,
         "gpu_utilization": None,
     }
-    assert not any(known(TRIAL)[name] for name in OF_COUNTS), "without counts"
+    assert not any(known_metrics(TRIAL)[name] for name in OF_COUNTS), "without counts"
     assert worst_over_median(TRIAL) == 2.0
 
 
@@ -193,7 +193,7 @@ def test_of_a_stopped_trial_only_the_cost_is_final() -> None:
 
 def test_an_infinite_epsilon_is_no_number() -> None:
     baseline = replace(TRIAL, privacy=PublishedPrivacy(math.inf, 1e-5, "none"), individuals=None)
-    found = known(baseline)
+    found = known_metrics(baseline)
     assert (found["epsilon"], found["delta"], found["initial_noise_multiplier"]) == (None, None, None)
     assert not [name for name in final_metrics(baseline) if name.startswith("privacy/")]
 
@@ -202,7 +202,7 @@ def test_a_median_is_published_released_or_read_off_the_histogram() -> None:
     assert TRIAL.individuals is not None
     histogram = EpsilonHistogram((0.0, 1.0, 2.0, 4.0), (10.0, -3.0, 30.0))
     found = [
-        known(replace(TRIAL, individuals=individuals))["median_example_epsilon"]
+        known_metrics(replace(TRIAL, individuals=individuals))["median_example_epsilon"]
         for individuals in (
             replace(TRIAL.individuals, median=None, quantiles={0.5: 1.75}, histogram=histogram),
             replace(TRIAL.individuals, median=None, histogram=histogram),
@@ -223,8 +223,12 @@ def test_worst_case_and_groups_are_metrics() -> None:
     trial = next(trial for trial in sample_sweep().trials if trial.privacy and trial.privacy.risks)
     assert trial.privacy is not None
     risks, shown = trial.privacy.risks, final_metrics(trial)
-    assert known(trial)["advantage"] == shown["privacy/advantage"] == risks[1].advantage.upper
-    assert known(trial)["tpr_at_fpr_1pct"] == shown["privacy/tpr_at_fpr_1pct"] == risks[1].true_positive_rates[1].upper
+    assert known_metrics(trial)["advantage"] == shown["privacy/advantage"] == risks[1].advantage.upper
+    assert (
+        known_metrics(trial)["tpr_at_fpr_1pct"]
+        == shown["privacy/tpr_at_fpr_1pct"]
+        == risks[1].true_positive_rates[1].upper
+    )
     assert shown["privacy/advantage_group_of_4"] == risks[4].advantage.upper > risks[1].advantage.upper
     assert shown["privacy/tpr_at_fpr_1pct_group_of_8"] == risks[8].true_positive_rates[1].upper
 

@@ -11,7 +11,7 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.execution import prediction
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.execution.prediction import predict
+from dpsweep.orchestration.execution.prediction import predict_costs
 from dpsweep.orchestration.pipeline import RunRequest, run_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -33,7 +33,7 @@ def test_every_step_of_every_trial_counts(monkeypatch: pytest.MonkeyPatch) -> No
         return TrialProbe(0.1 * len(probed), memory=10**9 * len(probed), gpu_memory=0, steps=5)
 
     monkeypatch.setattr(prediction, "probe_trial", pieces)
-    found = predict(sweep, plan, NO_CODE, price_per_hour=3.6)
+    found = predict_costs(sweep, plan, NO_CODE, price_per_hour=3.6)
     assert len(probed) == found.kinds == 2, "neither seeds nor bounds change how long a step takes"
     steps = [trial.trace.steps for trial in plan.trials]
     assert found.seconds == pytest.approx(0.1 * sum(steps[:2]) + 0.2 * sum(steps[2:]))
@@ -84,5 +84,5 @@ def test_an_error_of_a_trial_shows_its_place_and_not_the_data(tmp_path: Path) ->
     sweep = parse_sweep(small(clipping="flat", noise="constant", seeds=0, model="broken_in_probe:broken"))
     code = permitted(sweep, tmp_path)
     with pytest.raises(InvalidInput, match="fails within a few steps: RuntimeError") as failure:
-        predict(sweep, plan_sweep(sweep, code), code)
+        predict_costs(sweep, plan_sweep(sweep, code), code)
     assert "HIV" not in str(failure.value)

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import pytest
 
 from dpsweep.orchestration.comparison.settings import finished_settings
-from dpsweep.orchestration.report.html import named
+from dpsweep.orchestration.report.html import marked_name
 from dpsweep.orchestration.report.plot import CLIPPING_COLOURS, style_of
 from tests.orchestration.sample_outcomes import outcomes, trial
 
@@ -26,7 +26,10 @@ def test_settings_of_one_method_and_schedule_have_marks_of_their_own() -> None:
     assert len(set(marks)) == len(settings) == 9
     assert (
         len(
-            {named(replace(each, name="x"), replace(style, places={"x": style.places[each.name]})) for each in settings}
+            {
+                marked_name(replace(each, name="x"), replace(style, places={"x": style.places[each.name]}))
+                for each in settings
+            }
         )
         == 9
     )

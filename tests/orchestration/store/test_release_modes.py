@@ -5,7 +5,14 @@ from __future__ import annotations
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.store.release_modes import EXACT, RELEASE_MODES, RELEASED, release_mode, release_spec, shown
+from dpsweep.orchestration.store.release_modes import (
+    EXACT,
+    RELEASE_MODES,
+    RELEASED,
+    release_mode,
+    release_spec,
+    shown_error,
+)
 
 
 @pytest.mark.parametrize("name", RELEASE_MODES)
@@ -22,7 +29,7 @@ def test_a_mode_keeps_what_it_says(name: str) -> None:
 def test_only_a_sensitive_mode_shows_texts_that_may_quote_the_data(name: str) -> None:
     with pytest.raises(ValueError, match="row 17") as caught:
         raise ValueError("row 17")
-    assert ("row 17" in shown(caught.value, name)) == release_mode(name).is_sensitive
+    assert ("row 17" in shown_error(caught.value, name)) == release_mode(name).is_sensitive
 
 
 def test_statistics_name_the_mode_that_made_them() -> None:

@@ -9,9 +9,9 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.parameters import asked
-from dpsweep.orchestration.sweeps.axes import LIST_VALUES, kinds_of, spread
+from dpsweep.orchestration.sweeps.axes import LIST_VALUES, combinations_of, kinds_of
 from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of, types_of
-from dpsweep.orchestration.sweeps.grid import GridPoint, grid, repeated
+from dpsweep.orchestration.sweeps.grid import GridPoint, grid, repeated_axes
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from tests.orchestration.sample_grids import small
 
@@ -109,7 +109,11 @@ class TestListsInside:
                 kinds = kinds_of(axis, component, list(types))
                 for parameter, probe in itertools.product(types, probes):
                     given = {parameter: probe}
-                    assert spread(given, types, axis) == spread(given, kinds, axis), (axis, component, parameter)
+                    assert combinations_of(given, types, axis) == combinations_of(given, kinds, axis), (
+                        axis,
+                        component,
+                        parameter,
+                    )
                 assert LIST_VALUES.get(axis, {}).get(component, {}).keys() <= types.keys()
             assert LIST_VALUES.get(axis, {}).keys() <= registry.keys()
 
@@ -221,7 +225,7 @@ def test_labels_show_only_what_varies() -> None:
 
 def test_axes_that_vary_together_are_repeated_only_if_they_are_so_together() -> None:
     noise, batches = ["constant", "constant"], [{"method": "poisson", "batch_size": size} for size in (64, 128)]
-    assert repeated(parse_sweep(small(noise=noise))) == ("schedule",)
-    assert repeated(parse_sweep(small(noise=noise, sampling=batches, zip=["noise", "sampling"]))) == ()
+    assert repeated_axes(parse_sweep(small(noise=noise))) == ("schedule",)
+    assert repeated_axes(parse_sweep(small(noise=noise, sampling=batches, zip=["noise", "sampling"]))) == ()
     same = small(noise=noise, sampling=[batches[0]] * 2, zip=["noise", "sampling"])
-    assert repeated(parse_sweep(same)) == ("schedule", "sampling")
+    assert repeated_axes(parse_sweep(same)) == ("schedule", "sampling")

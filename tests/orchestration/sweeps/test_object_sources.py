@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.sweeps.object_sources import source_of
+from dpsweep.orchestration.sweeps.object_sources import module_source
 from dpsweep.workers.own_code.own_modules import BYTECODE
 from tests.orchestration.sweeps.cells import run_cells
 
@@ -47,7 +47,7 @@ class Found(Base):
 
 def test_a_definition_brings_what_it_uses_and_no_more() -> None:
     cells = run_cells(USES)
-    text = source_of(cells.Found, "Found", "model 'Found'")
+    text = module_source(cells.Found, "Found", "model 'Found'")
     assert loaded(text)["Found"]().scaled(3) == cells.Found().scaled(3)
     assert "# a comment that is kept" in text
     assert "import math" in text
@@ -88,27 +88,27 @@ FOUND = ({expression},)
 """
     )
     for each in cells.FOUND:
-        text = source_of(each, "found", "model")
+        text = module_source(each, "found", "model")
         assert loaded(text)["found"](5) == each(5)
         assert not text.startswith(BYTECODE), text
 
 
 def test_postponed_annotations_stay_postponed() -> None:
     cells = run_cells("from __future__ import annotations\ndef found(x: Nothing) -> None:\n    return x\n")
-    assert loaded(source_of(cells.found, "found", "model"))["found"](1) == 1
+    assert loaded(module_source(cells.found, "found", "model"))["found"](1) == 1
 
 
 def test_defaults_are_those_of_the_moment() -> None:
     """A name that a default was read from may stand for something else by now."""
     cells = run_cells("WIDTH = 2\ndef found(x, y=WIDTH):\n    return x * y\n", "")
     cells.found.__globals__["WIDTH"] = 7
-    assert loaded(source_of(cells.found, "found", "model"))["found"](5) == 10
+    assert loaded(module_source(cells.found, "found", "model"))["found"](5) == 10
 
 
 @pytest.mark.parametrize("kind", ["def found(x):\n    return x + ADDED\n", "found = lambda x: x + ADDED\n"])
 def test_without_source_bytecode_is_stored(kind: str) -> None:
     cells = run_cells("ADDED = 3\n" + kind, is_known=False)
-    text = source_of(cells.found, "found", "model")
+    text = module_source(cells.found, "found", "model")
     assert text.startswith(BYTECODE)
     assert loaded(text)["found"](4) == 7
 
@@ -116,15 +116,15 @@ def test_without_source_bytecode_is_stored(kind: str) -> None:
 def test_bytecode_of_a_class_is_the_same_again_and_does_not_touch_the_class() -> None:
     cells = run_cells("class Found:\n    def f(self):\n        return 1\n", is_known=False)
     before = cells.Found.f
-    text = source_of(cells.Found, "Found", "model")
+    text = module_source(cells.Found, "Found", "model")
     assert loaded(text)["Found"] is not cells.Found
     assert cells.Found.f is before
-    assert source_of(cells.Found, "Found", "model") == text
+    assert module_source(cells.Found, "Found", "model") == text
 
 
 def test_a_class_that_was_changed_is_stored_as_it_is() -> None:
     cells = run_cells("class Found:\n    def f(self):\n        return 1\n", "Found.f = lambda self: 2\n")
-    assert loaded(source_of(cells.Found, "Found", "model"))["Found"]().f() == 2
+    assert loaded(module_source(cells.Found, "Found", "model"))["Found"]().f() == 2
 
 
 @pytest.mark.parametrize("is_known", [True, False])
@@ -142,7 +142,7 @@ def test_data_are_no_code(data: str, named: str, is_known: bool) -> None:
         pytest.skip("only arrays are found inside bytecode")
     cells = run_cells(data, "def found(x):\n    return x @ rows\n", is_known=is_known)
     with pytest.raises(InvalidInput, match=named if is_known else "it must hold no data"):
-        source_of(cells.found, "found", "model 'found'")
+        module_source(cells.found, "found", "model 'found'")
 
 
 def test_what_cannot_be_stored_is_one_line() -> None:
@@ -150,4 +150,4 @@ def test_what_cannot_be_stored_is_one_line() -> None:
         "import threading\nlock = threading.Lock()\n", "def found(x):\n    with lock:\n        return x\n"
     )
     with pytest.raises(InvalidInput, match="model uses 'lock', a lock, which cannot be stored"):
-        source_of(cells.found, "found", "model")
+        module_source(cells.found, "found", "model")

@@ -13,7 +13,7 @@ import yaml
 
 from dpsweep.accounting import account
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.commands.plan_notes import release_lines, source_of, ways_lines
+from dpsweep.orchestration.commands.plan_notes import release_lines, rows_source, ways_lines
 from dpsweep.orchestration.comparison.power import design, lines
 from dpsweep.orchestration.sweeps.people import Way, _best, comparisons
 from dpsweep.orchestration.sweeps.plan import plan_sweep
@@ -164,7 +164,7 @@ def test_owners_that_are_known_need_no_declaration(tmp_path: Path) -> None:
     assert [(way.sampling, way.most, way.used) for way in found.ways] == [
         ("els", most, rows / private[0].dataset.train_size) for most, rows in sorted(kept.items())
     ]
-    said = " ".join(ways_lines(found, source_of(sweep)))
+    said = " ".join(ways_lines(found, rows_source(sweep)))
     assert re.search(r"els at ε 4 per user.*known under fixed_graph recommended: .* els, max_rec\w+: \d", said)
     with pytest.raises(InvalidInput, match="takes the rows per user as known"):
         list(release_lines(sweep, plan, 1.0))

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from dpsweep.orchestration.sweeps.user_code import packed, unpacked
+from dpsweep.orchestration.sweeps.user_code import shipped_folders, unpacked
 from dpsweep.workers.own_code.imports import UserCode, UserModule, import_function
 from tests.orchestration.processes import Command, dpsweep
 from tests.orchestration.sample_grids import small
@@ -272,7 +272,7 @@ def test_a_file_that_is_shipped_to_another_folder_is_imported_there(
     (tmp_path / "shapes.py").write_text("import beside\n\ndef area(side):\n    return beside.SQUARED(side)\n")
     (tmp_path / "beside.py").write_text("def SQUARED(side):\n    return side * side\n")
     code = UserCode((UserModule("shapes.py", str(tmp_path / "shapes.py")).as_it_is(),))
-    with packed(code) as (folders, there):
+    with shipped_folders(code) as (folders, there):
         shutil.copytree(folders[0], tmp_path / "node" / Path(folders[0]).name)
         for name in ("shapes.py", "beside.py"):
             (tmp_path / name).unlink()

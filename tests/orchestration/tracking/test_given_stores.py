@@ -17,7 +17,7 @@ from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.sweeps.manifest import read_manifest
-from dpsweep.orchestration.tracking.given_stores import given_store, is_given, note_given
+from dpsweep.orchestration.tracking.given_stores import given_store, is_given_store, note_given
 from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.sample_results import stored_sample
 
@@ -101,11 +101,11 @@ def test_the_own_database_is_not_opened_through_a_link(files: SweepFiles, tmp_pa
 def test_a_store_is_given_for_one_sweep_in_one_folder(files: SweepFiles) -> None:
     here = RecordingStatus(store="http://host", experiment="of ann")
     note_given(here, "a", files)
-    assert is_given(here, "a", files)
-    assert not is_given(here, "b", files)
-    assert not is_given(replace(here, store="http://other"), "a", files)
-    assert not is_given(replace(here, experiment="of ben"), "a", files)
-    assert not is_given(here, "a", SweepFiles(f"{files.root}-copy"))
+    assert is_given_store(here, "a", files)
+    assert not is_given_store(here, "b", files)
+    assert not is_given_store(replace(here, store="http://other"), "a", files)
+    assert not is_given_store(replace(here, experiment="of ben"), "a", files)
+    assert not is_given_store(here, "a", SweepFiles(f"{files.root}-copy"))
 
 
 def test_it_is_by_default_where_the_same_user_recorded(files: SweepFiles, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,8 +19,8 @@ import pytest
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.tracking import recorder
-from dpsweep.orchestration.tracking.access import opened as opened_access
 from dpsweep.orchestration.tracking.access import sealed
+from dpsweep.orchestration.tracking.access import unsealed as opened_access
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.mlflow import MlflowTracker
 from dpsweep.orchestration.tracking.recorder import TrackingRecorder

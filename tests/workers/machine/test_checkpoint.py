@@ -18,7 +18,13 @@ import pytest
 import torch
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
-from dpsweep.workers.machine.checkpoint import forget_checkpoint, load_checkpoint, load_part, part_of, save_checkpoint
+from dpsweep.workers.machine.checkpoint import (
+    forget_checkpoint,
+    load_checkpoint,
+    load_part,
+    part_of_rank,
+    save_checkpoint,
+)
 from dpsweep.workers.machine.stored_tensors import NoTensors, load_tensors
 
 
@@ -43,13 +49,13 @@ def test_a_part_is_that_of_its_checkpoint_or_damaged_and_is_forgotten_with_it(tm
     file, other = str(tmp_path / "checkpoint.pt"), tmp_path / "checkpoint.json"
     other.touch()
     save_checkpoint(file, "trial", {"step": 3})
-    digest = save_checkpoint(part := part_of(file, 3, 1), "trial", {"rows": [1]})
+    digest = save_checkpoint(part := part_of_rank(file, 3, 1), "trial", {"rows": [1]})
     assert load_part(part, "trial", digest) == {"rows": [1]}
     save_checkpoint(part, "trial", {"rows": [2]})
     with pytest.raises(DataCorruption, match=r"checkpoint\.pt-3-1 is damaged"):
         load_part(part, "trial", digest)
     with pytest.raises(DataCorruption, match=r"checkpoint\.pt-3-2 is missing"):
-        load_part(part_of(file, 3, 2), "trial", digest)
+        load_part(part_of_rank(file, 3, 2), "trial", digest)
     (tmp_path / ".checkpoint.pt-6-1.4711.partial").write_bytes(b"rest")
     assert forget_checkpoint(file)
     assert list(tmp_path.iterdir()) == [other]

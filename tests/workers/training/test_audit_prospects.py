@@ -12,7 +12,7 @@ import torch
 from scipy import stats
 
 from dpsweep.accounting import Trace, account
-from dpsweep.accounting.audits import ranks_epsilon, scores_of
+from dpsweep.accounting.audits import random_scores, ranks_epsilon
 from dpsweep.workers.noise.gaussian_sources import SeededNoise
 from dpsweep.workers.noise.step_noise import make_step_noise
 from dpsweep.workers.sampling.samplers import SeededRows
@@ -26,7 +26,7 @@ from dpsweep.workers.training.audit_prospects import (
     simulated,
 )
 from dpsweep.workers.training.canary_evidence import CanaryBatches, make_evidence
-from dpsweep.workers.training.gradient_canaries import share_of, times_of
+from dpsweep.workers.training.gradient_canaries import canary_share, times_of
 from dpsweep.workers.training.one_run_audit import RANKS, SHARES, audit_gradient_scores
 from tests.known import known
 from tests.workers.training.test_gradient_canaries import (
@@ -73,7 +73,8 @@ def test_pairs_of_simulated_audits_have_neither_good_nor_bad_luck(sigma: float) 
     run, audit = poisson(sigma, 20), AuditSpec(1000, 0.95, "gradient", "iterates")
     claim, spec = account(run.trace, 1e-5).epsilon, trial(AUDIT)
     inside, outside = (
-        scores_of(run, np.full(count, joined, np.bool_), EvenLuck()) for count, joined in ((500, True), (4436, False))
+        random_scores(run, np.full(count, joined, np.bool_), EvenLuck())
+        for count, joined in ((500, True), (4436, False))
     )
     typical = ranks_epsilon(inside, outside, run, 1.0 - SHARES[RANKS] * 0.05, 0)
     lucky, unlucky = np.array([*simulated(spec, audit, run.trace, 5000)(audit.canaries)]).reshape(-1, 2).T
@@ -90,7 +91,7 @@ def evidence_of(spec: TrialSpec, trace: Trace, count: int, seed: int) -> tuple[n
     """Evidence of the iterates of a run about canaries, half of which take part, and which ones do."""
     batches, included = CanaryBatches(spec, count, ROWS, SeededRows(seed)), np.arange(count) % 2 == 0
     noise = make_step_noise(trace.strategy, SeededNoise(seed, torch.device("cpu")))
-    evidence, length = make_evidence(batches, trace.strategy), times_of(trace) * share_of(trace)
+    evidence, length = make_evidence(batches, trace.strategy), times_of(trace) * canary_share(trace)
     multipliers = [segment.noise_multiplier for segment in trace.segments for _ in range(segment.steps)]
     for multiplier in multipliers:
         drawn = batches.next()
@@ -105,7 +106,7 @@ def test_iterates_show_as_much_as_was_foreseen(kind: str) -> None:
     spec = trial(**{**KINDS, "poisson": (0.0, {})}[kind][1])
     trace = planned_mechanism(spec, ROWS).trace(spec.epochs)
     scores, included = evidence_of(spec, trace, 40_000, 0)
-    expected = scores_of(_stated(spec, trace), included, np.random.default_rng(0))
+    expected = random_scores(_stated(spec, trace), included, np.random.default_rng(0))
     for rate in (0.01, 0.1, 0.5, 0.9):
         found, foreseen = (
             np.mean(each[included] > np.quantile(each[~included], 1 - rate)) for each in (scores, expected)

@@ -43,7 +43,7 @@ from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.reproducible import explained
 from dpsweep.workers.trials.divided_model import divide
 from dpsweep.workers.trials.divisible import layers_to_divide, only_in_calls, require_divisible, require_gathered
-from dpsweep.workers.trials.ranks import connected
+from dpsweep.workers.trials.ranks import connected_ranks
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
 from tests.warm import FORKS
@@ -128,7 +128,7 @@ def _uneven(number: int, size: int, folder: str, shard: Shard) -> None:
     def note(module: nn.Module, given: object) -> None:
         held.append(bytes_held(model, shard))
 
-    with connected(number, size, f"{folder}/meeting", nccl=False, shard=shard) as group:
+    with connected_ranks(number, size, f"{folder}/meeting", nccl=False, shard=shard) as group:
         divide(model, known(group.lending), number, torch.device("cpu"))
         at_rest = bytes_held(model, shard)
         for block in model.blocks:
@@ -218,7 +218,7 @@ def test_layers_may_return_anything(kinds: Sequence[str], tmp_path: Path) -> Non
     whole = Chain([first, *map(Odd, kinds), Odd("given in place"), last])
     model = copy.deepcopy(whole)
     x, y, loss = torch.randn(7, 5), torch.randint(0, 2, (7,)), build_loss(Component("cross_entropy"))
-    with connected(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
+    with connected_ranks(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
         divide(model, known(group.lending), 0, torch.device("cpu"))
         for _ in range(2):
             found, expected = (
@@ -294,7 +294,7 @@ class Hidden(Recalling):
 def test_a_backward_pass_around_a_layers_outputs_is_refused(make: type[nn.Module], tmp_path: Path) -> None:
     """It would read memory that was freed."""
     model, loss = make(), build_loss(Component("cross_entropy"))
-    with connected(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
+    with connected_ranks(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
         divide(model, known(group.lending), 0, torch.device("cpu"))
         with pytest.raises(InvalidInput, match="through another tensor than the layer's outputs"), explained(UNEVEN):
             GradientEngine(model, loss).weighted_sum(torch.randn(7, 5), torch.arange(7) % 5, lambda norms: norms.norms)
@@ -303,7 +303,7 @@ def test_a_backward_pass_around_a_layers_outputs_is_refused(make: type[nn.Module
 def test_copies_of_parameters_are_made_only_where_they_are_gathered(tmp_path: Path) -> None:
     model = Chain([nn.Linear(5, 6), nn.Linear(6, 2)])
     names = {name: name for name, _ in model.named_parameters()}
-    with connected(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
+    with connected_ranks(0, 1, str(tmp_path / "meeting"), nccl=False, shard="all") as group:
         divide(model, known(group.lending), 0, torch.device("cpu"))
         with (
             pytest.raises(

@@ -12,7 +12,7 @@ import torch.distributed as distributed
 
 from dpsweep.workers.spec import Component, ExecutionSpec, NormSpec, SamplingSpec, Shard, TrialSpec
 from dpsweep.workers.trials import ranks
-from dpsweep.workers.trials.ranks import RankLost, connected
+from dpsweep.workers.trials.ranks import RankLost, connected_ranks
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.devices import NAME
 from tests.workers.trial_specs import DROPOUT_NET, small_trial
@@ -34,7 +34,7 @@ TRIALS: Mapping[str, tuple[TrialSpec, Shard | None]] = {
 def test_it_trains_as_a_process_alone(name: str, tmp_path: Path) -> None:
     spec, shard = TRIALS[name]
     run_trial(spec, str(tmp_path / "alone"), code=code_of(spec))
-    with connected(0, 1, str(tmp_path / "meeting"), nccl=True, shard=shard) as group:
+    with connected_ranks(0, 1, str(tmp_path / "meeting"), nccl=True, shard=shard) as group:
         run_trial(spec, str(tmp_path / "together"), code=code_of(spec), group=group)
     alone, together = (torch.load(tmp_path / each / "model.pt", weights_only=True) for each in ("alone", "together"))
     tolerance = TOLERANCE if shard else 0.0  # the last bits of products may follow where factors lie in memory
@@ -47,7 +47,7 @@ def test_a_rank_that_fails_does_not_wait_for_others_by_nccl(tmp_path: Path, monk
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(distributed, "init_process_group", lambda backend, **options: ended.append(backend))
     monkeypatch.setattr(distributed, "destroy_process_group", lambda: ended.append("destroyed"))
-    with pytest.raises(ValueError, match="of the model"), connected(0, 2, str(tmp_path / "meeting"), nccl=True):
+    with pytest.raises(ValueError, match="of the model"), connected_ranks(0, 2, str(tmp_path / "meeting"), nccl=True):
         raise ValueError("an error of the model")
     assert ended == ["cpu:gloo,cuda:nccl"]
 

@@ -23,7 +23,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import CLIPPING
 from dpsweep.workers.data import load_dataset
 from dpsweep.workers.evaluation.outcomes import Outcomes, read_outcomes
-from dpsweep.workers.evaluation.predictions import counted, evaluate, predict
+from dpsweep.workers.evaluation.predictions import evaluate, predict, with_counts
 from dpsweep.workers.sampling.samplers import SAMPLERS
 from dpsweep.workers.spec import Component, DataSpec, ExecutionSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import build_loss
@@ -170,7 +170,7 @@ def test_an_evaluation_is_divided_and_has_the_bits_of_one_process(size: int, sha
     assert isinstance(stored, Outcomes)
     assert np.array_equal(stored.predicted, expected.classes)
     assert np.array_equal(stored.log_losses, expected.log_losses.astype(np.float32))
-    alone = counted(evaluate(model, dataset.test, dataset, loss, 1), expected, dataset.test, dataset)
+    alone = with_counts(evaluate(model, dataset.test, dataset, loss, 1), expected, dataset.test, dataset)
     assert result.evaluation == alone
     assert result.history[-1].public == evaluate(model, dataset.public or dataset.test, dataset, loss, 1)
 
