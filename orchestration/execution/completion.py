@@ -159,7 +159,7 @@ def individual_statistics(
     with _ONE_AT_A_TIME:
         counted, trace = CountedEpsilons(summary, StoredEpsilons(files.epsilons)), read_trace(files.trace)
         exact = exact_statistics(counted, names, worst, individual_reasons(trace))
-        if planned.spec.norms.exact_examples > 0:
+        if planned.spec.norms.exact_examples > 0 and trace.filter is None:  # a filter enforces them, with no error
             quality = quality_of_estimates(files, counted.parts, trace, worst.epsilon)
             exact = replace(exact, estimates=quality)
         write_exact_statistics(files.private_summary, exact)

@@ -453,15 +453,14 @@ def _unopposed(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, .
 
 
 def _untracked(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return a warning if the sweep tracks examples at every step, but accounts for the examples of none of its
-    trials.
-    """
+    """Return a warning if a sweep tracks examples at every step, but estimates the epsilons of none."""
     tracks = [trial for trial in trials if trial.spec.norms.exact_examples]
-    if not tracks or any(accounts_examples(trial.trace, trial, sweep) for trial in tracks):
+    estimated = [trial for trial in tracks if trial.trace.filter is None]
+    if not tracks or any(accounts_examples(trial.trace, trial, sweep) for trial in estimated):
         return ()
     return (
-        "norms.exact_examples is of no use: the epsilons of single examples, whose error it measures, are accounted "
-        "for in no trial of the sweep",
+        "norms.exact_examples is of no use: the epsilons of single examples, whose error it measures, are estimated "
+        "in no trial of the sweep",
     )
 
 

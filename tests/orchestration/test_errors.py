@@ -150,7 +150,7 @@ def test_errors_in_training_show_type_and_place_until_they_are_mended(
     assert leaks(tmp_path / "out") == []
     for how in functions:
         name = RAISED[how]
-        (key,) = [key for key in trials if trials[key]["labels"]["model"].endswith(f"-how{how}")]
+        (key,) = [key for key in trials if trials[key]["labels"]["model"].endswith(f"(how {how})")]
         shown = trials[key]["error"]
         assert f"{name} in {how} (raising_code.py:" in shown
         assert shown.endswith("see private/error.txt in the trial's folder")

@@ -59,7 +59,7 @@ def asked(**changes: object) -> SweepSpec:
     privacy = {"noise_multiplier": 1.0, "delta": DELTA, "accountant": "rdp"}
     clipping = {"name": "flat", "bound": 6.0}
     settings = {"clipping": clipping, "noise": "constant", "seeds": 0, "privacy": privacy}
-    return parse_sweep(small(**settings, attacks={"loss_threshold": True}, **changes))
+    return parse_sweep(small(**{**settings, "attacks": {"loss_threshold": True}, **changes}))
 
 
 def trained(folder: Path, **changes: object) -> Trained:
@@ -106,6 +106,13 @@ def test_the_raw_mode_discloses_what_is_exact(default: Trained) -> None:
     assert result.counters == read_counters(raw.files.private_training)
     assert result.counters.courses
     assert result.attacks.loss_threshold
+
+
+def test_under_a_filter_no_estimate_is_compared_with_tracked_examples(tmp_path: Path) -> None:
+    """It enforces the epsilons, which are all alike."""
+    filtered = trained(tmp_path, clipping={"name": "filter", "bound": 6.0, "epsilon": 9.0}, norms={"exact_examples": 5})
+    filtered.completed()
+    assert (filtered.exact.method, filtered.exact.estimates) == ("filter", None)
 
 
 def test_examples_are_accounted_at_the_delta_of_the_trial(default: Trained) -> None:

@@ -246,8 +246,9 @@ def test_delta_above_one_over_n_is_a_warning() -> None:
 
 def test_tracked_examples_whose_epsilons_nobody_computes_are_noted() -> None:
     norms = {"exact_examples": 10}
-    (note,) = planned(clipping="none", norms=norms).warnings
-    assert note.startswith("norms.exact_examples is of no use")
+    for unestimated in ("none", {"name": "filter", "bound": 2.0}):
+        notes = planned(clipping=unestimated, noise="constant", norms=norms).warnings
+        assert any(note.startswith("norms.exact_examples is of no use") for note in notes)
     assert planned(norms=norms).warnings == ()
 
 
