@@ -39,7 +39,7 @@ def read_parquet(source: Path | BinaryIO, columns: Sequence[str] | None = None) 
 
 
 def parquet_batches(source: Path, rows: int, columns: Sequence[str] | None) -> Iterator[pa.RecordBatch]:
-    """Yield so many ``rows`` at once. Raises: as `read_parquet`, for what these rows unfold to."""
+    """Yield so many ``rows`` at once. Raises: as `read_parquet`, by the size of these rows."""
     with parquet.ParquetFile(source) as file:
         batches = file.iter_batches(rows, columns=columns)
         for batch in _coded(source, file, rows, columns):

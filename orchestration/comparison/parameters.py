@@ -68,8 +68,8 @@ def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]
 def choices(trials: Iterable[PublishedTrial]) -> list[dict[str, Label]]:
     """Return of each trial what was chosen differently in others, seeds apart, by the names of a sweep file.
 
-    Each choice is there once. A label such as ``flat (bound 0.3)`` gives way to the name and the parameters that it is
-    made of, and a noise multiplier to the target that it follows from; a given one is the label ``sigma``.
+    Each choice is there once. A label such as ``flat (bound 0.3)`` gives way to its name and parameters. A noise
+    multiplier gives way to the target that it follows from; a given one is the label ``sigma``.
     """
     found = []
     for trial in trials:

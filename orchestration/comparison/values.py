@@ -202,7 +202,7 @@ def in_training(name: str) -> Callable[[PublishedGroup], float | None]:
 
 
 def further_numbers(trial: PublishedTrial) -> dict[str, float | None]:
-    """Return the numbers whose names in MLflow depend on the trial; those of the final model only if it finished.
+    """Return the numbers whose names in MLflow depend on the trial; of the final model only if it finished.
 
     Gaps between groups, recalls of classes, scores of single labels or targets, costs and bounds on attacks by group
     size, quantiles of epsilon_i, bounds of audits, and results of `dpsweep account`.

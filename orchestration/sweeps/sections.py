@@ -256,7 +256,7 @@ class AccountingSettings(SweepSection):
 
 class SchedulerSettings(SweepSection):
     """Scheduling of trials. ``fifo`` trains each trial to its end. ``asha`` compares trials of one setting and seed,
-    also with those of earlier drivers, and stops those with a low metric, never a baseline. On private data, this
+    trials of earlier drivers included, and stops those with a low metric, never a baseline. On private data, this
     selection costs privacy. The epsilon of a stopped trial is an estimate."""
 
     name: Literal["fifo", "asha"] = "fifo"

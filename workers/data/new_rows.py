@@ -79,7 +79,7 @@ class Columns:
 
     @property
     def example(self) -> dict[str, Any]:
-        """Return a row of what is declared alone: middles of ranges, first categories; lists stand for embeddings."""
+        """Return a row made of declarations: middles of ranges, first categories; lists stand for embeddings."""
         row: dict[str, Any] = {each.name: self._value(each) for each in self.encoders}
         for name, places in places_of(self.features).items():
             row[name] = [row.pop(place) for place in places]

@@ -45,7 +45,7 @@ class Texts:
 
     @property
     def example(self) -> dict[str, str]:
-        """Return a row of what is declared alone."""
+        """Return a row made of declarations."""
         return {self.text: "text"}
 
     def encoded(self, path: str) -> NewRows:

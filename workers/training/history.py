@@ -65,8 +65,8 @@ class TrainingResult:
     (`reasons_of_trial`). references: scores of simple models that were trained beside it
     (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
     output_axes: number of axes of what the model returns for one example. squared_errors: of the noise
-    (`dpsweep.accounting.mechanism.correlated.squared_errors`). example_row, example_prediction: made of what the data
-    declare (`dpsweep.workers.trials.predicted_table.example_of`); None where the model reads no rows of a table.
+    (`dpsweep.accounting.mechanism.correlated.squared_errors`). example_row, example_prediction: made of
+    declarations (`dpsweep.workers.trials.predicted_table.example_of`); None where the model reads no rows of a table.
     """
 
     key: str

@@ -24,7 +24,7 @@ def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dic
     """Return columns with an entry for each row of the table, in its order, and notes on values.
 
     table: a data frame, or the path of a .csv, .tsv or .parquet file, of texts also .jsonl. No labels are needed. For
-    classes, ``prediction`` is the name of one, and ``probability of NAME`` follow; of several labels, each has a column
+    classes, ``prediction`` is the name of one, and ``probability of NAME`` follow. Of several labels, each has a column
     of 0 and 1, and its probability. Targets are in the unit of the table. A row that lacks a value has None, or NaN.
     After a loss that is no likelihood, ``output for NAME`` stand for probabilities.
 
@@ -62,7 +62,7 @@ def _require_columns(frame: Any, columns: Columns | Texts) -> None:
 
 
 def example_of(columns: Columns | Texts, loss: str, outputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a row of what is declared alone, and by name a prediction for outputs of zero.
+    """Return a row made of declarations, and by name a prediction for outputs of zero.
 
     outputs: number of outputs of the model.
     """
