@@ -12,7 +12,6 @@ from typing import Any, Final, NoReturn, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.overrides import TorchFunctionMode
 from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.errors import InvalidInput, public_text
@@ -20,6 +19,7 @@ from dpsweep.workers.gradients.checks import has_half_precision, refuse_changed
 from dpsweep.workers.gradients.compared_passes import LOSSES, ComparedPasses, Gradients, Kept, Replaced
 from dpsweep.workers.gradients.deterministic_passes import HIGH, LOW, ConstantDraws, Start, same, without_dropout
 from dpsweep.workers.gradients.divided import displaced, is_divided
+from dpsweep.workers.gradients.double_precision import double_precision
 from dpsweep.workers.gradients.hidden_state import Contents, HiddenState, changed, require_no_traces
 from dpsweep.workers.gradients.modes import RandomState, modes_kept
 from dpsweep.workers.machine.devices import lacks_memory
@@ -306,7 +306,7 @@ def in_double_where_rounding_matters(
         if any(map(is_divided, model.parameters())):
             raise
         try:
-            with _double(model):
+            with double_precision(model):
                 return compare(*(each.double() if each.is_floating_point() else each for each in (x, y)))
         except Disagreement:
             raise
@@ -314,47 +314,6 @@ def in_double_where_rounding_matters(
             if lacks_memory(error):
                 raise
             raise refused from None
-
-
-class _DoubleForSingle(TorchFunctionMode):
-    """Within this context code that asks for single precision gets double precision."""
-
-    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is Tensor.float:
-            func = Tensor.double
-        args, kwargs = pytree.tree_map(_doubled, (args, kwargs or {}))
-        return func(*args, **kwargs)
-
-
-def _doubled(value: object) -> object:
-    return torch.float64 if value is torch.float32 else value
-
-
-@contextmanager
-def _double(model: nn.Module) -> Iterator[None]:
-    """Within this context parameters and buffers are in double precision; then the original tensors are restored."""
-    usual = torch.get_default_dtype()
-    parameters = [(parameter, parameter.data) for parameter in model.parameters()]
-    buffers = [
-        (module, name, value)
-        for module in model.modules()
-        for name, value in module._buffers.items()
-        if value is not None
-    ]
-    try:
-        for parameter, value in parameters:
-            parameter.data = value.double() if value.is_floating_point() else value
-        for module, name, value in buffers:
-            module._buffers[name] = value.double() if value.is_floating_point() else value.clone()
-        torch.set_default_dtype(torch.float64)
-        with _DoubleForSingle():
-            yield
-    finally:
-        torch.set_default_dtype(usual)
-        for parameter, value in parameters:
-            parameter.data = value
-        for module, name, value in buffers:
-            module._buffers[name] = value
 
 
 def _refuse_own_generator(draws: ConstantDraws) -> None:

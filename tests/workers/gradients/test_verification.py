@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.ao.quantization import FakeQuantize, MovingAverageMinMaxObserver
 from torch.nn import functional
+from torch.utils.checkpoint import checkpoint
 from torchvision.ops import StochasticDepth
 
 from dpsweep.accounting.errors import InvalidInput
@@ -389,3 +390,22 @@ def test_a_model_that_mixes_rows_and_fails_in_double_precision_is_refused() -> N
 
     with pytest.raises(InvalidInput, match="rows of a batch independently"):
         GradientEngine(model(step), per_example_loss).norms(*batch())
+
+
+def _checkpointed_tanh(h: Tensor) -> Tensor:
+    out: Tensor = checkpoint(lambda z: z.float().tanh(), h, use_reentrant=False)
+    return out
+
+
+def test_rounding_is_no_reason_to_refuse_what_activation_checkpointing_computes_again() -> None:
+    """Code that asks for single precision then does so in the backward pass, too."""
+
+    def step(m: Between, h: Tensor) -> Tensor:
+        return _checkpointed_tanh(h if torch.finfo(h.dtype).eps * len(h) < 3e-7 else 2.0 * h)
+
+    assert GradientEngine(model(step), per_example_loss).norms(*batch()).norms.isfinite().all()
+
+
+def test_mixed_rows_that_activation_checkpointing_computes_again_are_refused() -> None:
+    with pytest.raises(InvalidInput, match="rows of a batch independently"):
+        GradientEngine(model(lambda m, h: _checkpointed_tanh(h - h.mean(0))), per_example_loss).norms(*batch())
