@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import TableProfile
+from dpsweep.workers.data import TableProfile, padding_beside
 from dpsweep.workers.models import has_other_tokenizer, most_tokens
 
 
@@ -50,13 +50,18 @@ class TextColumn:
         return [("text", self.name), ("tokenizer", tokenizer), ("pretrained", self.pretrained.name)]
 
     def section(self, table: TableProfile) -> Iterator[str]:
-        """Yield the lines of a draft that name it. table: profile of the table that has it."""
+        """Yield the lines of a draft that name it. table: profile of the table that has it.
+
+        Raises: InvalidInput where the tokenizer cannot be read.
+        """
         missing = table.column(self.name, "text").missing
         lacking = f"    # missing in {missing:.1%} of the rows, which are left out" if missing else ""
         yield f"  text: {quoted(self.name)}{lacking}"
         yield f"  tokenizer: {quoted(str(self.tokenizer.resolve()))}    # CONFIRM: made of other texts than these"
         if self.has_other_tokenizer:
             yield "  # the folder of the model has a tokenizer.json of its own, which makes other tokens than this one"
+        if (padding := padding_beside(str(self.tokenizer))) is not None:
+            yield f"  padding_token: {quoted(padding)}    # fills short texts; the tokenizer itself names none"
         yield f"  max_length: {self.max_length}    # tokens; longer texts are cut"
 
     @property

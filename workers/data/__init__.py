@@ -23,6 +23,7 @@ from dpsweep.workers.data.base import (
 from dpsweep.workers.data.bundled import breast_cancer, breast_cancer_wisconsin, digits
 from dpsweep.workers.data.cifar import cifar10
 from dpsweep.workers.data.dutch import dutch
+from dpsweep.workers.data.encoder import padding_beside
 from dpsweep.workers.data.given import (
     as_bytes,
     as_tensor,
@@ -223,6 +224,7 @@ __all__ = [
     "make_split",
     "once_on_node",
     "ownership",
+    "padding_beside",
     "parquet_of",
     "pixels",
     "plain_preparation",

@@ -51,31 +51,13 @@ class TextEncoder:
     @classmethod
     def of_file(cls, file: str, length: int, padding_token: str | None) -> TextEncoder:
         """Load the tokenizer of a file. Raises: InvalidInput without the file, and as `of`."""
-        path = Path(file).expanduser().absolute()
-        if not os.path.exists(path):  # False for a name that is too long
-            raise InvalidInput(
-                f"there is no tokenizer {path}; correct the path, or fetch a model with it: hf download NAME "
-                f"--local-dir {path.parent}"
-            )
-        with reading(path):
-            content = path.read_bytes()
+        path, content = _read(file)
         return cls.of(content, str(path), length, padding_token)
 
     @classmethod
     def of(cls, content: bytes, place: str, length: int, padding_token: str | None) -> TextEncoder:
         """Make the tokenizer. Raises: InvalidInput without the package or a padding token, and for no tokenizer."""
-        try:
-            from tokenizers import Tokenizer  # late: an extra
-        except ImportError as error:
-            raise InvalidInput(
-                "data source 'text' needs the package tokenizers: pip install 'dpsweep[text]'"
-            ) from error
-        try:
-            tokenizer = Tokenizer.from_buffer(content)
-        except Exception as error:  # tokenizers raises Exception itself
-            raise InvalidInput(
-                f"{place} is no tokenizer file; give a tokenizer.json of the package tokenizers"
-            ) from error
+        tokenizer = _tokenizer(content, place)
         normalizer = tokenizer.normalizer
         if normalizer is not None and _growth(parsed_json(normalizer.__getstate__())) > _MOST_GROWTH:
             raise InvalidInput(
@@ -108,6 +90,63 @@ class TextEncoder:
         own = ~special & (ids != self.padding)
         is_cut = np.array([bool(each.overflowing) for each in found], dtype=bool)
         return Block(ids, own), np.stack([is_cut, ~own.any(1)], 1)
+
+
+def padding_beside(file: str) -> str | None:
+    """Return the token that the files beside a tokenizer name for the end of short texts; None if they name none, or
+    the tokenizer has one itself.
+
+    ``save_pretrained`` of transformers writes them. Decoders such as GPT-2 fill with the token that ends a text.
+    Raises: InvalidInput without the package or the file, and for no tokenizer.
+    """
+    path, content = _read(file)
+    tokenizer = _tokenizer(content, str(path))
+    if _own_padding(tokenizer) is not None:
+        return None
+    known = tokenizer.get_vocab(with_added_tokens=True)
+    words, model = (_named_beside(path, name) for name in ("tokenizer_config.json", "config.json"))
+    given = (words.get("pad_token"), model.get("pad_token_id"), words.get("eos_token"), model.get("eos_token_id"))
+    return next((name for each in given if (name := _name_of(each, known)) is not None), None)
+
+
+def _named_beside(tokenizer: Path, name: str) -> Mapping[str, object]:
+    file = tokenizer.with_name(name)
+    with contextlib.suppress(OSError, ValueError):
+        found = parsed_json(file.read_bytes()) if file.is_file() else None
+        return found if isinstance(found, dict) else {}
+    return {}
+
+
+def _name_of(token: object, known: Mapping[str, int]) -> str | None:
+    """Return the name of a token that is given by it, a description or the id; None unless it is ``known``."""
+    match token:
+        case str(name) | {"content": str(name)}:
+            return name if name in known else None
+        case int() if not isinstance(token, bool):
+            return next((name for name, number in known.items() if number == token), None)
+    return None
+
+
+def _read(file: str) -> tuple[Path, bytes]:
+    path = Path(file).expanduser().absolute()
+    if not os.path.exists(path):  # False for a name that is too long
+        raise InvalidInput(
+            f"there is no tokenizer {path}; correct the path, or fetch a model with it: hf download NAME "
+            f"--local-dir {path.parent}"
+        )
+    with reading(path):
+        return path, path.read_bytes()
+
+
+def _tokenizer(content: bytes, place: str) -> Tokenizer:
+    try:
+        from tokenizers import Tokenizer  # late: an extra
+    except ImportError as error:
+        raise InvalidInput("data source 'text' needs the package tokenizers: pip install 'dpsweep[text]'") from error
+    try:
+        return Tokenizer.from_buffer(content)
+    except Exception as error:  # tokenizers raises Exception itself
+        raise InvalidInput(f"{place} is no tokenizer file; give a tokenizer.json of the package tokenizers") from error
 
 
 def _growth(normalizer: Mapping[str, Any]) -> int:
@@ -155,11 +194,15 @@ def _special_tokens(tokenizer: Tokenizer) -> str:
 def _padding(tokenizer: Tokenizer, place: str, named: str | None) -> int:
     if named is not None:
         return token_called(tokenizer, place, named, "padding_token")
-    own = (tokenizer.padding["pad_token"],) if tokenizer.padding else ()
-    for name in (*own, *_PADDING):
-        if (found := tokenizer.token_to_id(name)) is not None:
-            return int(found)
+    if (own := _own_padding(tokenizer)) is not None:
+        return own
     raise InvalidInput(
         f"the tokenizer {place} says nothing of padding; name the token that fills short texts by `padding_token`"
         f"{_special_tokens(tokenizer)}"
     )
+
+
+def _own_padding(tokenizer: Tokenizer) -> int | None:
+    own = (tokenizer.padding["pad_token"],) if tokenizer.padding else ()
+    found = map(tokenizer.token_to_id, (*own, *_PADDING))
+    return next((int(each) for each in found if each is not None), None)

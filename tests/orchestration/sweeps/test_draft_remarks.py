@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gzip
+import json
+from collections.abc import Mapping
 from pathlib import Path
 
 import pyarrow as pa
@@ -215,3 +217,35 @@ def test_an_amount_learnt_from_texts_has_the_range_that_its_bound_is_for(tmp_pat
     drafted = draft_sweep(tmp_path / "texts.csv", ["pay"], None, text=TextColumn("body", tokenizer))
     assert parse_sweep(drafted).data[0].params["ranges"] == {"pay": [20_000, 20_150]}
     assert plan_sweep(parse_sweep(drafted)).refusals == ()
+
+
+END = "<|endoftext|>"
+BESIDE: Mapping[str, tuple[Mapping[str, object], Mapping[str, object], str | None]] = {
+    "nothing": ({}, {}, None),
+    "its end, by id": ({"model_max_length": 1024}, {"pad_token_id": None, "eos_token_id": 4}, END),
+    "its end": ({"eos_token": END}, {}, END),
+    "a description": ({"pad_token": {"content": "cat"}, "eos_token": END}, {"eos_token_id": 4}, "cat"),
+    "padding before the end": ({"eos_token": END}, {"pad_token_id": 1}, "cat"),
+    "tokens that it lacks": (
+        {"pad_token": "\ud800", "eos_token": [END]}, {"pad_token_id": -1, "eos_token_id": True}, None,
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", BESIDE)
+def test_the_token_that_fills_texts_is_drafted_from_the_files_of_the_tokenizer(tmp_path: Path, case: str) -> None:
+    """Without one in the tokenizer itself, as in that of GPT-2, the source reads no text."""
+    tokenizers = pytest.importorskip("tokenizers")
+    words, model, expected = BESIDE[case]
+    known = {word: place for place, word in enumerate(("the", "cat", "dog", "[UNK]"))}
+    made = tokenizers.Tokenizer(tokenizers.models.WordLevel(known, unk_token="[UNK]"))
+    made.pre_tokenizer = tokenizers.pre_tokenizers.Whitespace()
+    made.add_special_tokens([END])
+    made.save(str(tmp_path / "tokenizer.json"))
+    (tmp_path / "tokenizer_config.json").write_text(json.dumps(words))
+    (tmp_path / "config.json").write_text(json.dumps(model))
+    (tmp_path / "texts.csv").write_text("body,mood\n" + "the cat,a\nthe dog,b\n" * 40)
+    text = TextColumn("body", tmp_path / "tokenizer.json")
+    sweep = parse_sweep(draft_sweep(tmp_path / "texts.csv", ["mood"], None, text=text))
+    assert sweep.data[0].params.get("padding_token") == expected
+    assert (plan_sweep(sweep).refusals == ()) == (expected is not None)
