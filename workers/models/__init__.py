@@ -32,7 +32,7 @@ from dpsweep.workers.models.networks import (
     wrn16_4,
 )
 from dpsweep.workers.models.pretrained import load_weights
-from dpsweep.workers.models.text_models import has_other_tokenizer, most_tokens, require_reads
+from dpsweep.workers.models.text_models import LANGUAGE, has_other_tokenizer, most_tokens, require_reads
 from dpsweep.workers.models.transformer import language_model, transformer
 from dpsweep.workers.models.vision import vision
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
@@ -67,11 +67,28 @@ def build_model(component: Component, dataset: Dataset, seed: int, code: UserCod
     ``module:function(feature_shape, num_classes, **params) -> nn.Module`` with a module in ``code``.
 
     Raises:
-        InvalidInput: unknown model or key, a model that does not fit the features, or the user's own model whose module
-            is not in ``code``.
+        InvalidInput: unknown model or key, a model that does not fit the features or labels, or the user's own model
+            whose module is not in ``code``.
     """
+    if dataset.task != "language_modelling":
+        _require_labels(component, dataset.task)
     known = offered(dataset.preparation)
     return build_for_shape(component, dataset.feature_shape, dataset.num_classes, seed, code, known)
+
+
+def _require_labels(component: Component, task: str) -> None:
+    """Raises: InvalidInput for a model or head that predicts tokens, where each row has a label of ``task``."""
+    head = component.params.get("head")
+    if component.name == "language_model":
+        raise InvalidInput(
+            "model language_model does not predict the labels of the data; use model transformer, or set objective: "
+            "causal_lm or masked_lm of the data"
+        )
+    if component.name == "hugging_face" and head in LANGUAGE:
+        raise InvalidInput(
+            f"head {head} does not predict the labels of the data; set head: "
+            f"{'regression' if task == 'regression' else 'classification'}, or objective: {head} of the data"
+        )
 
 
 def offered(preparation: Preparation) -> dict[str, Any]:

@@ -254,6 +254,22 @@ def test_a_model_may_not_read_the_token_that_it_predicts(texts: dict[str, object
     assert masked.refusals == ()
 
 
+@pytest.mark.parametrize(
+    ("model", "expected"),
+    [
+        (LANGUAGE_MODEL, "model language_model does not predict the labels of the data; use model transformer"),
+        *(
+            ({"name": "hugging_face", "path": "no_folder", "head": head}, f"head {head} does not .*: classification")
+            for head in ("causal_lm", "masked_lm")
+        ),
+    ],
+)
+def test_a_model_of_tokens_does_not_predict_labels(
+    texts: dict[str, object], model: dict[str, object], expected: str
+) -> None:
+    assert re.search(expected, reason(data={**texts, "label": "mood"}, model=model))
+
+
 def test_a_model_that_embeds_tokens_is_not_told_to() -> None:
     few = reason(data=TOKENS, model={**TRANSFORMER, "vocabulary": 2})
     assert "cannot take features" in few
