@@ -23,11 +23,17 @@ _LISTS_BY_NAME = Mapping[str, Sequence[str]]
 _LIST_OR_BY_NAME = Sequence[str] | Mapping[str, Sequence[str]]
 _ROWS: Final = {"group": _LIST, "exclude": _LIST}
 _IMAGES: Final = {"group": _LIST, "classes": _LIST, "group_names": _LIST_OR_BY_NAME}
-_TEXTS: Final = {"group": _LIST, "user": _LIST, "label": _LIST, "classes": _LIST, "groups": _LIST_OR_BY_NAME}
+_TEXTS: Final = {
+    "group": _LIST,
+    "user": _LIST,
+    "label": _LIST,
+    "classes": _LIST,
+    "groups": _LIST_OR_BY_NAME,
+    "ranges": _LISTS_BY_NAME,
+}
 _TABLE: Final = {
     **_TEXTS,
     "features": _LIST,
-    "ranges": _LISTS_BY_NAME,
     "categories": _LISTS_BY_NAME,
     "numbers": Mapping[str, str],
     "unscaled": _LIST,

@@ -48,6 +48,6 @@ def counted() -> Iterator[Work]:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fft, "rfft", rfft)
         patched.setattr(fft, "irfft", irfft)
-        patched.setattr(contour, "moments", summed)
+        patched.setattr(contour, "write_moments", summed)
         patched.setattr(loss, "newton_step", stepped)
         yield work

@@ -20,7 +20,7 @@ from tests.known import known
 
 ROOT = Path(__file__).resolve().parents[3]
 USED_IN = {
-    spreading: ("spread", "mark", "sums"),
+    spreading: ("split_steps", "mark_nodes", "sums"),
     rdp: ("best_orders",),
     inversion: ("reach", "certified_bounds"),
     kernels: ("_sums", "_least"),

@@ -75,7 +75,7 @@ def test_epsilons_are_those_of_both_spectra(trace: Trace, monkeypatch: pytest.Mo
         asked.append(within(*arguments))  # type: ignore[arg-type]
         return asked[-1]
 
-    monkeypatch.setattr("dpsweep.accounting.individual.exact_composition.within", noted)
+    monkeypatch.setattr("dpsweep.accounting.individual.exact_composition.is_within", noted)
     found = individual_epsilons([0, 80, 160], rows, trace, DELTA, "pld")
     assert any(each.any() for each in asked)
     monkeypatch.setattr(tail_bounds, "_HIGHEST", 0.0)

@@ -61,13 +61,13 @@ def test_an_older_cluster_is_refused_in_one_line() -> None:
 
 @pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
 def test_the_age_of_a_sweep_is_by_the_clock_of_the_cluster(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It began two minutes ago, which the clock of this machine would not tell."""
+    """It began some two minutes ago, which the clock of this machine would not tell."""
     there = time.time() + ahead
     monkeypatch.setattr(odd_server.Handler, "date_time_string", lambda self: formatdate(there, usegmt=True))
     begun = {
         **OUTSIDE,
         "metadata": {**JOB["metadata"], "dpsweep.output": "/o"},
-        "start_time": int(1000 * (there - 120)),
+        "start_time": int(1000 * (there - 125)),
     }
     with answering(lambda method, path: VERSION if path.endswith("/version") else [begun]) as server:
         assert "2 min" in printed("list", "--address", server.address)
