@@ -1,4 +1,4 @@
-"""Gradients of the engine and of autograd for the same examples, which `verify` compares."""
+"""Gradients of the engine and of autograd for the same examples, which `verify_rows` compares."""
 
 from __future__ import annotations
 
