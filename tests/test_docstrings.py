@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import doctest
 import importlib
+import re
 from pathlib import Path
 
 import pytest
@@ -25,6 +26,27 @@ def test_the_examples_of_a_module_run(name: str) -> None:
     """Found in the source, because some modules import ray or torch."""
     found = doctest.testmod(importlib.import_module(name), optionflags=doctest.ELLIPSIS)
     assert (found.attempted > 0, found.failed) == (True, 0)
+
+
+def test_the_places_that_docstrings_name_are_there() -> None:
+    """Of ``dpsweep.room.file.name`` in backticks the file, or the room, is there and holds the name."""
+    modules = {_module(path): path.read_text() for paths in FILES.values() for path in paths}
+    named = [
+        (name, module)
+        for module, text in modules.items()
+        for name in re.findall(r"`(dpsweep\.\w+\.[\w.]*\w)`", text)
+        if name not in modules
+    ]
+    assert len(named) > 50
+    lost = []
+    for name, module in named:
+        place = name
+        while place not in modules and "." in place:
+            place = place.rpartition(".")[0]
+        rest = name[len(place) :].split(".")[1:]
+        if place not in modules or any(not re.search(rf"\b{each}\b", modules[place]) for each in rest):
+            lost.append(f"{module}: {name}")
+    assert lost == []
 
 
 def test_public_functions_and_classes_have_docstrings() -> None:

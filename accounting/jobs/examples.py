@@ -65,7 +65,8 @@ class AccountingJob:
     ``pld``).
 
     counting: what the summary counts. folder: where the epsilons are stored. group_by: a file of groups
-    (`dpsweep.accounting.records.read_user_groups`) that the summary counts in place of the trial's own; "" for these.
+    (`dpsweep.accounting.records.user_files.read_user_groups`) that the summary counts in place of the trial's
+    own; "" for these.
     """
 
     root: str

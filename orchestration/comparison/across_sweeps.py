@@ -433,5 +433,5 @@ def sweep_names(found: Comparison) -> dict[str, str]:
 
 
 def between_heads(found: Comparison) -> tuple[str, ...]:
-    """Return headings of the table of parameters in which whole sweeps differ (`BetweenSweeps.row_cells`)."""
+    """Return headings of the table of parameters in which whole sweeps differ (`BetweenSweeps.cells`)."""
     return ("What differs between the sweeps", *sweep_names(found).values())

@@ -72,7 +72,7 @@ def log_loss(seen: Seen) -> Array | None:
 
 
 def tested_calibration_error(seen: Seen) -> Array | None:
-    """Return the calibration error, as in `dpsweep.workers.evaluation.rates.tested_calibration_error`."""
+    """Return the calibration error, as in `dpsweep.workers.evaluation.rates.calibration_error`."""
     return seen.calibration_error if isinstance(seen, Tally) else None
 
 

@@ -107,7 +107,7 @@ class Backend(Protocol):
         """
 
     def scatter(self, job: PartwiseJob[Part, Result], parts: Sequence[Part]) -> Iterator[Result]:
-        """Yield the results of the given parts of one trial, in order; see `dpsweep.accounting.jobs.Scatter`."""
+        """Yield the results of some parts of one trial, in order; see `dpsweep.accounting.jobs.examples.Scatter`."""
 
     def close(self, planned: PlannedTrial, step: int) -> Iterable[None]:
         """Store norms and trace of a trial that was stopped after ``step`` steps, yielding until that is done.

@@ -7,8 +7,8 @@ The content holds the fields that differ from the first defaults of `TrialSpec`,
 or gives another default (`_FIRST_DEFAULTS`), renames no trial. The content leaves out the key, options that change only
 speed, and everything that a sweep decides for all its trials: resources, scheduler, accounting of trained trials,
 tracking. It includes the names of the user's own code, but not the code. The data of a trial have a separate
-fingerprint, kept in ``private/`` (`dpsweep.accounting.records.TrialFiles.data_fingerprint`), because a noiseless hash
-of data must not be shown.
+fingerprint, kept in ``private/`` (`dpsweep.accounting.records.trial_files.TrialFiles.data_fingerprint`), because a
+noiseless hash of data must not be shown.
 
 Labels are words for the values in which the trials of a sweep differ. They depend on the values of other trials, so
 files and folders are named by keys instead.

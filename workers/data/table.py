@@ -283,7 +283,7 @@ def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
 
 
 def as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
-    """Return the rows with the columns of ``as_numbers`` as numbers, and the columns of ``ignore_case`` in lower case.
+    """Return the rows with the columns of ``numbers`` as numbers, and the columns of ``ignore_case`` in lower case.
 
     Raises: InvalidInput for an unknown column.
     """
@@ -582,7 +582,7 @@ def _learnt_categories(values: pa.ChunkedArray, name: str, called: str) -> Categ
     if len(found) > max(_MANY_TEXTS, len(values) / 2):
         raise InvalidInput(
             f"{called} has another text in most rows, of which no category can be learnt; leave it out of `features`, "
-            "or declare its `categories`, or that it is `hashed`, or by `as_numbers` how it writes numbers"
+            "or declare its `categories`, or that it is `hashed`, or by `numbers` how it writes numbers"
         ) from PrivateDetail(f"{name!r} has {len(found)} distinct texts in {len(values)} rows, such as {found[0]!r}")
     return Categorical(name, found)
 

@@ -144,7 +144,7 @@ def as_numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
     except pa.ArrowException as error:
         raise InvalidInput(
             f"column {name!r} has a range but holds more than numbers; declare its categories, or how it writes "
-            "numbers with `as_numbers`, or correct it"
+            "numbers with `numbers`, or correct it"
         ) from error
 
 

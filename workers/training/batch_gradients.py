@@ -75,8 +75,8 @@ class Decision:
 
 
 class BatchGradients(Protocol):
-    """Per-example gradients of the training data; see `dpsweep.workers.gradients.GradientEngine`. Rows are on the
-    device.
+    """Per-example gradients of the training data; see `dpsweep.workers.gradients.engine.GradientEngine`. Rows are on
+    the device.
 
     others_repeat: whether the passes of all other processes were repeatable, which means that they drew no random
     numbers and changed the mode of no module.
@@ -246,7 +246,7 @@ class UserData(TrainingData):
     (`dpsweep.workers.sampling.users.slots_of`).
 
     ``rows`` are positions among the users. Targets carry the weights of the rows
-    (`dpsweep.workers.sampling.users.per_user`).
+    (`dpsweep.workers.sampling.users.with_weights`).
     """
 
     def __init__(self, dataset: Dataset, device: torch.device, room: float, most: int) -> None:

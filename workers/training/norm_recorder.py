@@ -21,7 +21,7 @@ from dpsweep.workers.training.snapshot_intervals import EndedInterval, Measureme
 
 
 class NormStore(Protocol):
-    """Keeps the snapshots of one recorder; `dpsweep.accounting.records.NormShardWriter` stores them as files."""
+    """Keeps the snapshots of one recorder; `dpsweep.accounting.records.shards.NormShardWriter` stores them as files."""
 
     def write(self, snapshot: NormSnapshot) -> None:
         """Keep a snapshot; one of the same step is only given again by a run that was resumed, with equal values."""
