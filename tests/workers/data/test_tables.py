@@ -289,7 +289,10 @@ class TestTable:
             ("x,y\n1,a\n2,a\n", "all labels of 'bad' are the same, but classification needs"),
             ("x,y\n-1e308,a\n1e308,b\n", "a column has values too large"),
             ("x,y\n" + "".join(f"t{i},{i % 2}\n" for i in range(1001)), "a column has more than 1000 distinct texts"),
-            ("x;y\n" + "".join(f"{i},5;{i % 2}\n" for i in range(60)), "a column has another text in most rows"),
+            (
+                "x;y\n" + "".join(f"{i},5;{i % 2}\n" for i in range(60)),
+                "a column has another text in most rows, .* or by `numbers` how it writes numbers",
+            ),
         ],
     )
     def test_rows_that_cannot_be_learnt_from_are_named(self, tmp_path: Path, text: str, message: str) -> None:
