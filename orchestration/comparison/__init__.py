@@ -28,6 +28,5 @@ __all__ = [
     "statistics",
     "stored",
     "trials_table",
-    "tuning_notes",
     "values",
 ]
