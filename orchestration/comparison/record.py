@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.metrics import known_metrics, known_of_groups
 from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.sanity import known_changes
+from dpsweep.orchestration.comparison.sanity import with_known_changes
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuning_note
 from dpsweep.orchestration.comparison.values import is_reference
@@ -267,7 +267,8 @@ def rows(record: SweepRecord, settings: Mapping[str, Any] | None = None) -> list
     composed cost of all attempts at the trial, of all seeds of its setting, and of the whole sweep.
     """
     settings = settings or {}
-    trials = known_changes(record.data().trials, settings)
+    unknown_cost = next((setting["unknown_cost"] for setting in settings.values()), "")
+    trials = with_known_changes(record.data(), unknown_cost).trials
     sweep, seeds = composed(trials), dict[str, Composition | None]()
     for setting in finished_settings(trials):
         seeds |= dict.fromkeys((trial.key for trial in setting.trials), composed(setting.trials))

@@ -6,7 +6,7 @@ import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Final
+from typing import Final
 
 import numpy as np
 from scipy import special
@@ -245,15 +245,6 @@ def without_changes(trials: Iterable[PublishedTrial]) -> tuple[PublishedTrial, .
 def with_known_changes(data: PublishedSweep, unknown_cost: str) -> PublishedSweep:
     """Return the sweep, without changes of its trials if there is a reason why the cost of privacy is unknown."""
     return replace(data, trials=without_changes(data.trials)) if unknown_cost else data
-
-
-def known_changes(
-    trials: Iterable[PublishedTrial], settings: Mapping[str, Mapping[str, Any]]
-) -> tuple[PublishedTrial, ...]:
-    """Return the trials, without changes where their stored setting (`findings.of_trials`) says that no baseline bears
-    them."""
-    unknown = {key for key, setting in settings.items() if setting["unknown_cost"]}
-    return tuple(without_changes([trial])[0] if trial.key in unknown else trial for trial in trials)
 
 
 def _unchanged(quality: PublishedQuality) -> PublishedQuality:
