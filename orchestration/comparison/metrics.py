@@ -30,7 +30,7 @@ from dpsweep.orchestration.comparison.rate_metrics import (
     SCORE_METRICS,
     WORST_GROUP_METRICS,
 )
-from dpsweep.orchestration.comparison.tested import change, change_by_group, of_counts, over_groups, overall
+from dpsweep.orchestration.comparison.tested import ACCURACY, by_group, change, over_groups, overall
 from dpsweep.orchestration.comparison.values import (
     advantage,
     delta,
@@ -180,7 +180,7 @@ METRICS = (
         frozenset(MetricTable),
         of_model=True,
         better="higher",
-        measure=overall(of_counts(rates.accuracy)),
+        measure=overall(ACCURACY),
         task="classification",
     ),
     Metric(
@@ -204,7 +204,7 @@ METRICS = (
         frozenset({MetricTable.SETTINGS, MetricTable.TERMINAL}),
         of_model=True,
         better="higher",
-        measure=change,
+        measure=change(overall(ACCURACY)),
         task="classification",
     ),
     *SCORE_METRICS,
@@ -220,7 +220,7 @@ METRICS = (
         frozenset({MetricTable.SETTINGS}),
         of_model=True,
         better="lower",
-        measure=over_groups(change_by_group, rates.gap),
+        measure=over_groups(change(by_group(ACCURACY)), rates.gap),
         task="classification",
         extreme=Extreme("gap", ("accuracy_change",)),
     ),

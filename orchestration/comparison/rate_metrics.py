@@ -24,12 +24,11 @@ from dpsweep.orchestration.comparison.formats import (
     Format,
 )
 from dpsweep.orchestration.comparison.tested import (
+    ACCURACY,
     Statistic,
     between_groups,
     by_group,
-    change_by_group,
-    change_by_group_of,
-    change_of,
+    change,
     log_loss,
     of_counts,
     of_sums,
@@ -103,11 +102,11 @@ def _on_training_of_group(name: str, heading: str, shown: Format, task: str) -> 
 
 def _compared(task: Task, score: Score) -> Iterator[Metric]:
     """Metrics from the main score: change against the baseline, gap between groups, and value on training examples."""
-    of, (change, shown) = of_sums(task.name, score.of), _as_change(score)
+    of, (heading, shown) = of_sums(task.name, score.of), _as_change(score)
     yield Metric(
         f"{score.name}_change",
         f"fairness/{score.name}_change",
-        change,
+        heading,
         _score(f"{score.name}_change"),
         shown,
         f"Private minus non-private {score.heading}, same data, model and seed. No guarantee covers the non-private "
@@ -115,13 +114,13 @@ def _compared(task: Task, score: Score) -> Iterator[Metric]:
         frozenset({MetricTable.SETTINGS, MetricTable.TERMINAL}),
         of_model=True,
         better=score.better,
-        measure=change_of(of),
+        measure=change(overall(of)),
         task=task.name,
     )
     yield Metric(
         f"{score.name}_gap",
         f"fairness/{score.name}_gap",
-        f"{score.heading} gap{change.removeprefix('Change')}",
+        f"{score.heading} gap{heading.removeprefix('Change')}",
         gap_between_groups(_of_group(score.name)),
         GAP if shown is POINTS else NUMBER,
         "The best minus the worst of a group.",
@@ -150,7 +149,7 @@ def _of_groups(task: Task) -> Iterator[GroupMetric]:
         if score.name == task.main:
             yield _on_training_of_group(score.name, f"Training {score.heading}", _FORMATS[score.unit], task.name)
             name, (heading, shown) = f"{score.name}_change", _as_change(score)
-            yield GroupMetric(name, heading, _of_group(name), shown, score.better, change_by_group_of(of), task.name)
+            yield GroupMetric(name, heading, _of_group(name), shown, score.better, change(by_group(of)), task.name)
 
 
 def _as_change(score: Score) -> tuple[str, Format]:
@@ -169,76 +168,26 @@ def _of_group(name: str) -> Callable[[PublishedGroup], float | None]:
 SCORE_METRICS: Final = tuple(metric for task in TASKS.values() for metric in _metrics(task))
 SCORE_GROUP_METRICS: Final = tuple(metric for task in TASKS.values() for metric in _of_groups(task))
 
-_GAPS: tuple[tuple[str, Extreme, str, Format, Better, str], ...] = (
-    (
-        "accuracy_gap",
-        Extreme("gap", ("accuracy",)),
-        "Accuracy gap",
-        GAP,
-        "lower",
-        "The best minus the worst accuracy of a group, in points.",
-    ),
-    (
-        "demographic_parity_difference",
-        Extreme("gap", ("selection_rate",)),
-        "Demographic parity, difference",
-        GAP,
-        "lower",
-        "The largest minus the smallest share of a group that is predicted as class 1. A model that predicts "
-        "the same class for everybody has 0.",
-    ),
-    (
-        "demographic_parity_ratio",
-        Extreme("ratio", ("selection_rate",)),
-        "Demographic parity, ratio",
-        CORRELATION,
-        "higher",
-        "The smallest over the largest such share.",
-    ),
-    (
-        "equalized_odds_difference",
-        Extreme("gap", ("true_positive_rate", "false_positive_rate")),
-        "Equalised odds, difference",
-        GAP,
-        "lower",
-        "The larger of the gaps between groups in true and in false positive rate, in points.",
-    ),
-    (
-        "equalized_odds_ratio",
-        Extreme("ratio", ("true_positive_rate", "false_positive_rate")),
-        "Equalised odds, ratio",
-        CORRELATION,
-        "higher",
-        "The smaller of the ratios between groups of true and of false positive rate.",
-    ),
-    (
-        "equal_opportunity_difference",
-        Extreme("gap", ("true_positive_rate",)),
-        "Equal opportunity, difference",
-        GAP,
-        "lower",
-        "The largest minus the smallest true positive rate of a group, in points; the gap in false negative rate is "
-        "the same.",
-    ),
-    (
-        "equal_opportunity_ratio",
-        Extreme("ratio", ("true_positive_rate",)),
-        "Equal opportunity, ratio",
-        CORRELATION,
-        "higher",
-        "",
-    ),
-    (
-        "false_positive_rate_difference",
-        Extreme("gap", ("false_positive_rate",)),
-        "FPR, difference",
-        GAP,
-        "lower",
-        "The largest minus the smallest false positive rate of a group, in points.",
-    ),
-)
-"""Gaps between groups: name in `dpsweep.workers.evaluation.rates`, the extreme that it is, heading, format, direction,
-meaning."""
+
+def _between_groups(name: str, heading: str, extreme: Extreme, meaning: str = "") -> Metric:
+    """Return the metric for a gap or ratio between groups, called ``name`` in `dpsweep.workers.evaluation.rates`."""
+    is_gap = extreme.kind == "gap"
+    return Metric(
+        name,
+        f"fairness/{name}",
+        heading,
+        lambda trial: trial.quality.fairness.get(name) if trial.quality else None,
+        GAP if is_gap else CORRELATION,
+        meaning,
+        frozenset({MetricTable.FAIRNESS}),
+        of_model=True,
+        better="lower" if is_gap else "higher",
+        measure=between_groups(name),
+        task="classification",
+        extreme=extreme,
+    )
+
+
 _Rate = tuple[str, str, Statistic, Format, Better, str]
 _RATES: tuple[_Rate, ...] = (
     (
@@ -291,27 +240,53 @@ def _group_rate(name: str, heading: str, score: Statistic, shown: Format, better
     return GroupMetric(name, heading, value, shown, better, measure, "classification")
 
 
-def _fairness(name: str) -> Value:
-    return lambda trial: trial.quality.fairness.get(name) if trial.quality else None
-
+_ODDS: Final = ("true_positive_rate", "false_positive_rate")
 
 RATE_METRICS = (
-    *(
-        Metric(
-            name,
-            f"fairness/{name}",
-            heading,
-            _fairness(name),
-            shown,
-            meaning,
-            frozenset({MetricTable.FAIRNESS}),
-            of_model=True,
-            better=better,
-            measure=between_groups(name),
-            task="classification",
-            extreme=extreme,
-        )
-        for name, extreme, heading, shown, better, meaning in _GAPS
+    _between_groups(
+        "accuracy_gap",
+        "Accuracy gap",
+        Extreme("gap", ("accuracy",)),
+        "The best minus the worst accuracy of a group, in points.",
+    ),
+    _between_groups(
+        "demographic_parity_difference",
+        "Demographic parity, difference",
+        Extreme("gap", ("selection_rate",)),
+        "The largest minus the smallest share of a group that is predicted as class 1. A model that predicts "
+        "the same class for everybody has 0.",
+    ),
+    _between_groups(
+        "demographic_parity_ratio",
+        "Demographic parity, ratio",
+        Extreme("ratio", ("selection_rate",)),
+        "The smallest over the largest such share.",
+    ),
+    _between_groups(
+        "equalized_odds_difference",
+        "Equalised odds, difference",
+        Extreme("gap", _ODDS),
+        "The larger of the gaps between groups in true and in false positive rate, in points.",
+    ),
+    _between_groups(
+        "equalized_odds_ratio",
+        "Equalised odds, ratio",
+        Extreme("ratio", _ODDS),
+        "The smaller of the ratios between groups of true and of false positive rate.",
+    ),
+    _between_groups(
+        "equal_opportunity_difference",
+        "Equal opportunity, difference",
+        Extreme("gap", ("true_positive_rate",)),
+        "The largest minus the smallest true positive rate of a group, in points; the gap in false negative rate is "
+        "the same.",
+    ),
+    _between_groups("equal_opportunity_ratio", "Equal opportunity, ratio", Extreme("ratio", ("true_positive_rate",))),
+    _between_groups(
+        "false_positive_rate_difference",
+        "FPR, difference",
+        Extreme("gap", ("false_positive_rate",)),
+        "The largest minus the smallest false positive rate of a group, in points.",
     ),
     Metric(
         "user_accuracy",
@@ -324,7 +299,7 @@ RATE_METRICS = (
         frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="higher",
-        measure=over_users(overall(of_counts(rates.accuracy))),
+        measure=over_users(overall(ACCURACY)),
         task="classification",
     ),
     Metric(
@@ -337,7 +312,7 @@ RATE_METRICS = (
         frozenset({MetricTable.FAIRNESS}),
         of_model=True,
         better="lower",
-        measure=over_users(over_groups(by_group(of_counts(rates.accuracy)), rates.gap)),
+        measure=over_users(over_groups(by_group(ACCURACY), rates.gap)),
         task="classification",
         extreme=Extreme("gap", ("user_accuracy",)),
     ),
@@ -361,7 +336,7 @@ GROUP_METRICS = (
         lambda group: group.accuracy,
         PERCENT,
         "higher",
-        by_group(of_counts(rates.accuracy)),
+        by_group(ACCURACY),
         "classification",
     ),
     GroupMetric(
@@ -370,7 +345,7 @@ GROUP_METRICS = (
         lambda group: group.user_accuracy,
         PERCENT,
         "higher",
-        over_users(by_group(of_counts(rates.accuracy))),
+        over_users(by_group(ACCURACY)),
         "classification",
     ),
     GroupMetric(
@@ -379,7 +354,7 @@ GROUP_METRICS = (
         lambda group: group.accuracy_change,
         POINTS,
         "higher",
-        change_by_group,
+        change(by_group(ACCURACY)),
         "classification",
     ),
     *(_group_rate(*each) for each in _RATES),

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.evaluation.rates import Array, Rate
@@ -57,6 +58,9 @@ Measure = Callable[[Tested], Array | None]
 def of_counts(rate: Rate) -> Statistic:
     """Return the score that is a rate of counts; None for tasks without counts."""
     return lambda seen: rate(seen.counts) if isinstance(seen, Tally) else None
+
+
+ACCURACY: Final = of_counts(rates.accuracy)
 
 
 def of_two(name: str) -> Statistic:
@@ -110,14 +114,16 @@ def between_groups(name: str) -> Measure:
     return measure
 
 
-def change_of(score: Statistic) -> Measure:
-    """Measure a score on all test examples, minus the baseline's score; None without a baseline."""
-    return lambda tested: _minus(score(tested.everyone), score(tested.baseline.everyone)) if tested.baseline else None
+def change(measure: Measure) -> Measure:
+    """Measure what ``measure`` does, minus the same of the baseline; None without a baseline."""
 
+    def changed(tested: Tested) -> Array | None:
+        if tested.baseline is None:
+            return None
+        own, before = measure(tested), measure(tested.baseline)
+        return None if own is None or before is None else own - before
 
-def change_by_group_of(score: Statistic) -> Measure:
-    """Measure a score on each group, minus the baseline's score; None without a baseline."""
-    return lambda tested: _minus(score(tested.groups), score(tested.baseline.groups)) if tested.baseline else None
+    return changed
 
 
 def over_groups(measure: Measure, reduce: Callable[[Array], Array], least: int = 2) -> Measure:
@@ -131,13 +137,3 @@ def over_groups(measure: Measure, reduce: Callable[[Array], Array], least: int =
         return None if values is None or values.shape[-1] < least else reduce(values)
 
     return reduced
-
-
-def _minus(one: Array | None, other: Array | None) -> Array | None:
-    return None if one is None or other is None else one - other
-
-
-change = change_of(of_counts(rates.accuracy))
-"""Accuracy minus the baseline's accuracy."""
-change_by_group = change_by_group_of(of_counts(rates.accuracy))
-"""Accuracy of each group minus the baseline's accuracy for the group."""
