@@ -140,35 +140,46 @@ def _scatter(scene: Scene, x: FigureAxis, y: FigureAxis) -> Plot:
         if across is None or up is None:
             continue
         seeds = [(x.value(trial), y.value(trial)) for trial in setting.trials] if len(setting.trials) > 1 else []
-        look = {"color": style.colour(setting), "symbol": style.symbol(setting)}
-        figure.add_scatter(
-            x=[point[0] for point in seeds],
-            y=[point[1] for point in seeds],
-            mode="markers",
-            marker={**look, "size": 6, "opacity": 0.35},
-            hoverinfo="skip",
-            meta=meta_of(setting),
-        )
+        add_dots(figure, setting, style, seeds)
         ring = {"color": INK, "width": 2.5} if setting in front else {"color": "white", "width": 1}
-        figure.add_scatter(
+        add_trace(
+            figure,
+            setting,
+            f"{x.title}: %{{x}}<br>{y.title}: %{{y}}%{{text}}",
             x=[across.mean],
             y=[up.mean],
             error_x=whiskers([across.high - across.mean], [across.mean - across.low], color=style.colour(setting)),
             error_y=whiskers([up.high - up.mean], [up.mean - up.low], color=style.colour(setting)),
             mode="markers",
             cliponaxis=False,
-            marker={**look, "size": 15, "line": ring if not setting.is_baseline else {"width": 2.5}},
-            name=setting.name,
+            marker={**style.marker(setting, 15), "line": ring if not setting.is_baseline else {"width": 2.5}},
             text=[adapted.get(setting.name, "")],
-            hovertemplate=(
-                f"<b>{without_markup(setting.name)}</b><br>{x.title}: %{{x}}<br>{y.title}: %{{y}}%{{text}}"
-                "<extra></extra>"
-            ),
-            meta=meta_of(setting),
         )
     figure.update_xaxes(title_text=x.title, **x.look)
     figure.update_yaxes(title_text=y.title, **y.look)
     return figure
+
+
+def add_trace(figure: Plot, setting: Setting, hover: str, name: str = "", **trace: Any) -> None:
+    """Add a trace of a setting, which the legend of the page shows and hides.
+
+    name: by default that of the setting. hover: text below it, as plotly's template.
+    """
+    named = name or setting.name
+    template = f"<b>{without_markup(named)}</b><br>{hover}<extra></extra>"
+    figure.add_scatter(name=named, hovertemplate=template, meta=meta_of(setting), **trace)
+
+
+def add_dots(figure: Plot, setting: Setting, style: Style, points: Sequence[tuple[float | None, float | None]]) -> None:
+    """Add a faint dot for each single result of a setting, such as of a seed."""
+    figure.add_scatter(
+        x=[x for x, _ in points],
+        y=[y for _, y in points],
+        mode="markers",
+        marker={**style.marker(setting, 6), "opacity": 0.35},
+        hoverinfo="skip",
+        meta=meta_of(setting),
+    )
 
 
 def group_accuracy(scene: Scene) -> Plot:
@@ -225,7 +236,10 @@ def by_group(
         ]
         if not known:
             continue
-        figure.add_scatter(
+        add_trace(
+            figure,
+            setting,
+            "%{text}: %{x}",
             x=[found.mean for _, _, found, _ in known],
             y=[row + offset for row, *_ in known],
             error_x=whiskers(
@@ -234,12 +248,9 @@ def by_group(
                 color=style.colour(setting),
             ),
             mode="markers",
-            marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 7.5},
+            marker=style.marker(setting, 7.5),
             cliponaxis=False,
-            name=setting.name,
             text=[without_markup(name) for _, name, *_ in known],
-            hovertemplate=f"<b>{without_markup(setting.name)}</b><br>%{{text}}: %{{x}}<extra></extra>",
-            meta=meta_of(setting),
         )
     figure.update_xaxes(side="top", **look)
     figure.update_yaxes(
@@ -267,20 +278,19 @@ def who_pays(scene: Scene) -> Plot:
         dearest = max(points, key=lambda point: point[2], default=None)
         labelled = {dearest[0]} if dearest and setting.clipping not in named else set()
         named.add(setting.clipping)
-        figure.add_scatter(
+        add_trace(
+            figure,
+            setting,
+            f"%{{customdata}}: {word} %{{x}}, mean ε %{{y:.3~g}}",
             x=[served for _, served, *_ in points],
             y=[paid for _, _, paid, _ in points],
             error_y={"array": [error for *_, error in points], "thickness": 0.8, "width": 0},
             mode="markers+text",
-            marker={"color": style.colour(setting), "symbol": style.symbol(setting), "size": 9, "opacity": 0.85},
+            marker={**style.marker(setting, 9), "opacity": 0.85},
             text=[without_markup(name) if name in labelled else "" for name, *_ in points],
             textposition="middle right",
             textfont={"size": 11, "color": style.colour(setting)},
             customdata=[without_markup(name) for name, *_ in points],
-            hovertemplate=f"<b>{without_markup(setting.name)}</b><br>%{{customdata}}: {word} %{{x}}, mean ε %{{y:.3~g}}"
-            "<extra></extra>",
-            name=setting.name,
-            meta=meta_of(setting),
         )
     figure.update_xaxes(title_text=f"{word} of the group on test data", **look_of(scene.main.format))
     figure.update_yaxes(title_text="mean ε<sub>i</sub> of the group's training examples", range=_cost_range(settings))
@@ -298,16 +308,16 @@ def histograms(scene: Scene) -> dict[str, Plot]:
     for setting in settings:
         for edges, shares in _pooled_histograms(setting):
             figure = drawn.setdefault(setting.name_without_schedule, blank(height=250))
-            figure.add_scatter(
+            add_trace(
+                figure,
+                setting,
+                "ε from %{x:.3~g}: %{y:.1%}",
                 x=edges,
                 y=[*shares, shares[-1]],
                 mode="lines",
                 line={"color": style.colour(setting), "width": 2, "dash": style.dash(setting), "shape": "hv"},
                 fill="tozeroy",
                 fillcolor=faded(style.colour(setting), 0.12),
-                name=setting.name,
-                hovertemplate=f"<b>{without_markup(setting.name)}</b><br>ε from %{{x:.3~g}}: %{{y:.1%}}<extra></extra>",
-                meta=meta_of(setting),
             )
             if (worst := setting.highest_epsilon) is not None:
                 _mark_worst_case(figure, worst)
@@ -379,15 +389,16 @@ def line(
     opacity: float = 1.0,
 ) -> None:
     """Add one value per epoch of a trial, in the colour and dash of its setting; a single epoch is a marker."""
-    figure.add_scatter(
+    add_trace(
+        figure,
+        setting,
+        "epoch %{x}: %{y:.4~g}",
+        name,
         x=[epoch.epoch for epoch in history],
         y=list(values),
         mode="lines" if len(history) > 1 else "markers",
         line={"color": style.colour(setting), "dash": style.dash(setting), "width": width},
         opacity=opacity,
-        name=name,
-        hovertemplate=f"<b>{without_markup(name)}</b><br>epoch %{{x}}: %{{y:.4~g}}<extra></extra>",
-        meta=meta_of(setting),
     )
 
 

@@ -44,7 +44,7 @@ from dpsweep.orchestration.comparison.settings import (
 )
 from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.report.figures import blank, look_of, meta_of, whiskers, without_markup
+from dpsweep.orchestration.report.figures import add_trace, blank, look_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedPrivacy, PublishedSweep
 from dpsweep.workers.dataset_description import NO_GROUPS
@@ -570,21 +570,20 @@ def _dots(
     shown: Format,
 ) -> None:
     """Add the values of a setting, one in each row, with their intervals."""
-    colour = style.colour(setting)
     bars = whiskers(
         [max(interval.high - value, 0.0) if interval else 0.0 for *_, value, interval in points],
         [max(value - interval.low, 0.0) if interval else 0.0 for *_, value, interval in points],
-        color=colour,
+        color=style.colour(setting),
     )
-    figure.add_scatter(
+    add_trace(
+        figure,
+        setting,
+        "%{text}",
         x=[value for _, _, value, _ in points],
         y=[row for row, *_ in points],
         error_x=bars,
         mode="markers",
         cliponaxis=False,
-        marker={"color": colour, "symbol": style.symbol(setting), "size": 9},
-        name=setting.name,
+        marker=style.marker(setting, 9),
         text=[f"{without_markup(name)}: {shown.one(value)}" for _, name, value, _ in points],
-        hovertemplate=f"<b>{without_markup(setting.name)}</b><br>%{{text}}<extra></extra>",
-        meta=meta_of(setting),
     )

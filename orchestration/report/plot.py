@@ -165,6 +165,10 @@ class Style:
         name = self.looks[setting.schedule][0]
         return f"{name}-open" if self.places.get(setting.name, 0) % 2 and not name.endswith("-open") else name
 
+    def marker(self, setting: Setting, size: float) -> dict[str, Any]:
+        """Return the marker of the setting, as plotly takes it."""
+        return {"color": self.colour(setting), "symbol": self.symbol(setting), "size": size}
+
     def dash(self, setting: Setting) -> str:
         """Return Plotly's name of the line dash for the setting's schedule."""
         return self.looks[setting.schedule][1]

@@ -26,6 +26,8 @@ from dpsweep.orchestration.comparison.statistics import spread
 from dpsweep.orchestration.report.figures import (
     FigureAxis,
     Scene,
+    add_dots,
+    add_trace,
     blank,
     is_number,
     label_end,
@@ -193,27 +195,20 @@ def _last_trace(trial: PublishedTrial) -> tuple[Trace, float] | None:
 _of_trace = functools.lru_cache(maxsize=256)(compare_groups)
 
 
-def _add(
-    figure: Plot,
-    scene: Scene,
-    setting: Setting,
-    epsilons: Mapping[int, float],
-    dash: str,
-    what: str,
-) -> None:
+def _add(figure: Plot, scene: Scene, setting: Setting, epsilons: Mapping[int, float], dash: str, what: str) -> None:
     finite = [epsilon if math.isfinite(epsilon) else None for epsilon in epsilons.values()]
     if not any(epsilon is not None for epsilon in finite):
         return
-    figure.add_scatter(
+    add_trace(
+        figure,
+        setting,
+        "k = %{x}: ε = %{y:.4~g}",
+        f"{setting.name}, {what}",
         x=list(epsilons),
         y=finite,
         mode="lines+markers" if dash == "solid" else "lines",
         line={"color": scene.style.colour(setting), "dash": dash, "width": 2 if dash == "solid" else 1},
-        marker={"color": scene.style.colour(setting), "symbol": scene.style.symbol(setting), "size": 8},
-        text=[without_markup(f"{setting.name}, {what}")] * len(epsilons),
-        hovertemplate="<b>%{text}</b><br>k = %{x}: ε = %{y:.4~g}<extra></extra>",
-        name=f"{setting.name}, {what}",
-        meta=meta_of(setting),
+        marker=scene.style.marker(setting, 8),
     )
 
 
@@ -264,7 +259,6 @@ def _curve(scene: Scene, name: str, up: FigureAxis) -> Plot:
         if not points:
             continue
         first = points[0][2]
-        colour, symbol = scene.style.colour(first), scene.style.symbol(first)
         figure.add_scatter(
             x=[at for at, *_ in points],
             y=[found.mean for _, found, _ in points],
@@ -273,8 +267,8 @@ def _curve(scene: Scene, name: str, up: FigureAxis) -> Plot:
                 [found.mean - found.low for _, found, _ in points],
             ),
             mode="lines+markers",
-            line={"color": colour, "dash": scene.style.dash(first), "width": 2},
-            marker={"color": colour, "symbol": symbol, "size": 9},
+            line={"color": scene.style.colour(first), "dash": scene.style.dash(first), "width": 2},
+            marker=scene.style.marker(first, 9),
             text=[without_markup(setting.name) for *_, setting in points],
             hovertemplate=(
                 f"<b>%{{text}}</b><br>{without_markup(parameter_in_words(name))} %{{x}}: %{{y}}<extra></extra>"
@@ -314,29 +308,17 @@ def _add_search(figure: Plot, scene: Scene, setting: Setting, found: PublishedTu
     line = {at: best(score for other, score in known if other == at) for at, _ in sorted(known)}
     if len(line) < 2:
         return
-    colour, chosen = scene.style.colour(setting), found.chosen.get(place)
-    figure.add_scatter(
-        x=[at for at, _ in known],
-        y=[score for _, score in known],
-        mode="markers",
-        marker={"color": colour, "symbol": scene.style.symbol(setting), "size": 6, "opacity": 0.35},
-        hoverinfo="skip",
-        meta=meta_of(setting),
-    )
-    figure.add_scatter(
+    chosen, style = found.chosen.get(place), scene.style
+    add_dots(figure, setting, style, known)
+    add_trace(
+        figure,
+        setting,
+        f"{without_markup(parameter_in_words(place))} %{{x}}: %{{y}}",
         x=list(line),
         y=list(line.values()),
         mode="lines+markers",
-        line={"color": colour, "dash": scene.style.dash(setting), "width": 2},
-        marker={
-            "color": colour,
-            "symbol": scene.style.symbol(setting),
-            "size": [14 if at == chosen else 8 for at in line],
-        },
-        text=[without_markup(setting.name)] * len(line),
-        hovertemplate=f"<b>%{{text}}</b><br>{without_markup(parameter_in_words(place))} %{{x}}: %{{y}}<extra></extra>",
-        name=setting.name,
-        meta=meta_of(setting),
+        line={"color": style.colour(setting), "dash": style.dash(setting), "width": 2},
+        marker={**style.marker(setting, 8), "size": [14 if at == chosen else 8 for at in line]},
     )
 
 
