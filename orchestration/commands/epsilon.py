@@ -63,7 +63,7 @@ from dpsweep.orchestration.commands.stored_trial import (
     stored_trace,
 )
 from dpsweep.orchestration.comparison.formats import at_least_share, at_most_share
-from dpsweep.orchestration.comparison.individuals import (
+from dpsweep.orchestration.comparison.group_references import (
     COMPARISON,
     VADHAN,
     GroupComparison,

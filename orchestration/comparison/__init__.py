@@ -12,7 +12,7 @@ __all__ = [
     "extremes",
     "findings",
     "formats",
-    "individuals",
+    "group_references",
     "intervals",
     "inventory",
     "ledger",

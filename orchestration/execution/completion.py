@@ -29,9 +29,9 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.records.shards import NormShards
 from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.comparison.individuals import density, exact_statistics, released_statistics
 from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.execution.backend import TrialContext
+from dpsweep.orchestration.execution.example_statistics import density, exact_statistics, released_statistics
 from dpsweep.orchestration.store.integrity import note_digests
 from dpsweep.orchestration.store.published import EstimateQuality, IndividualStatistics, PublishedEpoch
 from dpsweep.orchestration.store.release_modes import release_mode

@@ -23,11 +23,11 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import StoredUsers, read_user_groups
 from dpsweep.orchestration.comparison.claims import recomputed, require_founded
-from dpsweep.orchestration.comparison.individuals import exact_statistics
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.backend import Warn
 from dpsweep.orchestration.execution.backends import on_stored
+from dpsweep.orchestration.execution.example_statistics import exact_statistics
 from dpsweep.orchestration.execution.upkeep import trained
 from dpsweep.orchestration.store.integrity import require_unaltered
 from dpsweep.orchestration.store.later_results import write_account

@@ -17,7 +17,7 @@ from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.findings import COMPARED
 from dpsweep.orchestration.comparison.formats import NUMBER, Format
-from dpsweep.orchestration.comparison.individuals import VADHAN, compare_groups, linear_heading
+from dpsweep.orchestration.comparison.group_references import VADHAN, compare_groups, linear_heading
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.parameters import parameter_in_words
 from dpsweep.orchestration.comparison.rate_metrics import spoken

@@ -7,7 +7,7 @@ from typing import Final
 from tests.mutants.mutant import Bug as B
 from tests.mutants.mutant import Mutant, bugs_in
 
-INDIVIDUALS: Final = ("tests/orchestration/comparison/test_individuals.py",)
+INDIVIDUALS: Final = ("tests/orchestration/execution/test_example_statistics.py",)
 RECORD: Final = ("tests/orchestration/comparison/test_record.py",)
 TABLES: Final = ("tests/orchestration/report/test_tables.py",)
 
@@ -30,7 +30,7 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B('({"sensitive": "true"} if release_mode', "({} if release_mode", "raw runs are not marked sensitive", True),
     ),
     *bugs_in(
-        "orchestration/comparison/individuals.py",
+        "orchestration/execution/example_statistics.py",
         INDIVIDUALS,
         B(
             'return weakest(own, "estimate" if',

@@ -1,4 +1,4 @@
-"""The correlation of epsilon_i and log loss, on cases whose answer is known."""
+"""Statistics of single epsilons, and their correlation with log loss, on cases whose answer is known."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from dpsweep.accounting.jobs.release import GroupStatistics, ReleasedStatistics
 from dpsweep.accounting.jobs.summaries import CountedEpsilons, Counting, Members, summarise
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.records.epsilon_files import Epsilons
-from dpsweep.orchestration.comparison.individuals import (
+from dpsweep.orchestration.execution.example_statistics import (
     density,
     exact_statistics,
     kind_of_capped,
@@ -22,7 +22,6 @@ from dpsweep.orchestration.comparison.individuals import (
     loss_density,
     released_statistics,
 )
-from dpsweep.orchestration.comparison.statistics import pearson
 from dpsweep.orchestration.store.published import EpsilonHistogram, GroupEpsilon, IndividualStatistics
 from dpsweep.orchestration.store.results import read_exact_statistics, write_exact_statistics
 from tests.known import known as present
@@ -46,14 +45,6 @@ def test_an_epsilon_that_grows_with_log_loss_correlates_perfectly() -> None:
     assert correlation_of(-epsilons, LOSSES) == pytest.approx(-1.0, abs=1e-9)
     raw = present(correlation_of(LOSSES.astype(np.float64), LOSSES))
     assert raw < 0.8, "the loss itself is not linear in its logarithm"
-
-
-def test_pearson_is_the_covariance_over_both_deviations() -> None:
-    one, other = [1.0, 2.0, 4.0, 9.0], [3.0, 1.0, 0.0, 5.0]
-    centred = [[value - sum(side) / 4 for value in side] for side in (one, other)]
-    product = sum(a * b for a, b in zip(*centred, strict=True))
-    expected = product / math.sqrt(sum(a * a for a in centred[0]) * sum(b * b for b in centred[1]))
-    assert pearson(one, other) == pytest.approx(expected, rel=1e-12)
 
 
 def test_constant_sides_and_few_examples_have_none() -> None:
