@@ -17,7 +17,7 @@ from dpsweep.orchestration.comparison.formats import for_terminal
 def init(
     data: Annotated[
         Path,
-        typer.Argument(help="A table: .csv or .tsv with a header, or .parquet.", metavar="DATA", readable=False),
+        typer.Argument(help="A table: .csv or .tsv with a header, .jsonl or .parquet.", metavar="DATA", readable=False),
     ],
     label: Annotated[
         list[str], typer.Option(help="The column that models predict: classes or numbers. Or several: repeat it.")
@@ -50,10 +50,12 @@ def init(
     # name is a number they are withheld here too: the table may have no names.
     from dpsweep.orchestration.sweeps.draft import draft_sweep
     from dpsweep.orchestration.sweeps.text_column import TextColumn
+    from dpsweep.workers.data import require_path
 
     if text is None and (tokenizer is not None or pretrained is not None):
         raise InvalidInput("--tokenizer and --pretrained read a column of texts; name it with --text")
     group_column, user_column = _one("--group", group), _one("--user", user)
+    require_path(str(data))  # before the tokenizer, as whoever has neither would correct its path alone
     column = None if text is None else TextColumn.read_by(text, tokenizer, pretrained)
     target = Path(f"{data.stem}.yaml") if to is None else to
     if os.path.exists(target):  # False for a name that is too long

@@ -159,7 +159,9 @@ def best(
 
 def predict(
     trial: Annotated[str, typer.Argument(help="Folder or URI of a finished trial.", metavar="TRIAL")],
-    table: Annotated[Path, typer.Argument(help="A table: .csv, .tsv or .parquet.", metavar="TABLE", readable=False)],
+    table: Annotated[
+        Path, typer.Argument(help="A table: .csv, .tsv, .jsonl or .parquet.", metavar="TABLE", readable=False)
+    ],
     to: Annotated[Path, typer.Option(help="The file to write: .csv or .parquet.", metavar="FILE")],
     allow_code: AllowCode = None,
 ) -> None:

@@ -56,8 +56,8 @@ _FOLDER = "dpsweep_job"
 _DATA: Final = frozenset(
     f".{ending}"
     for endings in (
-        ("csv", "tsv", "parquet", "arrow", "feather", "h5", "hdf5", "db", "sqlite", "npy", "npz", "pkl", "pickle"),
-        ("pt", "pth", "ckpt", "safetensors", "onnx", "bin"),
+        ("csv", "tsv", "jsonl", "parquet", "arrow", "feather", "h5", "hdf5", "db", "sqlite", "npy", "npz"),
+        ("pkl", "pickle", "pt", "pth", "ckpt", "safetensors", "onnx", "bin"),
         ("zip", "gz", "bz2", "xz", "tar", "tgz", "jpg", "jpeg", "png"),
     )
     for ending in endings

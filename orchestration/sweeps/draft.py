@@ -207,6 +207,10 @@ def _profiled(
     if user is not None:
         table.column(user, "user")
     task = _task_of(tuple(table.column(name, "label") for name in named))
+    if task == "regression" and (long := next(filter(_is_too_long, named), None)):
+        raise InvalidInput(
+            f"the name of the label {long[:20]!r}... has {len(long):,} characters; shorten it in the table"
+        )
     if task == "classification":
         table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES, roles)
     if hashed is not None:
@@ -282,9 +286,12 @@ def _unusable(column: ColumnProfile) -> str | None:
         return f"which has more than {MOST_VALUES} different texts; {how}"
     if column.span is not None and not math.isfinite(2.0 * (column.span[1] - column.span[0])):
         return "whose numbers are too large for a range"
-    if len(quoted(column.name)) > 1000:  # PyYAML takes no longer key than 1024 characters
-        return "whose name is too long for a key of a sweep file"
-    return None
+    return "whose name is too long for a key of a sweep file" if _is_too_long(column.name) else None
+
+
+def _is_too_long(name: str) -> bool:
+    """Return whether PyYAML, which takes no longer key than 1024 characters, may not take the name as one."""
+    return len(quoted(name)) > 1000
 
 
 def _outward(low: float, high: float) -> tuple[float, float]:

@@ -50,6 +50,7 @@ from dpsweep.workers.data.preparations import (
     plain_preparation,
     preparation_as_stored,
 )
+from dpsweep.workers.data.source_files import require_path
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.table_profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
 from dpsweep.workers.data.tabular import NORM_OF_TEXT
@@ -230,6 +231,7 @@ __all__ = [
     "plain_preparation",
     "preparation_as_stored",
     "profile_table",
+    "require_path",
     "rows_of_owners",
     "rows_per_user",
     "shared_users",

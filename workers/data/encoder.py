@@ -124,6 +124,8 @@ def _name_of(token: object, known: Mapping[str, int]) -> str | None:
             return name if name in known else None
         case int() if not isinstance(token, bool):
             return next((name for name, number in known.items() if number == token), None)
+        case [int() as first, *_]:  # of several tokens that end a text, as of chat models
+            return _name_of(first, known)
     return None
 
 

@@ -142,7 +142,7 @@ def _checked(columns: Columns) -> Columns:
 
 
 def encoded_rows(path: str, columns: Columns) -> NewRows:
-    """Return the rows of a .csv, .tsv or .parquet file, which may have other columns, too, in any order.
+    """Return the rows of a .csv, .tsv, .jsonl or .parquet file, which may have other columns, too, in any order.
 
     A value that is no declared category becomes all zeros, and a number is cut at its range, as in training; notes
     count them. Raises: InvalidInput for a column that lacks or is there twice, one of another type, and no rows;

@@ -180,8 +180,8 @@ def table(
     ignore_case: Sequence[str] = (),
     task: TableTask = "classification",
 ) -> Source:
-    """Return the rows of a .parquet, .csv or .tsv file with a header. Commas, semicolons, tabs or bars separate the
-    fields of CSV.
+    """Return the rows of a .parquet or .jsonl file, or of a .csv or .tsv file with a header. Commas, semicolons, tabs
+    or bars separate the fields of CSV.
 
     label: the column of classes; for task ``regression``, one or several columns of numbers, scaled if in ``ranges``;
     for ``multi_label``, columns of 0 and 1. group: one column, or several, such as ["sex", "race"], whose intersections

@@ -17,9 +17,11 @@ from pathlib import Path
 from typing import Final
 
 import charset_normalizer
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
+import pyarrow.json as arrow_json
 import pyarrow.parquet as parquet
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
@@ -62,6 +64,12 @@ _ENCODINGS: Final = (
 _ESCAPES: Final = frozenset(("idna", "punycode", "raw-unicode-escape", "undefined", "unicode-escape", "utf-7"))
 """Codecs of Python that read plain letters of a row as escapes, such as a backslash and an n as the end of it."""
 _HEADER_BYTES: Final = 1 << 20
+BYTES_AT_ONCE: Final = 2**22
+"""Number of bytes of CSV or JSON in memory at a time. Arrow refuses a row that is longer."""
+_DEEPEST: Final = 100
+"""Most levels of nested values of JSON; Arrow's parser needs stack for each, and ends the process near 20,000."""
+_STRING: Final = re.compile(rb'"(?:[^"\\\n]|\\.)*+"')
+_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 _BLOCK: Final = 1 << 22
 _SEPARATORS: Final = (",", ";", "\t", "|")
 _MOST_PLACES: Final = 10_000
@@ -291,7 +299,11 @@ def without_missing(values: pa.Array | pa.ChunkedArray, declared: CellValues) ->
 def _read_parquet(path: Path, texts: Mapping[str, CellValues], encoding: str | None) -> pa.Table:
     """Return the table, with a column for each place of lists of equally many numbers, except for columns of texts."""
     refuse_encoding(path, encoding)
-    rows = _stored(path)
+    return _with_places(_stored(path), texts)
+
+
+def _with_places(rows: pa.Table, texts: Mapping[str, CellValues]) -> pa.Table:
+    """Return the table with a column for each place of lists of equally many numbers, but of columns ``texts``."""
     given, repeated = different_names(rows.column_names)
     columns: list[tuple[str, pa.ChunkedArray]] = []
     for name, values in zip(given, rows.columns, strict=True):
@@ -354,18 +366,47 @@ def places_of(columns: Sequence[str]) -> dict[str, list[str]]:
     return {name: places for name, places in found.items() if name not in columns}
 
 
+def _read_json(path: Path, texts: Mapping[str, CellValues], encoding: str | None) -> pa.Table:
+    """Return the table of a file with one object per line, with what looks like a time as it is spelt."""
+    refuse_encoding(path, encoding)
+    require_shallow_lines(path)
+    read = arrow_json.ReadOptions(block_size=BYTES_AT_ONCE)
+    rows = arrow_json.read_json(path, read)
+    if times := [each.with_type(pa.string()) for each in rows.schema if pa.types.is_timestamp(each.type)]:
+        rows = arrow_json.read_json(path, read, arrow_json.ParseOptions(explicit_schema=pa.schema(times)))
+    return _with_places(rows, texts)
+
+
+def require_shallow_lines(path: Path) -> None:
+    """Raise ArrowInvalid for values of JSON nested so deeply that Arrow's parser would end the process."""
+    depth = 0
+    with path.open("rb") as file:
+        while block := file.read(BYTES_AT_ONCE) + file.readline(BYTES_AT_ONCE):
+            brackets = np.frombuffer(_STRING.sub(b"", block).translate(None, _NO_BRACKETS), np.uint8)
+            steps = depth + np.cumsum(np.append(0, np.where(np.isin(brackets, [*b"[{"]), 1, -1)))
+            above = steps - np.minimum(np.minimum.accumulate(steps), 0)  # brackets that close nothing count as none
+            if above.max() > _DEEPEST:
+                raise pa.ArrowInvalid(f"nested more than {_DEEPEST} levels deep in a line")
+            depth = int(above[-1])
+            if len(block) == 2 * BYTES_AT_ONCE and not block.endswith(b"\n"):
+                raise pa.ArrowInvalid("straddling object")  # as Arrow says, which would read all of the file
+
+
 READERS: Final[Mapping[str, Callable[[Path, Mapping[str, CellValues], str | None], pa.Table]]] = {
     ".csv": _read_csv,
     ".tsv": _read_csv,
+    ".jsonl": _read_json,
     ".parquet": _read_parquet,
 }
 """Readers by file name extension."""
 
 
 def read_table_file(path: str, texts: Mapping[str, CellValues], encoding: str | None = None) -> pa.Table:
-    """Return the rows of a .csv, .tsv or .parquet file; columns of one name get different ones (`different_names`).
+    """Return the rows of a .csv, .tsv, .jsonl or .parquet file.
 
-    `texts`: columns of a CSV file to read as text, with declared values. `encoding`: of a CSV file.
+    Columns of one name get different ones (`different_names`). `texts`: columns of a CSV file to read as text, with
+    declared values. `encoding`: of a CSV file.
+
     Raises: InvalidInput for a missing file, a folder or another file type; DataCorruption for a file that cannot be
     read.
     """

@@ -119,9 +119,10 @@ class TableProfile:
 
 
 def profile_table(path: str, texts: tuple[str, ...], most_values: int, named: tuple[str, ...] = ()) -> TableProfile:
-    """Return the profile of a .csv, .tsv or .parquet file. `texts`: columns read as text, even if they hold numbers.
+    """Return the profile of a .csv, .tsv, .jsonl or .parquet file.
 
-    named: columns that the file should have, by which its encoding is found. Values are listed up to ``most_values``.
+    `texts`: columns read as text, even if they hold numbers. named: columns that the file should have, by which its
+    encoding is found. Values are listed up to ``most_values``.
 
     Raises: InvalidInput for a missing file, one without rows and one that is packed, DataCorruption for one that cannot
     be read.

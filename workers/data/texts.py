@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import itertools
 import json
-import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -47,7 +46,14 @@ from dpsweep.workers.data.table import (
     used_columns,
     user_names,
 )
-from dpsweep.workers.data.table_files import dialect_of, refuse_encoding, require_closed_quotes, without_missing
+from dpsweep.workers.data.table_files import (
+    BYTES_AT_ONCE,
+    dialect_of,
+    refuse_encoding,
+    require_closed_quotes,
+    require_shallow_lines,
+    without_missing,
+)
 from dpsweep.workers.data.tabular import attributes, complete_rows, kind_of
 from dpsweep.workers.tasks import IGNORED
 
@@ -105,12 +111,6 @@ def next_tokens(block: Block, padding: int) -> tuple[npt.NDArray[np.int32], npt.
 
 _ROWS_AT_ONCE: Final = 1024
 """Number of texts in memory at a time."""
-_BYTES_AT_ONCE: Final = 2**22
-"""Number of bytes of CSV or JSON in memory at a time. Arrow refuses a row that is longer."""
-_DEEPEST: Final = 100
-"""Most levels of nested values of JSON; Arrow's parser needs stack for each, and ends the process near 20,000."""
-_STRING: Final = re.compile(rb'"(?:[^"\\\n]|\\.)*+"')
-_NO_BRACKETS: Final = bytes(set(range(256)) - set(b"[]{}"))
 Length = Annotated[int, Field(ge=2, le=65_536)]
 
 
@@ -149,6 +149,8 @@ def text(
 
     Raises: InvalidInput for unknown columns and tokens, and undeclared values; DataCorruption for unreadable files.
     """
+    for each in (path,) if test_path is None else (path, test_path):
+        require_path(each)  # before the tokenizer, as whoever has neither would correct its path alone
     encoder = TextEncoder.of_file(tokenizer, max_length, padding_token)
     labels = _labels(objective, label, task)
     kind = task if objective == "label" else "language_modelling"
@@ -335,7 +337,7 @@ def _csv_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterato
     if twice := [name for name in written.repeated if name in columns.used]:
         refuse_repeated(twice[0], path)
     read = written.read
-    read.block_size = _BYTES_AT_ONCE
+    read.block_size = BYTES_AT_ONCE
     with csv.open_csv(path, read, written.parse) as reader:
         only = _only(columns.used, reader.schema.names)
     options = csv.ConvertOptions(column_types=types, null_values=list(MISSING_SPELLINGS), include_columns=only)
@@ -373,8 +375,8 @@ def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterat
     stands, and whole numbers to predict may be followed by others.
     """
     refuse_encoding(path, encoding)
-    _require_shallow_lines(path)
-    read = arrow_json.ReadOptions(block_size=_BYTES_AT_ONCE)
+    require_shallow_lines(path)
+    read = arrow_json.ReadOptions(block_size=BYTES_AT_ONCE)
     with arrow_json.open_json(path, read) as reader:
         found = reader.schema
     only = _only(columns.used, found.names)
@@ -385,21 +387,6 @@ def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterat
     options = arrow_json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior=others)
     with arrow_json.open_json(path, read, options) as reader:
         yield from reader
-
-
-def _require_shallow_lines(path: Path) -> None:
-    """Raise ArrowInvalid for values nested so deeply that Arrow's parser would end the process."""
-    depth = 0
-    with path.open("rb") as file:
-        while block := file.read(_BYTES_AT_ONCE) + file.readline(_BYTES_AT_ONCE):
-            brackets = np.frombuffer(_STRING.sub(b"", block).translate(None, _NO_BRACKETS), np.uint8)
-            steps = depth + np.cumsum(np.append(0, np.where(np.isin(brackets, [*b"[{"]), 1, -1)))
-            above = steps - np.minimum(np.minimum.accumulate(steps), 0)  # brackets that close nothing count as none
-            if above.max() > _DEEPEST:
-                raise pa.ArrowInvalid(f"nested more than {_DEEPEST} levels deep in a line")
-            depth = int(above[-1])
-            if len(block) == 2 * _BYTES_AT_ONCE and not block.endswith(b"\n"):
-                raise pa.ArrowInvalid("straddling object")  # as Arrow says, which would read all of the file
 
 
 def _told_type(kind: pa.DataType, is_number: bool) -> pa.DataType:

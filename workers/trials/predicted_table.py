@@ -23,9 +23,9 @@ _OF_LIKELIHOOD: Final = ("cross_entropy", "binary_logistic", "binary_cross_entro
 def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dict[str, Values], tuple[str, ...]]:
     """Return columns with an entry for each row of the table, in its order, and notes on values.
 
-    table: a data frame, or the path of a .csv, .tsv or .parquet file, of texts also .jsonl. No labels are needed. For
-    classes, ``prediction`` is the name of one, and ``probability of NAME`` follow. Of several labels, each has a column
-    of 0 and 1, and its probability. Targets are in the unit of the table. A row that lacks a value has None, or NaN.
+    table: a data frame, or the path of a .csv, .tsv, .jsonl or .parquet file. No labels are needed. For classes,
+    ``prediction`` is the name of one, and ``probability of NAME`` follow. Of several labels, each has a column of 0
+    and 1, and its probability. Targets are in the unit of the table. A row that lacks a value has None, or NaN.
     After a loss that is no likelihood, ``output for NAME`` stand for probabilities.
 
     Raises: InvalidInput where the features are of no table, or are not declared; otherwise as `encoded` of `Columns`

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import re
 import shlex
 import stat
 from collections import Counter
@@ -170,7 +171,7 @@ def test_the_owner_of_a_row_is_no_feature(tmp_path: Path) -> None:
 
 
 def test_texts_are_drafted_with_a_tokenizer(tmp_path: Path) -> None:
-    path, tokenizer = make_texts(tmp_path / "texts.csv"), make_tokenizer(tmp_path / "tokenizer.json")
+    path, tokenizer = make_texts(tmp_path / "texts.jsonl"), make_tokenizer(tmp_path / "tokenizer.json")
     plan = plan_sweep(parse_sweep(draft_sweep(path, ["mood"], "lang", text=TextColumn("body", tokenizer))))
     assert (plan.refusals, plan.warnings) == ((), ())
     assert plan.trials[0].dataset.class_names == ("neg", "pos")
@@ -237,8 +238,9 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
         "--to",
         tmp_path / "own.yaml",
     )
-    refused = dpsweep("init", path, *named)
-    assert (refused.returncode, "has no tokenizer.json" in refused.stderr) == (2, True)
+    for table, lacking in ((path, "has no tokenizer.json"), (tmp_path / "nowhere.csv", "there is no /.*nowhere.csv;")):
+        refused = dpsweep("init", table, *named)
+        assert (refused.returncode, bool(re.search(lacking, refused.stderr))) == (2, True)
     with pytest.raises(InvalidInput, match=r"there is no folder .*; fetch a model to one: hf download NAME"):
         TextColumn.read_by("body", None, tmp_path / "nowhere")
     tokenizer = make_tokenizer(model / "tokenizer.json")

@@ -165,6 +165,9 @@ def test_numbers_near_the_largest_and_endless_names_are_left_out(tmp_path: Path)
     assert parse_sweep(text).data[0].params["features"] == ["score"]
     assert 'left out: "huge", whose numbers are too large for a range' in text
     assert "whose name is too long for a key of a sweep file" in text
+    long = "n" * 1100
+    with pytest.raises(InvalidInput, match=r"the name of the label 'n{20}'\.\.\. has 1,100 characters; shorten it"):
+        draft_sweep(table(tmp_path, f"score,{long}", SCORES, [str(row) for row in ROWS]), [long], None)
     with pytest.raises(InvalidInput, match="the numbers of 'y' are too large to be a label"):
         draft_sweep(table(tmp_path, "score,y", SCORES, [f"{row}e306" for row in ROWS]), ["y"], None)
 
@@ -224,6 +227,7 @@ BESIDE: Mapping[str, tuple[Mapping[str, object], Mapping[str, object], str | Non
     "nothing": ({}, {}, None),
     "its end, by id": ({"model_max_length": 1024}, {"pad_token_id": None, "eos_token_id": 4}, END),
     "its end": ({"eos_token": END}, {}, END),
+    "several ends": ({}, {"eos_token_id": [4, 0]}, END),
     "a description": ({"pad_token": {"content": "cat"}, "eos_token": END}, {"eos_token_id": 4}, "cat"),
     "padding before the end": ({"eos_token": END}, {"pad_token_id": 1}, "cat"),
     "tokens that it lacks": (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from decimal import Decimal
 from pathlib import Path
@@ -26,7 +27,8 @@ FEATURES = {"ranges": {"age": [0, 100]}, "categories": {"job": ["baker", "smith"
 
 def read(path: Path, **params: object) -> Source:
     """A table whose label is the column y unless another is named."""
-    return load_source(DataSpec(path.suffix[1:], {"path": str(path), "label": "y", **params}))
+    source = "parquet" if path.suffix == ".parquet" else "csv"
+    return load_source(DataSpec(source, {"path": str(path), "label": "y", **params}))
 
 
 class TestTable:
@@ -199,6 +201,25 @@ class TestTable:
         assert source.train.example_ids.tolist() == [0, 3]
         assert source.class_names == ("2", "10")
         assert source.train.features.tolist() == [[0.0, 0.0, 1.0, 1.0, 0.0], [1.0, 1.0, 0.0, 0.0, 1.0]]
+
+    def test_json_lines_are_read_as_parquet_is(self, tmp_path: Path) -> None:
+        """Also a number after whole ones, a list, a value that is not there, and a text that looks like a time."""
+        rows: list[dict[str, object]] = [
+            {"size": 1, "at": "2020-01-02", "e": [0, 1.5], "y": 10},
+            {"size": 2.5, "at": "2020-01-02 00:00", "e": [2, 3], "y": 2},
+            {"size": None, "at": "x", "e": [2, 3], "y": 2},
+            {"at": "x", "e": [2, 3], "y": 2},
+        ]
+        (tmp_path / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        parquet.write_table(pa.Table.from_pylist(rows), tmp_path / "rows.parquet")
+        days = {"categories": {"at": ["2020-01-02", "2020-01-02 00:00"]}, "unscaled": ["size", "e"]}
+        found = [read(tmp_path / f"rows.{suffix}", **days).train for suffix in ("jsonl", "parquet")]
+        assert found[0].features.tolist() == found[1].features.tolist()
+        assert found[0].features.sum(1).tolist() == [3.5, 8.5]
+        assert found[0].labels.tolist() == found[1].labels.tolist() == [1, 0]
+        (tmp_path / "deep.jsonl").write_text(f'{{"y": {"[" * 200}{"]" * 200}}}\n')
+        with pytest.raises(DataCorruption, match="a line holds values that are nested too deeply"):
+            read(tmp_path / "deep.jsonl")
 
     def test_users_are_numbered(self, tmp_path: Path) -> None:
         path = make_table(tmp_path / "people.csv")

@@ -111,7 +111,7 @@ def test_blocks_do_not_change_what_is_read(folder: Path, suffix: str, monkeypatc
 def test_a_column_of_json_is_read_as_it_stands(
     tmp_path: Path, first: object, later: object, found: set[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawn, "_BYTES_AT_ONCE", 400)
+    monkeypatch.setattr(drawn, "BYTES_AT_ONCE", 400)
     make_tokenizer(tmp_path / "tokenizer.json")
     rows = [{"body": "the cat", "score": 1, "who": first, "other": 1}] * 8
     rows += [{"body": "the dog", "score": 0.5, "who": later, "other": "one", "new": 1}] * 8
@@ -143,7 +143,7 @@ def test_a_column_of_json_is_read_as_it_stands(
 def test_json_that_cannot_be_read_is_told_without_its_values(
     tmp_path: Path, first: str, later: str, said: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(drawn, "_BYTES_AT_ONCE", 400)
+    monkeypatch.setattr(drawn, "BYTES_AT_ONCE", 400)
     make_tokenizer(tmp_path / "tokenizer.json")
     lines = [f'{{"body": "the cat", "mood": "pos", "who": {value}}}\n' for value in (first, later) for _ in range(20)]
     (tmp_path / "texts.jsonl").write_text("".join(lines))
@@ -255,7 +255,7 @@ def test_a_text_of_megabytes_is_read_and_a_row_beyond_a_block_is_named(
     lines = "".join(json.dumps(row) + "\n" for row in rows)
     (tmp_path / f"texts.{suffix}").write_text({"csv": "body,mood\n" + table, "jsonl": lines}[suffix])
     assert len(load(tmp_path, f"texts.{suffix}", label="mood").train) == 2
-    monkeypatch.setattr(drawn, "_BYTES_AT_ONCE", 2**20)
+    monkeypatch.setattr(drawn, "BYTES_AT_ONCE", 2**20)
     with pytest.raises(DataCorruption, match=r"a row is too long \(is a quote not closed\?\)"):
         load(tmp_path, f"texts.{suffix}", label="mood")
 
@@ -302,6 +302,8 @@ def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("{")
     with pytest.raises(DataCorruption, match=r"cannot read .*texts\.jsonl"):
         load(folder, label="mood", path=str(tmp_path / "texts.jsonl"))
+    with pytest.raises(InvalidInput, match=r"there is no .*/nowhere\.csv; give an absolute path to the data"):
+        load(folder, label="mood", path=str(tmp_path / "nowhere.csv"), tokenizer=str(tmp_path / "nowhere.json"))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidInput, match=r"pipe is a pipe, a socket or a device; give the path of a file"):
         load(folder, label="mood", tokenizer=str(tmp_path / "pipe"))
