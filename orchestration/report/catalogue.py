@@ -131,6 +131,7 @@ FIGURES: Final = (
         "over time",
         _one(training_curves.epsilon_over_epochs),
     ),
+    Figure("accountants: ", "By every accountant: ", "over time", training_curves.accountants_over_epochs),
     Figure("rho", "ρ of the steps so far", "over time", _one(training_curves.rho_over_epochs)),
     Figure("noise", "Noise multiplier", "over time", _one(training_curves.noise)),
     Figure("clipping", "Clipping bounds", "over time", _one(training_curves.clipping_bounds)),

@@ -360,12 +360,29 @@ def _mark_worst_case(figure: Plot, worst: float) -> None:
     )
 
 
+_LINE_HEIGHT: Final = 13.0
+"""Smallest distance in pixels at which two labels do not overlap."""
+
+
+def apart(heights: Sequence[float]) -> list[float]:
+    """Return pixels by which to raise labels at these ``heights``, in pixels, so that none overlap.
+
+    >>> apart([100.0, 20.0, 24.0])
+    [0.0, 0.0, 9.0]
+    """
+    raised, below = [0.0] * len(heights), -math.inf
+    for place in sorted(range(len(heights)), key=heights.__getitem__):
+        below = max(heights[place], below + _LINE_HEIGHT)
+        raised[place] = below - heights[place]
+    return raised
+
+
 _MOST_LABELS: Final = 40
 """Most labels of a figure; more would overlap."""
 
 
-def label_end(figure: Plot, text: str, x: float, y: float, colour: str) -> None:
-    """Write ``text`` to the right of a point, unless the figure has `_MOST_LABELS`."""
+def label_end(figure: Plot, text: str, x: float, y: float, colour: str, raised: float = 0.0) -> None:
+    """Write ``text`` to the right of a point, ``raised`` pixels above it, unless the figure has `_MOST_LABELS`."""
     if len(figure.annotations) >= _MOST_LABELS:
         return
     figure.add_annotation(
@@ -374,6 +391,7 @@ def label_end(figure: Plot, text: str, x: float, y: float, colour: str) -> None:
         text=without_markup(text),
         xanchor="left",
         xshift=4,
+        yshift=raised,
         font={"size": 12, "color": colour},
     )
 

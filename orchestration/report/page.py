@@ -310,7 +310,8 @@ def _over_time(settings: Sequence[Setting], style: Style, panels: Mapping[Sectio
         _figures(
             panels["over time"],
             "First seed of each setting. Bounds are shown where they are public: configured, or derived from noisy "
-            "counts. Methods that clip groups apart have a line per group; individual thresholds are private.",
+            "counts. Methods that clip groups apart have a line per group; individual thresholds are private. "
+            "Accountants are compared on the first setting of each schedule.",
             "panels wide",
         ),
     )

@@ -12,8 +12,10 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Final
 
+from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.accountants.methods import total_rho
 from dpsweep.accounting.errors import UnsupportedMechanism
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.findings import COMPARED
 from dpsweep.orchestration.comparison.formats import NUMBER, Format
@@ -28,6 +30,7 @@ from dpsweep.orchestration.report.figures import (
     Scene,
     add_dots,
     add_trace,
+    apart,
     blank,
     is_number,
     label_end,
@@ -40,8 +43,11 @@ from dpsweep.orchestration.report.figures import (
     without_markup,
     worst_axis,
 )
-from dpsweep.orchestration.report.plot import Plot
+from dpsweep.orchestration.report.plot import PALETTE, Plot
 from dpsweep.orchestration.store.published import PublishedTrial, PublishedTuning
+
+_OVERLAID: Final = ("pld", "gdp", "rdp", "rdp-classic", "zcdp", "zcdp-sampled", "strong")
+"""Accountants that are compared over epochs; those of the package dp-accounting are too slow for a page."""
 
 
 def accuracy_over_epochs(scene: Scene) -> Plot:
@@ -71,6 +77,61 @@ def epsilon_over_epochs(scene: Scene) -> Plot:
         if len(kept) > 1:
             trace |= {axis: [trace[axis][at] for at in kept] for axis in "xy"}
     return figure
+
+
+def accountants_over_epochs(scene: Scene) -> dict[str, Plot | None]:
+    """Return the epsilon over epochs by every accountant that covers the run (paper C, Figure 2); estimates are dotted.
+
+    One figure for each schedule, from the first seed of its first setting.
+    """
+    drawn: dict[str, Plot | None] = {}
+    for setting in scene.settings:
+        found = None if setting.is_baseline or setting.schedule in drawn else _last_trace(setting.first_seed)
+        history = setting.first_seed.history
+        if found is not None and history:
+            trace, delta = found
+            places = sorted({round(share * (len(history) - 1)) for share in (0.0, 0.15, 0.4, 0.7, 1.0)})
+            steps = tuple(min(history[place].step, trace.steps) for place in places)
+            epochs = [history[place].epoch for place in places]
+            drawn[setting.schedule] = _accountants(_by_accountant(trace, delta, steps), epochs, delta)
+    return drawn
+
+
+_PLOTTED: Final = 240.0
+"""Approximate pixels between the lowest and the highest point of a figure."""
+
+
+def _accountants(costs: Mapping[str, tuple[PrivacyEstimate, ...]], epochs: list[int], delta: float) -> Plot | None:
+    figure = blank(height=360)
+    finite = {name: found for name, found in costs.items() if all(0.0 < each.epsilon < math.inf for each in found)}
+    ends = [math.log10(estimates[-1].epsilon) for estimates in finite.values()]
+    span = max(ends, default=0.0) - min((math.log10(each[0].epsilon) for each in finite.values()), default=0.0)
+    raised = apart([end * _PLOTTED / max(span, 1e-9) for end in ends])
+    for place, (name, estimates) in enumerate(finite.items()):
+        is_estimate = any(each.kind == "estimate" for each in estimates)
+        said, colour = f"{name}{' (estimate)' if is_estimate else ''}", PALETTE[place % len(PALETTE)]
+        figure.add_scatter(
+            x=epochs,
+            y=[each.epsilon for each in estimates],
+            mode="lines+markers",
+            line={"dash": "dot" if is_estimate else "solid", "width": 2, "color": colour},
+            name=said,
+            hovertemplate=f"<b>{said}</b><br>epoch %{{x}}: ε = %{{y:.4~g}}<extra></extra>",
+        )
+        label_end(figure, name, epochs[-1], ends[place], colour, raised[place])
+    figure.update_xaxes(title_text="epoch", range=[-0.5, epochs[-1] * 1.3 + 0.5])
+    figure.update_yaxes(title_text=f"ε at δ = {delta:g} (log scale)", type="log", tickformat=".3~g", dtick="D2")
+    return figure if figure.data else None
+
+
+@functools.lru_cache(maxsize=64)
+def _by_accountant(trace: Trace, delta: float, steps: tuple[int, ...]) -> dict[str, tuple[PrivacyEstimate, ...]]:
+    """Worst-case costs of the first ``steps``, by each accountant that covers them."""
+    found = {}
+    for name in _OVERLAID:
+        with contextlib.suppress(UnsupportedMechanism):
+            found[name] = tuple(account(trace.until(step), delta, name) for step in steps)
+    return found
 
 
 def rho_over_epochs(scene: Scene) -> Plot:

@@ -62,11 +62,26 @@ def with_trace(trace: Trace) -> PublishedSweep:
     return replace(sample_sweep(), trials=(replace(trial, attempts=(Attempt(trial.key, 1, 1e-5, trace),)),))
 
 
+@pytest.mark.long
+def test_accountants_are_overlaid_over_epochs() -> None:
+    """Each at the cost of the steps so far; what covers no sampled batches is not drawn."""
+    drawn = figures(with_trace(RUN))
+    lines = {line.name: line for line in drawn["accountants: constant"].data}
+    assert list(lines) == ["pld", "rdp", "rdp-classic", "zcdp-sampled (estimate)", "strong"]
+    for name, line in lines.items():
+        steps = [23 * (epoch + 1) for epoch in line.x]
+        assert list(line.y) == [account(RUN.until(step), 1e-5, name.partition(" ")[0]).epsilon for step in steps]
+        assert (line.x[0], line.x[-1]) == (0, 29)
+        assert list(line.y) == sorted(line.y)
+    assert all(tight <= loose for tight, loose in zip(lines["pld"].y, lines["rdp-classic"].y, strict=True))
+    assert "rho" not in drawn, "sampling does not reduce rho"
+
+
 def test_rho_is_drawn_over_epochs_where_nothing_is_sampled() -> None:
     drawn = figures(with_trace(SHUFFLED))
     (line,) = drawn["rho"].data
     assert list(line.y) == pytest.approx([(epoch + 1) / (2 * 8.0**2) for epoch in range(30)])
-    assert "rho" not in figures(with_trace(RUN)), "sampling does not reduce rho"
+    assert "zcdp" in [line.name for line in drawn["accountants: constant"].data]
 
 
 def test_the_owner_sees_examples_as_densities_and_others_nothing() -> None:
