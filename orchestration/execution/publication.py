@@ -1,4 +1,4 @@
-"""The reports of a sweep, and the parts of it that MLflow gets besides its trials, such as the comparison.
+"""The reports of a sweep, and the parts of it that MLflow gets besides its trials, such as comparison and figures.
 
 Drawing takes more memory than all else that a driver does when trials have ended, and drivers share the head of a
 running cluster. A driver there lets another process draw, which takes the memory with it when it ends.
@@ -64,8 +64,8 @@ def publisher(address: str) -> Publish:
 def published(files: SweepFiles, record: SweepRecord, pages: Path) -> Published:
     """Write the reports of a sweep, as `dpsweep.orchestration.report.writing.write_reports`.
 
-    `pages`: an empty folder that gets what MLflow gets, the report under its release mode. A driver does not hold it.
-    Raises: DataCorruption for damaged statistics or outcomes, StorageError.
+    `pages`: an empty folder that gets what MLflow gets, the report under its release mode and pages with one figure,
+    of 2 MB each. A driver does not hold them. Raises: DataCorruption for damaged statistics or outcomes, StorageError.
     """
     from dpsweep.orchestration.report.writing import write_reports  # late: it imports plotly
 
@@ -101,10 +101,14 @@ def steps(
 
 
 def _published(data: PublishedSweep, page: bytes, found: Findings, pages: Path) -> Published:
+    from dpsweep.orchestration.report.catalogue import figures_for_mlflow
     from dpsweep.orchestration.report.prose import headline
 
     if page:
         (pages / "report.html").write_bytes(page)
+    (pages / "figures").mkdir()
+    for name, figure in figures_for_mlflow(with_known_changes(data, found.unknown_cost), found.useless).items():
+        (pages / "figures" / f"{name}.html").write_text(figure)
     return Published(headline(data, found), decided_on(data, found), comparison(found), found.unknown_cost)
 
 

@@ -54,7 +54,7 @@ _CLIENTS: Mapping[str, tuple[str, str]] = {
     "s3": ("boto3", "dpsweep[s3]"),
     "gs": ("google.cloud.storage", "dpsweep[gs]"),
 }
-"""By URI scheme: the module that MLflow needs to store reports and models, and the extra that installs it. Files of
+"""By URI scheme: the module that MLflow needs to store figures and reports, and the extra that installs it. Files of
 trials are written by pyarrow, which needs neither."""
 
 
@@ -67,7 +67,7 @@ def require_client(uri: str) -> None:
     module, extra = _CLIENTS.get(scheme, ("", ""))
     if module and not _is_installed(module):
         raise InvalidInput(
-            f"{uri}: MLflow writes reports and models to {scheme}:// with the package {module}, which is not "
+            f"{uri}: MLflow writes figures and reports to {scheme}:// with the package {module}, which is not "
             f"installed; pip install '{extra}', or name an MLflow server with --tracking-uri"
         )
 

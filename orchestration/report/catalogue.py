@@ -1,4 +1,4 @@
-"""The list of the report's figures: name, title, section and drawing function of each.
+"""The list of the report's figures: name, title, section and drawing function of each, and which go to MLflow.
 
 To add a figure, add a function to `dpsweep.orchestration.report.figures` and one entry to `FIGURES`.
 """
@@ -81,6 +81,8 @@ class Figure:
     section: Section
     draw: Callable[[Scene], Mapping[str, Plot | None]]
     missing: Callable[[PublishedSweep, Findings], str] = lambda data, found: ""
+    in_mlflow: bool = False
+    """Whether the figure is also attached to the sweep's MLflow run."""
 
 
 def _one(draw: Callable[[Scene], Plot | None]) -> Callable[[Scene], Mapping[str, Plot | None]]:
@@ -88,13 +90,13 @@ def _one(draw: Callable[[Scene], Plot | None]) -> Callable[[Scene], Mapping[str,
 
 
 FIGURES: Final = (
-    Figure("utility-fairness", "Utility and fairness", "results", _one(draw.utility_fairness)),
+    Figure("utility-fairness", "Utility and fairness", "results", _one(draw.utility_fairness), in_mlflow=True),
     Figure("privacy-utility", "Privacy and utility", "results", _one(draw.privacy_utility)),
     Figure("privacy-fairness", "Privacy and fairness", "results", _one(draw.privacy_fairness)),
     Figure("group-size", "Any k records together", "results", _one(training_curves.epsilon_over_group_size)),
     Figure("tuning: ", "", "tuning", tuning_curves),
     Figure("tried: ", "", "tuning", searched_curves),
-    Figure("group-accuracy", "{main} on test data", "groups", _one(draw.group_accuracy)),
+    Figure("group-accuracy", "{main} on test data", "groups", _one(draw.group_accuracy), in_mlflow=True),
     Figure(
         "group-change",
         "Change against the baseline{points}",
@@ -108,6 +110,7 @@ FIGURES: Final = (
         "groups",
         _one(draw.mean_group_epsilon),
         missing=lambda data, found: why_examples_are_missing(data),
+        in_mlflow=True,
     ),
     Figure("group-loss", "Loss on test data", "groups", _one(draw.of_groups("loss"))),
     Figure("group-norm", "Gradient norm of its training examples", "groups", _one(draw.of_groups("gradient_norm"))),
@@ -167,15 +170,27 @@ class DrawnFigure:
         return Plot({**of.layout, **told, "margin": margin, "height": of.height + top}, named)
 
 
-def drawn_figures(data: PublishedSweep, useless: Container[str] = ()) -> tuple[DrawnFigure, ...]:
-    """Return every figure for which there is data. useless: names of settings that wear no ring."""
+def drawn_figures(
+    data: PublishedSweep, useless: Container[str] = (), kinds: Sequence[Figure] = FIGURES
+) -> tuple[DrawnFigure, ...]:
+    """Return every figure of these kinds for which there is data, in their order. useless: names of settings that wear
+    no ring.
+    """
     settings = finished_settings(data.trials)
     drawn, worst = drawable(settings), WORST_GROUP_METRICS[data.worst_group]
     groups = group_names(*drawn)
     scene = Scene(drawn, style_of(settings), groups, worst, data.task, useless)
     return tuple(
         DrawnFigure(kind, kind.name + which, titled(kind, data.task) + which, figure)
-        for kind in FIGURES
+        for kind in kinds
         for which, figure in kind.draw(scene).items()
         if figure is not None and figure.data
     )
+
+
+def figures_for_mlflow(data: PublishedSweep, useless: Container[str] = ()) -> dict[str, str]:
+    """Return the figures to attach to the sweep's MLflow run, by name, as HTML pages. useless: as in
+    `drawn_figures`.
+    """
+    attached = [kind for kind in FIGURES if kind.in_mlflow]
+    return {drawn.name: drawn.alone.page() for drawn in drawn_figures(data, useless, attached)}

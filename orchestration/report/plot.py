@@ -17,12 +17,30 @@ import json
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from string import Template
+from typing import Any, Final, TypeVar
 
 from plotly.offline import get_plotlyjs
 
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.store.published import NON_PRIVATE
+
+_PAGE: Final = Template("""<!DOCTYPE html>
+<html><head><meta charset="utf-8"></head><body><div id="plot"></div>
+$plotly
+<script id="figure" type="application/json">$figure</script>
+<script>
+"use strict";
+const packed = Uint8Array.from(atob(document.getElementById("plotly").textContent), c => c.charCodeAt(0));
+new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gzip"))).text().then(text => {
+  const script = document.createElement("script");
+  script.textContent = text;
+  document.head.append(script);
+  const figure = JSON.parse(document.getElementById("figure").textContent);
+  Plotly.newPlot("plot", figure.data, figure.layout, { responsive: true });
+});
+</script></body></html>
+""")
 
 
 @dataclass
@@ -83,6 +101,10 @@ class Plot:
     def plain(self) -> dict[str, Any]:
         """Return plain values for JSON, rounded to seven digits; figures show at most four."""
         return {"data": _rounded(self.data), "layout": _rounded(self.layout)}
+
+    def page(self) -> str:
+        """Return the figure alone as a complete HTML page that needs no network."""
+        return _PAGE.substitute(plotly=packed_plotly(), figure=script_safe(self.plain()))
 
 
 def _rounded(value: Any) -> Any:

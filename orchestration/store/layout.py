@@ -133,7 +133,7 @@ class SweepFiles:
         """Return one of these copies."""
         return f"{self.all_given}/{name}.npz"
 
-    pages = Below("The report while MLflow gets it.", "pages", "local_folder")
+    pages = Below("Report and figures while MLflow gets them.", "pages", "local_folder")
     error = Below("Withheld texts and tracebacks of errors of the plan.", "private/error.txt", "local_folder")
     tune = Below("Ray Tune's own state, a local folder not needed to resume.", "tune", "local_folder")
 
@@ -160,7 +160,7 @@ class SweepFiles:
         """The embedded MLflow store (SQLite)."""
         return self.local_folder / DATABASE
 
-    artifacts = Below("Reports and models of the embedded MLflow store.", "mlflow-artifacts")
+    artifacts = Below("Figures and reports of the embedded MLflow store.", "mlflow-artifacts")
     tuning = Below("The tuning sweep.", "tuning")
     selection = Below("The candidates of a private selection, until it is made.", "private/selection")
 

@@ -93,8 +93,8 @@ class Tracker(Protocol):
         """
 
     def log_report(self, pages: Path, data: PublishedSweep) -> None:
-        """Attach the files of a local folder, such as the report, with data and groups to the parent run; tag the run
-        if they are sensitive."""
+        """Attach the files of a local folder, the report and its main figures, with data and groups to the parent run;
+        tag the run if they are sensitive."""
 
     def log_comparison(self, compared: TrackedComparison, sentences: Sequence[str]) -> None:
         """Record the models of the best settings, and add the headline to the parent run.

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from dpsweep.orchestration.report import page
+from dpsweep.orchestration.report.catalogue import figures_for_mlflow
 from dpsweep.orchestration.report.page import render
 from tests.known import known
 from tests.orchestration.report.emulated import PHONE, tab_of
@@ -65,6 +66,13 @@ def on_a_phone(html: str, folder: Path) -> dict[str, str]:
         assert tab.value("document.querySelectorAll('.main-svg').length") >= len(Page(html).plots)
         assert tab.complaints == []
         return dict(tab.value("({...document.body.dataset})"))
+
+
+def test_a_figure_for_mlflow_is_drawn_alone(tmp_path: Path) -> None:
+    alone = figures_for_mlflow(sample_sweep())["utility-fairness"]
+    found = opened(alone, tmp_path)
+    assert 'class="main-svg"' in found.stdout
+    assert not [line for line in found.stderr.splitlines() if "CONSOLE" in line]
 
 
 @pytest.mark.long

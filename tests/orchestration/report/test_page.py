@@ -21,7 +21,7 @@ from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs, 
 from dpsweep.orchestration.comparison.statistics import pareto_front
 from dpsweep.orchestration.comparison.values import main, worst_over_median
 from dpsweep.orchestration.report import page
-from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures
+from dpsweep.orchestration.report.catalogue import FIGURES, drawn_figures, figures_for_mlflow
 from dpsweep.orchestration.report.figures import look_of
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.prose import headline
@@ -223,12 +223,15 @@ def test_pictures_across_sweeps_share_their_looks() -> None:
     assert len({next(iter(found)) for found in looks.values()}) == len(looks) == 7
 
 
-def test_every_figure_that_is_drawn_has_its_place_on_the_page() -> None:
+def test_every_figure_that_is_drawn_has_its_place_on_the_page_and_some_in_mlflow() -> None:
     data = sample_sweep(targets=(1.0, 3.0, 8.0))
     html, drawn = render(data), drawn_figures(data)
     left_out = {"tuning: ", "tried: ", "loss", "accountants: ", "rho", "risk of "}
     assert {each.kind for each in drawn} == {kind for kind in FIGURES if kind.name not in left_out}
     assert all(f'data-figure="{each.name}"' in html and each.title for each in drawn)
+    pages = figures_for_mlflow(data)
+    assert list(pages) == ["utility-fairness", "group-accuracy", "group-epsilon"]
+    assert all("</html>" in page and "Plotly.newPlot(" in page for page in pages.values())
 
 
 def test_a_marker_tells_the_hyperparameters_that_differ() -> None:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from dpsweep.orchestration.report.catalogue import figures_for_mlflow
 from dpsweep.orchestration.store.published import Label, PublishedDataset, PublishedSweep, PublishedTrial
 from dpsweep.orchestration.store.release_modes import Disclosure
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
@@ -48,16 +50,19 @@ def some_trials(disclosure: Disclosure = "none") -> list[PublishedTrial]:
 def record(tracker: MlflowTracker, trials: list[PublishedTrial], data: PublishedSweep = NOTHING) -> None:
     for trial in trials:
         tracker.log_trial(trial)
-    with pages("<html></html>") as folder:
+    with pages("<html></html>", figures_for_mlflow(data)) as folder:
         tracker.log_report(folder, data)
     tracker.close()
 
 
 @contextlib.contextmanager
-def pages(report: str) -> Iterator[Path]:
-    """A folder with a report."""
+def pages(report: str, figures: Mapping[str, str] = MappingProxyType({})) -> Iterator[Path]:
+    """A folder with a report, and pages with a figure each, by name."""
     with tempfile.TemporaryDirectory() as name:
+        (folder := Path(name) / "figures").mkdir()
         (Path(name) / "report.html").write_text(report)
+        for figure, page in figures.items():
+            (folder / f"{figure}.html").write_text(page)
         yield Path(name)
 
 

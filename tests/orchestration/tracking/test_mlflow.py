@@ -59,7 +59,7 @@ def test_one_run_for_the_sweep_its_trials_and_its_averages_below(folder: Path) -
     assert {run.data.tags["sweep"] for run in runs} == {"quickstart"}, "a table may show several sweeps"
     assert (sweep.data.metrics["trials/finished"], sweep.data.metrics["trials/failed"]) == (4, 1)
     paths = {item.path for item in client_of(folder).list_artifacts(sweep.info.run_id)}
-    assert paths == {"sweep.yaml", "manifest.json", "report.html", "groups.json"}
+    assert paths == {"sweep.yaml", "manifest.json", "report.html", "groups.json", "figures"}
 
 
 def test_a_trial_shows_parameters_scalars_series_groups_and_data(folder: Path) -> None:
