@@ -28,5 +28,6 @@ __all__ = [
     "statistics",
     "stored",
     "trials_table",
+    "tuning_notes",
     "values",
 ]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
-from typing import Any
+from typing import Any, Final
 
 from dpsweep.accounting.records.sealed import checksum
-from dpsweep.orchestration.store.published import Label, PublishedDataset
+from dpsweep.orchestration.store.published import RUNS, Label, PublishedDataset, PublishedTrial
 from dpsweep.orchestration.sweeps.grid import GridPoint
 from dpsweep.workers.spec import DataSpec, TrialSpec
 from dpsweep.workers.training.history import TrainingResult
@@ -63,6 +63,28 @@ def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]
     names = dict.fromkeys(name for found in parameters for name in found)
     differ = [name for name in names if any(found.get(name) != parameters[0].get(name) for found in parameters)]
     return [{name: found[name] for name in differ if name in found} for found in parameters]
+
+
+def choices(trials: Iterable[PublishedTrial]) -> list[dict[str, Label]]:
+    """Return of each trial what was chosen differently in others, seeds apart, by the names of a sweep file.
+
+    Each choice is there once. A label such as ``flat (bound 0.3)`` gives way to its name and parameters. A noise
+    multiplier gives way to the target that it follows from; a given one is the label ``sigma``.
+    """
+    found = []
+    for trial in trials:
+        given = {name.removeprefix("spec.").replace(".params.", "."): value for name, value in trial.params.items()}
+        labels = {name: value for name, value in trial.labels.items() if name not in _NOT_CHOSEN}
+        for label in labels:
+            field = _FIELDS.get(label, f"{label}.name")
+            labels[label] = given.pop(field, given.pop(f"{label}.method", labels[label]))
+        given.pop("noise.initial_noise_multiplier", None)
+        found.append({name.replace("_", " "): value for name, value in {**labels, **given}.items()})
+    return varying(found)
+
+
+_NOT_CHOSEN: Final = frozenset((*RUNS, "candidate"))
+"""Labels that tell runs of one choice apart, or only count choices."""
 
 
 def found_sizes(training: TrainingResult) -> dict[str, Label]:

@@ -23,15 +23,29 @@ from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
+from dpsweep.orchestration.comparison.metrics import METRICS
+from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.settings import LEAST_DRAWN
+from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.report.plot import packed_plotly, script_safe
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedSweep, PublishedTrial, TrialState
+from dpsweep.orchestration.store.published import (
+    NON_PRIVATE,
+    Label,
+    PublishedSweep,
+    PublishedTrial,
+    TrialState,
+    task_of,
+)
 from dpsweep.workers.tasks import task_called
 
 _MOST_CURVES: Final = 60
 """Most curves that one sweep draws, the newest ones; more would hide each other."""
+_AXES: Final = ("epsilon", "worst_group_accuracy", "accuracy_gap", "median_epsilon_i")
+"""Metrics of the parallel coordinates besides the main score, by name, where a trial has them."""
+
+
 _SHORT: Final = 1.0
 """Seconds of reading the results of a sweep that are not worth a rest."""
 _REST: Final = 10.0
@@ -40,17 +54,16 @@ _REST: Final = 10.0
 
 @dataclass
 class _Known:
-    """The results of a sweep, as `Board.state` gives them.
+    """The results of a sweep. `read_at`: number of trials that were over, and the state of the sweep, when they were
+    read; None while they have yet to be. `shown`: as `Board.state` gives it.
 
-    `read_at`: number of trials that were over, and the state of the sweep, when they were read; None before that.
     `rests`: seconds of a monotonic clock until which a sweep that goes on is left alone. `growing`: main score by epoch
     of the trials that run, as far as this process has seen it.
     """
 
     read_at: tuple[int, str] | None = None
     task: str = "classification"
-    best: str = ""
-    settings: Sequence[Mapping[str, Any]] = ()
+    shown: Mapping[str, Any] = field(default_factory=dict)
     curves: Sequence[Mapping[str, Any]] = ()
     problem: str = "its results are being read"
     rests: float = 0.0
@@ -59,6 +72,7 @@ class _Known:
 
 _SEED: Final = re.compile(r"-(?:split-?)?seed\d+-")
 """Part of a key from which on trials of a setting differ."""
+_NOTHING_READ: Final = {"best": "", "settings": [], "parallel": [], "importance": []}
 
 
 class Board:
@@ -125,8 +139,7 @@ class Board:
             "problem": known.problem,
             "curves": [*known.curves, *growing][-_MOST_CURVES:],
             "all_curves": len(known.curves) + len(growing),
-            "best": known.best,
-            "settings": known.settings,
+            **(known.shown or _NOTHING_READ),
         }
 
 
@@ -161,11 +174,27 @@ def _read(folder: str, known: _Known) -> bool:
         return not isinstance(error, StorageError)
     finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
     known.task, known.problem, known.curves = data.task, "", _curves(data)
-    known.best, known.settings = _best(data, _said_useless(SweepFiles(folder))), _points(finished)
+    known.shown = {
+        "best": _best(data, _said_useless(SweepFiles(folder))),
+        "settings": _points(finished),
+        "parallel": _parallel(finished),
+        "importance": importance(_candidates(SweepFiles(folder))) or importance(data.trials),
+    }
     for trial in data.trials:
         if trial.history:
             known.growing.pop(trial.key, None)
     return True
+
+
+def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
+    """Return the candidates of the sweep's tuning, which vary more than what was trained with the best; () without
+    one.
+    """
+    tuning = files.of_tuning
+    try:
+        return checked_record(tuning).data().trials if exists(tuning.manifest) else ()
+    except DpsweepError:
+        return ()
 
 
 def _said_useless(files: SweepFiles) -> dict[str, str]:
@@ -228,6 +257,31 @@ def _points(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
         }
         for trial in trials
     ]
+
+
+def _parallel(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
+    """Return an axis for each choice that varies, and for the main score and `_AXES`; [] for too few trials."""
+    private = [trial for trial in trials if not trial.is_baseline]
+    if len(private) < 2:
+        return []
+    rows = choices(private)
+    axes = [_axis(name, [row.get(name) for row in rows]) for name in dict.fromkeys(n for row in rows for n in row)]
+    for each in METRICS:
+        values = [each.value(trial) for trial in private]
+        is_chosen = each.name in rows[0]
+        if each.name in _AXES and not is_chosen and all(value is not None for value in values):
+            axes.append({"label": each.heading, "values": values})
+    score = task_called(task_of(private)).main.replace("_", " ")
+    return [*axes, {"label": score, "values": [main(trial) for trial in private]}]
+
+
+def _axis(name: str, values: Sequence[Label | None]) -> dict[str, Any]:
+    """Return an axis of numbers as they are, of texts by their places among all texts."""
+    if all(isinstance(value, int | float) for value in values):
+        return {"label": name, "values": list(values)}
+    named = ["–" if value is None else str(value) for value in values]
+    texts = sorted({*named})
+    return {"label": name, "values": [texts.index(text) for text in named], "texts": texts}
 
 
 def board_page(state: Mapping[str, Any], period: float) -> str:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 import uvicorn
 from starlette.testclient import TestClient
@@ -21,15 +22,18 @@ from starlette.testclient import TestClient
 from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.orchestration.commands.dashboard import application, dashboard
 from dpsweep.orchestration.comparison.claims import checked_record
+from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.record import SweepRecord
+from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.report.board import Board
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, TrialState
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, TrialSnapshot, read_snapshot, write_snapshot
 from tests.known import known
 from tests.orchestration.processes import COMMAND
 from tests.orchestration.report.emulated import PHONE, tab_of
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
+from tests.orchestration.sample_outcomes import outcomes, trial
 from tests.orchestration.sample_results import stored_sample
 
 TOKEN = "a-token"
@@ -216,6 +220,46 @@ def test_what_cannot_be_shown_is_one_error(arguments: tuple[str, ...], said: str
     folders, host = [arguments[0]], arguments[2] if len(arguments) > 2 else "127.0.0.1"
     with pytest.raises(InvalidInput, match=said):
         dashboard(folders, host, 0)
+
+
+def varied(of: str, values: list[Any]) -> list[PublishedTrial]:
+    """Trials whose accuracy rises with the value, and another parameter that does nothing."""
+    draw = np.random.default_rng(0)
+    trials = []
+    for place, value in enumerate(values):
+        found = trial(outcomes((0.6 + 0.03 * place,) * 2, place), "flat", place)
+        trials.append(replace(found, params={of: value, "spec.other": float(draw.random())}))
+    return trials
+
+
+def test_importance_finds_what_the_score_depends_on() -> None:
+    trials = varied("spec.clipping.bound", [0.1 * place for place in range(10)])
+    (first, share), *others = importance(trials)
+    assert (first, share > 0.7) == ("clipping.bound", True)
+    assert sum((share, *(each for _, each in others))) == pytest.approx(1.0)
+    assert importance(trials[:7]) == [], "too few"
+    unrelated = varied("spec.clipping.bound", np.random.default_rng(1).permutation(10).tolist())
+    assert importance(unrelated) == [], "chance"
+    assert importance([replace(each, params={}) for each in trials]) == [], "nothing varies but the seed"
+
+
+def test_each_choice_is_there_once_by_its_name_in_the_sweep_file() -> None:
+    """A label that repeats a parameter would take half of its importance away."""
+
+    def made(seed: int, bound: float, rate: float) -> PublishedTrial:
+        found = trial(outcomes((0.9, 0.9)), f"flat ({bound})", seed, optimizer=f"sgd ({rate})", candidate=seed)
+        params: dict[str, Any] = {"spec.clipping.name": "flat", "spec.clipping.params.bound": bound}
+        params |= {"spec.optimizer.name": "sgd", "spec.optimizer.params.rate": rate}
+        return replace(found, params={**params, "spec.noise.initial_noise_multiplier": 1.5 + bound})
+
+    trials = [made(0, 0.5, 0.1), made(1, 1.0, 0.1), made(2, 1.0, 0.3)]
+    assert choices(trials) == [
+        {"clipping.bound": 0.5, "optimizer.rate": 0.1},
+        {"clipping.bound": 1.0, "optimizer.rate": 0.1},
+        {"clipping.bound": 1.0, "optimizer.rate": 0.3},
+    ]
+    other = replace(trials[0], labels={**trials[0].labels, "clipping": "individual"}, params={})
+    assert [row["clipping"] for row in choices([trials[0], other])] == ["flat", "individual"]
 
 
 @pytest.fixture
