@@ -42,8 +42,8 @@ from dpsweep.workers.tasks import task_called
 
 _MOST_CURVES: Final = 60
 """Most curves that one sweep draws, the newest ones; more would hide each other."""
-_AXES: Final = ("epsilon", "worst_group_accuracy", "accuracy_gap", "median_epsilon_i")
-"""Metrics of the parallel coordinates besides the main score, by name, where a trial has them."""
+_AXES: Final = ("epsilon", "worst_group_accuracy", "accuracy_gap", "median_example_epsilon")
+"""Names in `METRICS` of what parallel coordinates show besides choices and the main score, where trials have it."""
 
 
 _SHORT: Final = 1.0

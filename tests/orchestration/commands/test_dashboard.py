@@ -22,6 +22,7 @@ from starlette.testclient import TestClient
 from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.orchestration.commands.dashboard import application, dashboard
 from dpsweep.orchestration.comparison.claims import checked_record
+from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.parameters import choices
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.tuning_notes import importance
@@ -34,7 +35,7 @@ from tests.orchestration.processes import COMMAND
 from tests.orchestration.report.emulated import PHONE, tab_of
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
 from tests.orchestration.sample_outcomes import outcomes, trial
-from tests.orchestration.sample_results import stored_sample
+from tests.orchestration.sample_results import EXACT, stored_sample
 
 TOKEN = "a-token"
 
@@ -100,6 +101,15 @@ def test_the_page_shows_every_sweep_and_how_far_it_is(folder: Path) -> None:
     }
     assert re.match(r"flat.*: accuracy \d+\.\d% \((one seed|mean of)", over["best"])
     assert {point["epsilon"] is None for point in over["settings"]} == {True, False}
+
+
+def test_parallel_coordinates_show_privacy_and_fairness_of_every_trial(tmp_path: Path) -> None:
+    stored_sample(tmp_path / "over", EXACT, finished=range(4))
+    (over,) = read(tmp_path).state()["sweeps"]
+    headings = [each.heading for each in METRICS if each.name == "median_example_epsilon"]
+    shown = ["Worst-case ε", *headings, "Worst-served group", "Accuracy gap", "accuracy"]
+    assert [axis["label"] for axis in over["parallel"]] == shown
+    assert {len(axis["values"]) for axis in over["parallel"]} == {2}
 
 
 def test_no_setting_is_the_best_that_has_learnt_nothing(folder: Path) -> None:
