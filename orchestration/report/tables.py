@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 from typing import Final
 
@@ -48,11 +48,12 @@ from dpsweep.orchestration.comparison.settings import (
     whose,
 )
 from dpsweep.orchestration.comparison.spoken import between, difference_between
+from dpsweep.orchestration.comparison.statistics import spread
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.html import html_table, marked_name, section
 from dpsweep.orchestration.report.plot import Style
-from dpsweep.orchestration.store.published import EstimateQuality, PublishedAccount, PublishedPrivacy, PublishedTrial
+from dpsweep.orchestration.store.published import PublishedAccount, PublishedPrivacy, PublishedTrial
 from dpsweep.workers.evaluation.attack_results import ExposureAttack, MembershipAttack
 from dpsweep.workers.evaluation.rates import recalls
 
@@ -64,26 +65,38 @@ def settings_table(found: Findings, style: Style) -> str:
     """Return one row per setting: every metric of `MetricTable.SETTINGS`, averaged over its seeds, with known
     intervals.
     """
-    settings, front = found.settings, best_trade_offs(found.settings, found.worst_group, found.useless)
+    front = best_trade_offs(found.settings, found.worst_group, found.useless)
     shown = columns(MetricTable.SETTINGS, found.worst_group.name, found.trials)
     rows = []
-    for setting in settings:
+    for setting in found.settings:
         beyond = ", beyond noise" if setting in found.front else ""
         mark = f'<span class="front">Pareto front{beyond}</span>' if setting in front else ""
         mark += f"<br><small>{escape(found.useless[setting.name])}</small>" if setting.name in found.useless else ""
-        numbers = (_over_seeds(metric, setting) + _interval(found, setting, metric) for metric in shown)
+        numbers = (_with_interval(found, setting, metric) for metric in shown)
         rows.append((marked_name(setting, style) + mark, str(len(setting.trials)), _composed(setting), *numbers))
     heads = ("Seeds", "Composed ε", *(metric.heading for metric in shown))
-    marks = [meta_of(setting) for setting in settings]
-    return "<h3>Settings, averaged over seeds</h3>" + html_table(("Setting",), heads, rows, marks=marks)
+    marks = [meta_of(setting) for setting in found.settings]
+    return _titled("Settings, averaged over seeds", ("Setting",), heads, rows, marks)
 
 
-def _interval(found: Findings, setting: Setting, metric: Metric) -> str:
-    """Return the 95% interval to show below a number; "" if none is known."""
+def _titled(
+    title: str,
+    words: Iterable[str],
+    numbers: Iterable[str],
+    rows: Sequence[Sequence[str]],
+    marks: Sequence[Mapping[str, str]] = (),
+) -> str:
+    """Return a table of `html_table` under its title; "" without a row."""
+    return f"<h3>{title}</h3>{html_table(words, numbers, rows, marks=marks)}" if rows else ""
+
+
+def _with_interval(found: Findings, setting: Setting, metric: Metric) -> str:
+    """Return the metric over the seeds of a setting; below it, its 95% interval if one is known."""
     is_known = metric.measure is not None and setting.over_seeds(metric.value) is not None
     interval = found.evidence.interval(setting, metric.name) if is_known else None
     words = by_selection(metric, setting.mean(metric.value), interval)
-    return (f"<br><small>{words}</small>" if words else "") + _range(interval, metric.format)
+    corrected = f"<br><small>{words}</small>" if words else ""
+    return _over_seeds(metric, setting) + corrected + _range(interval, metric.format)
 
 
 def _range(interval: ConfidenceInterval | None, shown: Format) -> str:
@@ -102,7 +115,7 @@ def comparison_table(found: Findings, style: Style) -> str:
     heads = (
         f"{of.heading.removesuffix(', points')}{', points' * of.format.is_share}" for of in map(metric, found.headline)
     )
-    return "<h3>What can be told apart</h3>" + html_table(("Setting", "against"), heads, rows) if rows else ""
+    return _titled("What can be told apart", ("Setting", "against"), heads, rows)
 
 
 def _verdict(found: Difference) -> str:
@@ -122,15 +135,12 @@ def fairness_table(found: Findings, style: Style) -> str:
     if not shown:
         return ""
     rows = [
-        (
-            marked_name(setting, style),
-            *(_over_seeds(metric, setting) + _interval(found, setting, metric) for metric in shown),
-        )
+        (marked_name(setting, style), *(_with_interval(found, setting, metric) for metric in shown))
         for setting in found.settings
     ]
     marks = [meta_of(setting) for setting in found.settings]
     heads = (metric.heading for metric in shown)
-    return "<h3>Rates and gaps between groups, on test data</h3>" + html_table(("Setting",), heads, rows, marks=marks)
+    return _titled("Rates and gaps between groups, on test data", ("Setting",), heads, rows, marks)
 
 
 def by_group_table(found: Findings, style: Style) -> str:
@@ -142,15 +152,13 @@ def by_group_table(found: Findings, style: Style) -> str:
         if each.task in (None, found.task)
         and any(setting.over_seeds(group_value(name, each.value)) for setting in found.settings for name in names)
     ]
-    if not names:
-        return ""
     pairs = list(itertools.product(names, found.settings))
     rows = [
         (escape(name), marked_name(setting, style), *(_of_group(found, setting, name, each) for each in shown))
         for name, setting in pairs
     ]
     marks, heads = [meta_of(setting) for _, setting in pairs], (each.heading for each in shown)
-    return "<h3>Every group under every setting</h3>" + html_table(("Group", "Setting"), heads, rows, marks=marks)
+    return _titled("Every group under every setting", ("Group", "Setting"), heads, rows, marks)
 
 
 def _of_group(found: Findings, setting: Setting, name: str, metric: GroupMetric) -> str:
@@ -176,12 +184,8 @@ def classes_table(settings: Sequence[Setting], style: Style) -> str:
                 name = escape(names[len(matrix)][label])
                 rows.append((name, marked_name(setting, style), *cells))
                 marks.append(meta_of(setting))
-    if not rows:
-        return ""
-    heads = ("Recall", *(f"as {name}" for name in names[max(names)]))
-    return "<h3>What each class is taken for, on test data</h3>" + html_table(
-        ("Class", "Setting"), heads, rows, marks=marks
-    )
+    heads = ("Recall", *(f"as {name}" for name in names[max(names)])) if names else ()
+    return _titled("What each class is taken for, on test data", ("Class", "Setting"), heads, rows, marks)
 
 
 def parts_table(settings: Sequence[Setting], style: Style) -> str:
@@ -192,7 +196,7 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
     trials = [trial for setting in settings for trial in setting.trials if trial.quality]
     every = [(name, each) for trial in trials if trial.quality for name, each in trial.quality.parts.items()]
     names, heads = dict.fromkeys(name for name, _ in every), dict.fromkeys(head for _, each in every for head in each)
-    if not names or len(names) > _MOST_CLASSES:
+    if len(names) > _MOST_CLASSES:
         return ""
 
     def number_of(name: str, head: str) -> Callable[[PublishedTrial], float | None]:
@@ -205,7 +209,7 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
         rows.append((escape(name), marked_name(setting, style), *cells))
         marks.append(meta_of(setting))
     words, numbers = ("Label, target or class", "Setting"), (head.replace("_", " ") for head in heads)
-    return "<h3>Every label, target or class, on test data</h3>" + html_table(words, numbers, rows, marks=marks)
+    return _titled("Every label, target or class, on test data", words, numbers, rows, marks)
 
 
 def _composed(setting: Setting) -> str:
@@ -222,31 +226,25 @@ def _over_seeds(metric: Metric, setting: Setting) -> str:
 
 def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
     """Return the epsilon of any k records together, by setting; "" if no trial has it for k > 1."""
-    sizes = sorted({k for setting in settings for trial in setting.trials if trial.privacy
-                    for k in trial.privacy.group_epsilons})  # fmt: skip
-    if not any(k > 1 for k in sizes):
+    private = [setting for setting in settings if not setting.is_baseline]
+    costs = [[trial.privacy for trial in setting.trials if trial.privacy] for setting in private]
+    sizes = sorted({size for found in costs for each in found for size in each.group_epsilons})
+    if not any(size > 1 for size in sizes):
         return ""
-
-    def cost(k: int) -> Callable[[PublishedTrial], float | None]:
-        return lambda trial: trial.privacy.group_epsilons.get(k) if trial.privacy else None
-
-    rows = []
-    for setting in (setting for setting in settings if not setting.is_baseline):
-        found = [[cost(k)(trial) for trial in setting.trials] for k in sizes]
-        worst = [max((value for value in values if value is not None), default=None) for values in found]
-        cells = (_with_risk(at_most(value), setting, k) for value, k in zip(worst, sizes, strict=True))
-        rows.append((marked_name(setting, style), *cells))
-    heads = (f"k = {k}" for k in sizes)
-    return "<h3>Groups of records</h3>" + html_table(("Worst-case ε for any k records together",), heads, rows)
+    rows = [
+        (marked_name(setting, style), *(_cost_of_group(found, size) for size in sizes))
+        for setting, found in zip(private, costs, strict=True)
+    ]
+    heads = (f"k = {size}" for size in sizes)
+    return _titled("Groups of records", ("Worst-case ε for any k records together",), heads, rows)
 
 
-def _with_risk(shown: str, setting: Setting, size: int) -> str:
-    """Return an epsilon; below it, the bound on the advantage of attacks on a group of ``size``, the largest over
-    seeds.
-    """
-    found = [trial.privacy.risks[size] for trial in setting.trials if trial.privacy and size in trial.privacy.risks]
-    worst = max((risk.advantage.upper for risk in found), default=None)
-    return shown if worst is None else f"{shown}<br><small>advantage {at_most_share(worst)}</small>"
+def _cost_of_group(found: Sequence[PublishedPrivacy], size: int) -> str:
+    """Return the largest epsilon of any ``size`` records of any seed; below it, that bound on advantages."""
+    epsilons = [each.group_epsilons[size] for each in found if size in each.group_epsilons]
+    advantages = [each.risks[size].advantage.upper for each in found if size in each.risks]
+    below = f"<br><small>advantage {at_most_share(max(advantages))}</small>" if advantages else ""
+    return at_most(max(epsilons, default=None)) + below
 
 
 def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
@@ -284,27 +282,19 @@ def _claim(privacy: PublishedPrivacy) -> str:
 
 
 def estimates_table(settings: Sequence[Setting], style: Style) -> str:
-    """Return errors of estimated epsilon_i against exactly tracked ones, by setting; "" if no trial tracked
-    examples.
-    """
-
-    def quality(value: Callable[[EstimateQuality], float | None]) -> Callable[[PublishedTrial], float | None]:
-        return lambda trial: (
-            value(trial.individuals.estimates) if trial.individuals and trial.individuals.estimates else None
-        )
-
+    """Return errors of estimated epsilon_i against exactly tracked ones, by setting; "" if no trial tracked any."""
     rows = []
     for setting in settings:
-        examples = setting.over_seeds(quality(lambda found: found.examples))
-        if examples is None:
+        statistics = [trial.individuals for trial in setting.trials if trial.individuals]
+        found = [each.estimates for each in statistics if each.estimates]
+        if not found:
             continue
-        r = setting.over_seeds(quality(lambda found: found.correlation))
-        mean = setting.over_seeds(quality(lambda found: found.mean_error))
-        largest = setting.over_seeds(quality(lambda found: found.largest_error))
+        r, mean = spread(each.correlation for each in found), spread(each.mean_error for each in found)
+        largest = spread(each.largest_error for each in found)
         rows.append(
             (
                 marked_name(setting, style),
-                f"{examples.mean * examples.count:.0f}",
+                str(sum(each.examples for each in found)),
                 f"{r.mean:.4f}" if r else MISSING,
                 number(mean.mean if mean else None),
                 number(largest.high if largest else None),
@@ -312,7 +302,7 @@ def estimates_table(settings: Sequence[Setting], style: Style) -> str:
         )
     words = ("εᵢ as estimated against εᵢ from norms of every step",)
     numbers = ("Examples tracked", "Pearson’s r", "Mean error", "Largest error")
-    return "<h3>How good the estimates are</h3>" + html_table(words, numbers, rows) if rows else ""
+    return _titled("How good the estimates are", words, numbers, rows)
 
 
 def losses_table(settings: Sequence[Setting], style: Style) -> str:
@@ -325,8 +315,7 @@ def losses_table(settings: Sequence[Setting], style: Style) -> str:
         if any(found):
             cells = (CORRELATION.over_seeds(spread) if spread else MISSING for spread in found)
             rows.append((marked_name(setting, style), *cells))
-    words = ("Pearson’s r of εᵢ and log loss",)
-    return "<h3>εᵢ and loss</h3>" + html_table(words, ("All", *names), rows) if rows else ""
+    return _titled("εᵢ and loss", ("Pearson’s r of εᵢ and log loss",), ("All", *names), rows)
 
 
 def _section(

@@ -113,8 +113,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         "orchestration/report/tables.py",
         TABLES,
         B(
-            "worst = [max((value for",
-            "worst = [min((value for",
+            "return at_most(max(epsilons",
+            "return at_most(min(epsilons",
             "of several seeds the lowest group epsilon is the worst case",
             True,
         ),
