@@ -26,9 +26,10 @@ from dpsweep.orchestration.commands.options import (
     SweepFile,
     warn,
 )
-from dpsweep.orchestration.comparison.formats import file_size, for_terminal, listed, looks_secret, masked, secrets_of
+from dpsweep.orchestration.comparison.formats import file_size, for_terminal, listed
 from dpsweep.orchestration.execution.environment import prepare_environment
 from dpsweep.orchestration.tracking.access import SECRET, cluster_token, own_access, sealed
+from dpsweep.orchestration.tracking.addresses import looks_secret, masked, secrets_of
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.submission import ShippedCode, SubmittedSweep, SubmittedSweeps

@@ -26,7 +26,6 @@ from dpsweep.orchestration.comparison.formats import (
     clock,
     file_size,
     listed,
-    masked,
     number,
     per_unit,
     plain_text,
@@ -40,6 +39,7 @@ from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import label_phrases
 from dpsweep.orchestration.report.prose import composed_cost
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedTrial, TrialState
+from dpsweep.orchestration.tracking.addresses import masked
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
 if TYPE_CHECKING:  # these modules load torch, Ray and MLflow

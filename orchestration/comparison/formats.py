@@ -8,7 +8,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final
-from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -23,17 +22,6 @@ from dpsweep.orchestration.comparison.statistics import Spread
 
 _CONTROLS = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200e\u200f\u2028-\u202e\u2066-\u2069]")
 _MARKDOWN = re.compile(r"([\\`*_\[\]<>!#|~&])")
-_SECRET = re.compile(r"pass|pwd|secret|token|key|auth|credential", re.IGNORECASE)
-MASK = "***"
-
-
-def looks_secret(name: str) -> bool:
-    """Return whether a variable of this name probably holds a secret.
-
-    >>> looks_secret("AWS_SECRET_ACCESS_KEY"), looks_secret("DPSWEEP_DATA")
-    (True, False)
-    """
-    return _SECRET.search(name) is not None
 
 
 def for_terminal(text: str) -> str:
@@ -54,32 +42,6 @@ def name_for_terminal(name: str) -> str:
 def for_markdown(text: str) -> str:
     """Return the text escaped for Markdown: it is shown literally, without images, links or HTML."""
     return _MARKDOWN.sub(r"\\\1", for_terminal(text))
-
-
-def secrets_of(uri: str) -> tuple[str, ...]:
-    """Return the secret parts of an address: its password, a user name without password that may be a token (HTTP
-    only), and query parameters with secret names. The whole address if it cannot be parsed."""
-    try:
-        parts = urlsplit(uri)
-        user, password = parts.username, parts.password
-    except ValueError:
-        return (uri,)
-    named = [value for name, value in parse_qsl(parts.query) if _SECRET.search(name)]
-    lone = user if user and not password and parts.scheme.startswith("http") else None
-    return tuple(dict.fromkeys(value for value in (password, lone, *named) if value))
-
-
-def masked(uri: str) -> str:
-    """Return ``uri`` with its secrets masked."""
-    return masked_in(uri, uri)
-
-
-def masked_in(text: str, uri: str) -> str:
-    """Return ``text`` with the secrets of ``uri`` masked, whether percent-encoded or not."""
-    for secret in sorted(secrets_of(uri), key=len, reverse=True):
-        for spelt in dict.fromkeys((secret, unquote(secret), quote(secret, safe=""), quote(secret))):
-            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(spelt)}(?![A-Za-z0-9])", MASK, text)
-    return text
 
 
 MISSING = "–"

@@ -14,7 +14,6 @@ from pathlib import Path
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.comparison.claims import checked_record
-from dpsweep.orchestration.comparison.formats import masked
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.execution.publication import (
     decided_on,
@@ -33,6 +32,7 @@ from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import LOST, PERIOD, read_snapshot, write_snapshot
 from dpsweep.orchestration.tracking.abandoned import end_abandoned
+from dpsweep.orchestration.tracking.addresses import masked
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri, stored_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.opening import open_tracker

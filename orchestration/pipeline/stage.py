@@ -13,7 +13,7 @@ from typing import Protocol
 from dpsweep.accounting.errors import DataCorruption, count_of
 from dpsweep.accounting.records.files import closed_to_strangers, exists
 from dpsweep.accounting.records.local_files import make_private_file, make_private_folder
-from dpsweep.orchestration.comparison.formats import listed, masked
+from dpsweep.orchestration.comparison.formats import listed
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.backend import Backend, Connect, Opening
 from dpsweep.orchestration.execution.backends import backend, opening, plan_at
@@ -44,7 +44,7 @@ from dpsweep.orchestration.sweeps.manifest import (
 )
 from dpsweep.orchestration.sweeps.planned import Plan, accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
-from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server
+from dpsweep.orchestration.tracking.addresses import LOCAL_SERVER, experiment_name, is_server, masked
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.given_stores import note_given
 from dpsweep.orchestration.tracking.opening import open_tracker

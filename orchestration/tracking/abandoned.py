@@ -5,9 +5,9 @@ from __future__ import annotations
 import os
 
 from dpsweep.accounting.errors import DpsweepError
-from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot
+from dpsweep.orchestration.tracking.addresses import MASK, masked
 from dpsweep.orchestration.tracking.given_stores import is_given_store
 
 

@@ -1,4 +1,4 @@
-"""MLflow tracking URIs: whether they name a server or a database, whether it can be reached and opened, and its errors.
+"""MLflow tracking URIs: their secrets, whether they name a server or a database, whether it answers, and its errors.
 
 An SQLite file may be somebody else's, and SQLite obeys what it opens. A journal of a transaction that was cut off may
 name another file, which SQLite deletes once it has played the journal back. A view, a trigger or a virtual table runs
@@ -16,11 +16,10 @@ import urllib.request
 from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Final
-from urllib.parse import unquote, urlsplit
+from urllib.parse import parse_qsl, quote, unquote, urlsplit
 
 from dpsweep.accounting.errors import DpsweepError
 from dpsweep.accounting.records.files import read_range
-from dpsweep.orchestration.comparison.formats import masked, masked_in
 from dpsweep.orchestration.tracking.tracker import EXPERIMENT, TrackingUnavailable
 
 VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
@@ -28,6 +27,45 @@ VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
 LOCAL_SERVER: Final = "http://127.0.0.1:5000"
 """Address of `mlflow ui`, which shows a database."""
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
+
+
+MASK: Final = "***"
+_SECRET: Final = re.compile(r"pass|pwd|secret|token|key|auth|credential", re.IGNORECASE)
+
+
+def looks_secret(name: str) -> bool:
+    """Return whether a variable of this name probably holds a secret.
+
+    >>> looks_secret("AWS_SECRET_ACCESS_KEY"), looks_secret("DPSWEEP_DATA")
+    (True, False)
+    """
+    return _SECRET.search(name) is not None
+
+
+def secrets_of(uri: str) -> tuple[str, ...]:
+    """Return the secret parts of an address: its password, a user name without password that may be a token (HTTP
+    only), and query parameters with secret names. The whole address if it cannot be parsed."""
+    try:
+        parts = urlsplit(uri)
+        user, password = parts.username, parts.password
+    except ValueError:
+        return (uri,)
+    named = [value for name, value in parse_qsl(parts.query) if looks_secret(name)]
+    lone = user if user and not password and parts.scheme.startswith("http") else None
+    return tuple(dict.fromkeys(value for value in (password, lone, *named) if value))
+
+
+def masked(uri: str) -> str:
+    """Return ``uri`` with its secrets masked."""
+    return masked_in(uri, uri)
+
+
+def masked_in(text: str, uri: str) -> str:
+    """Return ``text`` with the secrets of ``uri`` masked, whether percent-encoded or not."""
+    for secret in sorted(secrets_of(uri), key=len, reverse=True):
+        for spelt in dict.fromkeys((secret, unquote(secret), quote(secret, safe=""), quote(secret))):
+            text = re.sub(rf"(?<![A-Za-z0-9]){re.escape(spelt)}(?![A-Za-z0-9])", MASK, text)
+    return text
 
 
 def probe(tracking_uri: str) -> None:

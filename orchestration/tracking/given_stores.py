@@ -10,12 +10,11 @@ from __future__ import annotations
 import os
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.formats import MASK, masked
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.remembered import is_noted, remember
 from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import read_snapshot
-from dpsweep.orchestration.tracking.addresses import VARIABLE, experiment_name
+from dpsweep.orchestration.tracking.addresses import MASK, VARIABLE, experiment_name, masked
 from dpsweep.orchestration.tracking.embedded import embedded_tracking_uri
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 

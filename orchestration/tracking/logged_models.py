@@ -39,13 +39,13 @@ from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.records.files import exists, list_files, read_bytes, read_range
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.best import Best
-from dpsweep.orchestration.comparison.formats import at_most, for_markdown, masked, number
+from dpsweep.orchestration.comparison.formats import at_most, for_markdown, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.values import delta, epsilon
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.store.published import PublishedTrial
-from dpsweep.orchestration.tracking.addresses import probe, reported, require_location
+from dpsweep.orchestration.tracking.addresses import masked, probe, reported, require_location
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL, TrackedComparison, valid_name
 from dpsweep.orchestration.tracking.requests import each

@@ -1,12 +1,11 @@
-"""Hostile text on a terminal, in Markdown and in addresses."""
+"""Hostile text on a terminal and in Markdown."""
 
 from __future__ import annotations
 
-import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from dpsweep.orchestration.comparison.formats import for_markdown, for_terminal, masked, masked_in
+from dpsweep.orchestration.comparison.formats import for_markdown, for_terminal
 
 
 def test_a_terminal_is_not_steered() -> None:
@@ -23,26 +22,3 @@ def test_no_text_steers_a_terminal(text: str) -> None:
 def test_markdown_shows_text_and_nothing_else() -> None:
     hostile = "![x](http://evil/a.png) <img src=x> [l](javascript:1) `c`"
     assert for_markdown(hostile) == r"\!\[x\](http://evil/a.png) \<img src=x\> \[l\](javascript:1) \`c\`"
-
-
-@pytest.mark.parametrize(
-    ("uri", "shown"),
-    [
-        ("postgresql://me:hunter2@host/db", "postgresql://me:***@host/db"),
-        ("postgresql://host/db?user=me&password=hunter2", "postgresql://host/db?user=me&password=***"),
-        ("postgresql://host/db?sslpassword=a%2Fb&x=1", "postgresql://host/db?sslpassword=***&x=1"),
-        ("https://sometoken@host/path", "https://***@host/path"),
-        ("sqlite:////runs/x/mlflow.db", "sqlite:////runs/x/mlflow.db"),
-        ("http://[broken", "***"),
-    ],
-)
-def test_secrets_are_masked(uri: str, shown: str) -> None:
-    assert masked(uri) == shown
-
-
-def test_secrets_are_masked_in_what_a_library_says() -> None:
-    uri = "mysql://me:p%40ss@host/db"
-    assert (
-        masked_in("access denied for 'p@ss' at mysql://me:p%40ss@host", uri)
-        == "access denied for '***' at mysql://me:***@host"
-    )
