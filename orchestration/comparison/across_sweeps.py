@@ -253,7 +253,7 @@ def _require_different(records: Mapping[str, SweepRecord]) -> None:
 def _parameters(point: GridPoint, record: SweepRecord) -> dict[str, Label]:
     """Return all parameters of a trial except its seed and execution speed options, as its sweep gives them.
 
-    Values that a private selection chose are a result of each seed; its candidates stand in their place.
+    Values that a private selection chose are a result of each seed, so its candidates replace them.
     """
     found = {name: value for name, value in asked(point).items() if name not in _NO_SETTING}
     tune = record.sweep.tune
@@ -314,9 +314,9 @@ def _by_sweep(found: Mapping[_Identity, _BySweep]) -> dict[str, list[dict[str, L
 def _matched(
     found: Mapping[_Identity, _BySweep], called: str, between: Sequence[BetweenSweeps], worst_groups: Mapping[str, str]
 ) -> Iterator[MatchedSetting]:
-    """Yield the settings, each named by what distinguishes it from the others.
+    """Yield the settings, each named after the parameters that distinguish it from the others.
 
-    called: their first word; "" for the clipping method. worst_groups: `SweepSetting.worst_group` by folder.
+    `called`: their first word; "" for the clipping method. `worst_groups`: `SweepSetting.worst_group` by folder.
     """
     of_sweeps = {each.name for each in between}
     for (identity, trials), parameters in zip(found.items(), varying([dict(key) for key in found]), strict=True):

@@ -289,10 +289,9 @@ def parse_conditions(texts: Sequence[str]) -> dict[str, float]:
 
 
 def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]:
-    """Yield the lines that ``dpsweep best`` prints: on the setting, its value and interval, settings not
-    distinguishable from it or of unknown order, its model, and warnings.
+    """Yield the lines that ``dpsweep best`` prints: the setting, those that may equal it, its model, and warnings.
 
-    show_all: show every such setting, not only the nearest.
+    show_all: show every setting that may equal it, not only the nearest.
     """
     yield from _lines(found, None if show_all else _NEAREST, " (--all shows the rest)")
     yield f"model: {model}"

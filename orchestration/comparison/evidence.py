@@ -289,7 +289,7 @@ class Evidence:
         return self._pools[asked]
 
     def _alike(self, names: Sequence[NumberName]) -> list[RunValues]:
-        """Numbers of the private settings that share the most frequent seeds and splits, their runs in one order."""
+        """Return the numbers of private settings with the most frequent seeds and splits, their runs in one order."""
         by_runs: dict[tuple[tuple[str, ...], ...], list[RunValues]] = {}
         for setting in self._private:
             trials = sorted(setting.trials, key=lambda trial: str(_run(trial)))
@@ -449,7 +449,7 @@ def _by_user(found: AnyOutcomes, weights: npt.NDArray[np.int32], shown: Sequence
 
 
 def _tallies(found: Outcomes, weights: npt.NDArray[np.int32] | Array, shown: Sequence[str]) -> tuple[Seen, Seen]:
-    """Tallies of all examples, and of each group that is shown, on every resample."""
+    """Return the tallies of all examples, and of each group that is shown, on every resample."""
     size, classes, bins = len(found.group_names), found.num_classes, rates.CALIBRATION_BINS
     cells = rates.confusion_cells(found.labels, found.predicted, found.groups, classes)
     counts = _sums(weights, cells, size * classes**2).reshape(-1, size, classes, classes)
@@ -465,7 +465,7 @@ def _tallies(found: Outcomes, weights: npt.NDArray[np.int32] | Array, shown: Seq
 
 
 def _summed(found: ScoredOutcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
-    """As `_tallies`, for tasks whose scores follow from sums over examples."""
+    """Return what `_tallies` does, for tasks whose scores follow from sums over examples."""
     sums = np.zeros((len(weights), len(found.group_names), found.kept.shape[1]))
     for group in np.unique(found.groups):
         rows = np.flatnonzero(found.groups == group)
@@ -476,14 +476,14 @@ def _summed(found: ScoredOutcomes, weights: npt.NDArray[np.int32], shown: Sequen
 
 
 def _tally(counts: Array, losses: Array, errors: Array) -> Tally:
-    """counts: [..., K, K]. losses: summed, [...]. errors: summed by bin of confidence, [..., bins]."""
+    """Return means from sums. counts: [..., K, K]. losses: [...]. errors: by bin of confidence, [..., bins]."""
     examples = counts.sum((-2, -1))
     with np.errstate(divide="ignore", invalid="ignore"):  # a resample may leave a group without examples
         return Tally(counts, losses / examples, np.abs(errors).sum(-1) / examples)
 
 
 def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], count: int) -> Array:
-    """[b, count]: sums of the weights [b, n] of the examples in each cell."""
+    """Return [b, count]: the sums of the weights [b, n] of the examples in each cell."""
     if count <= _FEW_CELLS:
         return np.asarray(weights.astype(np.float64) @ (cells[:, None] == np.arange(count)).astype(np.float64))
     order = np.argsort(cells, kind="stable")

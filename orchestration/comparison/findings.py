@@ -196,7 +196,7 @@ class Findings:
         return tuple(best.values())
 
     def rivals(self, best: Setting) -> tuple[Setting, ...]:
-        """Return the settings to compare the best one with: the other `methods`, and other values of its own."""
+        """Return the settings to compare the best one with: other `methods`, and its method with other values."""
         of_own = [each for each in self.useful if each not in self.methods and _method(each) == _method(best)]
         return tuple(each for each in (*self.methods, *of_own) if each is not best)
 
@@ -253,12 +253,14 @@ class Findings:
     def interval_of_best(
         self, best: Setting, name: str, among: Iterable[Setting] | None = None, beside: Setting | None = None
     ) -> ConfidenceInterval | None:
-        """Return the interval of the setting that `best` has chosen, which allows for that choice from ``among``, by
-        default all private settings: that others are not `useful` is a choice by results too.
+        """Return the interval of the setting that `best` has chosen from ``among``; it allows for that choice.
 
-        beside: subtract this setting, which was not chosen. Say that higher is better, and that L_s and U_s are bounds
-        of each setting s. The chosen one lies above L_s except with S times the probability for one (Bonferroni). It
-        lies below the highest U_t as a single setting does: else the truly best one, m, would lie above U_m.
+        `among`: by default all private settings, because dropping those that are not `useful` is a choice by results
+        too. `beside`: subtract this setting, which was not chosen.
+
+        Let higher be better, and L_s and U_s be bounds of each setting s. The chosen one lies above L_s except with S
+        times the probability for one (Bonferroni). It lies below the highest U_t as a single setting does: else the
+        truly best one, m, would lie above U_m.
         """
 
         def interval(each: Setting, level: float = LEVEL) -> ConfidenceInterval | None:
@@ -294,7 +296,7 @@ class Findings:
         return self.evidence.interval(chosen, name, level=1.0 - (1.0 - LEVEL) / max(1, count))
 
     def change_of_chosen(self, chosen: Setting, name: str) -> ConfidenceInterval | None:
-        """As `interval_of_chosen`, of the metric minus that of the best baseline; None without one."""
+        """Return `interval_of_chosen` of the metric minus that of the best baseline; None without a baseline."""
         if not self.baselines:
             return None
         if len(self.baselines) == 1 and chosen is self.best(name):
@@ -342,9 +344,8 @@ class Findings:
     def front(self) -> tuple[Setting, ...]:
         """Private settings that are on the Pareto front beyond noise.
 
-        A setting is on it if, compared with every other private setting that costs no more (epsilon to two digits, of
-        the same adjacency), it is better by intervals in at least one metric of `headline`. One that has learnt nothing
-        is not.
+        Each is better by intervals, in at least one metric of `headline`, than every other private setting that costs
+        no more (epsilon to two digits, of the same adjacency). One that has learnt nothing is not among them.
         """
         known = [one for one in self.useful if self.interval(one, self.main.name)]
         return tuple(one for one in known if all(self._is_ahead(one, other) for other in self._rivals(one)))
@@ -428,7 +429,7 @@ def _setting_entry(setting: Mapping[str, Any], unknown_cost: str) -> dict[str, A
 
 
 def _of_groups(found: Findings, setting: Setting) -> dict[str, dict[str, Any]]:
-    """Intervals by group and metric, for every group that has any."""
+    """Return the intervals by group and metric, for every group that has any."""
     intervals = {
         name: {
             each.name: asdict(interval)

@@ -220,13 +220,13 @@ def paired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) 
 
 
 def beside(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None) -> Moments:
-    """As `paired`, where one is the baseline. pool: over the numbers of each private setting `joined_runs` with it."""
+    """Return `paired` moments, where one is the baseline. pool: of each private setting `joined_runs` with it."""
     own = replace(_moments(joined_runs(one, other)), settings=2)
     return _with(own, None if pool is None else pool.of_mean(own.runs))
 
 
 def unpaired(one: RunValues, other: RunValues, pool: SpreadOfSeeds | None = None) -> Moments:
-    """As `paired`, for runs with the same test examples but without common seeds."""
+    """Return moments as `paired` does, for runs with the same test examples but without common seeds."""
     first, second = _moments(one), _moments(other)
     means = np.concatenate([_known(each).mean(0) for each in (one, other)], axis=1)
     least = min(first.runs, second.runs)
@@ -342,7 +342,7 @@ def unnoticed(freedom: int) -> float:
 
 
 def _spread(found: Moments, weights: Array) -> _Spread:
-    """Spread of weighted sums of means. weights: [C, K]."""
+    """Return the spread of weighted sums of means. weights: [C, K]."""
     of_examples = np.maximum(_quadratic(weights, found.examples), 0.0)
     chance, own = _quadratic(weights, found.chance), _quadratic(weights, found.between)
     between, freedom = own, np.full(len(weights), float(found.freedom))
@@ -388,7 +388,7 @@ def deviations(found: Moments) -> Array:
 
 
 def _adjusted(found: Moments, weights: Array) -> tuple[Array, Array, _Spread]:
-    """Centre and variance [C] of weighted sums of means, with two more units of every share."""
+    """Return centre and variance [C] of weighted sums of means, with two more units of every share."""
     spread = _spread(found, weights)
     more = np.where(found.units > 0.0, _MORE_UNITS, 0.0)
     total = np.maximum(found.units + more, 1.0)
@@ -407,7 +407,7 @@ def _adjusted(found: Moments, weights: Array) -> tuple[Array, Array, _Spread]:
 
 
 def _same_units(found: Moments, across: float) -> Array:
-    """[K, K]: 1 for a number itself, and ``across`` for that of the same units under the other setting of a pair."""
+    """Return [K, K]: 1 for a number itself, ``across`` for the same units under the other setting of a pair."""
     size = len(found.value) // found.settings
     settings = np.full((found.settings, found.settings), across) + (1.0 - across) * np.eye(found.settings)
     return np.asarray(np.kron(settings, np.eye(size)), dtype=np.float64)
@@ -490,9 +490,11 @@ def difference_bounds(found: Moments, tail: float = TAIL) -> tuple[float, float]
 def _is_due_to_chance(value: float, varies: float, units: float, tail: float) -> bool:
     """Return whether two shares of the same units may be equal by the exact test of McNemar.
 
+    `varies`: variance of the difference by the choice of units.
+
     Of several runs, the mean difference of each unit counts, by its square. Small differences of many units with one
-    sign say more than that: a sum of terms a_i whose signs are fair coins reaches s with a probability of at most
-    exp(-s^2 / (2 sum a_i^2)) (Hoeffding 1963, Theorem 2). varies: variance of the difference by the choice of units.
+    sign say more. A sum of terms a_i whose signs are fair coins reaches s with a probability of at most
+    exp(-s^2 / (2 sum a_i^2)) (Hoeffding 1963, Theorem 2).
     """
     unlike = units * (units * max(varies, 0.0) + value**2)
     if unlike <= 0.0:

@@ -52,8 +52,9 @@ class Design:
 
 @dataclass(frozen=True)
 class Detectable:
-    """Smallest differences, as shares, that this number of seeds shows; 1 if nothing smaller does. Those of groups are
-    None where there is one.
+    """Smallest differences, as shares, that this number of seeds shows; 1 if nothing smaller does.
+
+    `worst_group`, `gap`: None for a single group.
     """
 
     seeds: int
@@ -98,10 +99,10 @@ def _compared(sweep: SweepSpec) -> tuple[GridPoint, ...]:
 
 
 def hours_by_seeds(sweep: SweepSpec, planned: int, hours: float) -> Callable[[int], float] | None:
-    """Return the hours of all steps of a sweep by its number of seeds; None if that of its trials is drawn.
+    """Return the hours of all steps of a sweep by its number of seeds; None if its number of trials is random.
 
-    planned, hours: number of planned trials, and the hours of their steps. Where they belong to a tuning, each trial
-    after it is taken to last as long as each of it.
+    `planned`: number of planned trials. `hours`: of their steps. Trials after a tuning are taken to last as long as
+    its own.
     """
     seeds, trials = len(set(sweep.seeds)), len(_compared(sweep))
     if sweep.tune is None or sweep.adapted is not None:

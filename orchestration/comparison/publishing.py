@@ -213,7 +213,7 @@ def _change(value: float | None, before: float | None) -> float | None:
 
 
 def _with_change(task: str, scores: Mapping[str, float], change: float | None) -> Mapping[str, float]:
-    """Scores with the change of the main score against the baseline added; unchanged without scores or change."""
+    """Return the scores with the change of the main score against the baseline, if there are both."""
     return scores if change is None or not scores else {**scores, f"{task_called(task).main}_change": change}
 
 

@@ -101,7 +101,7 @@ def _on_training_of_group(name: str, heading: str, shown: Format, task: str) -> 
 
 
 def _compared(task: Task, score: Score) -> Iterator[Metric]:
-    """Metrics from the main score: change against the baseline, gap between groups, and value on training examples."""
+    """Yield metrics of a main score: its change, its gap between groups, and its value on training examples."""
     of, (heading, shown) = of_sums(task.name, score.of), _as_change(score)
     yield Metric(
         f"{score.name}_change",

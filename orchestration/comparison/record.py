@@ -247,8 +247,9 @@ class SweepRecord:
 
 
 def _comparable(point: GridPoint) -> str:
-    """Data, model and the sweep's seed, which a trial shares with the baselines that it may be compared with; the best
-    candidate of a private selection was trained with another seed.
+    """Return what a trial shares with the baselines that it is compared with: data, model and the sweep's seed.
+
+    The best candidate of a private selection was trained with another seed.
     """
     return json.dumps([asdict(point.spec.data), asdict(point.spec.model), point.labels["seed"]], sort_keys=True)
 
@@ -317,7 +318,7 @@ def _row(trial: PublishedTrial, result: StoredResult | None, worst_group: str) -
 
 
 def _of_task(quality: PublishedQuality) -> dict[str, Any]:
-    """Entries of a row that only classification has, or only other tasks."""
+    """Return the entries of a row that only classification has, or only other tasks."""
     if quality.accuracy is None:
         return {"task": quality.task, **({"parts": quality.parts} if quality.parts else {})}
     accuracies = {group.name: group.accuracy for group in quality.groups}
@@ -325,7 +326,7 @@ def _of_task(quality: PublishedQuality) -> dict[str, Any]:
 
 
 def _confusion(quality: PublishedQuality) -> dict[str, list[list[int]]]:
-    """Counts of test examples by group, label and predicted class; "" stands for all groups."""
+    """Return counts of test examples by group, label and predicted class; "" stands for all groups."""
     found = {"": quality.counts, **{group.name: group.counts for group in quality.groups}}
     return {name: counts.matrix.astype(int).tolist() for name, counts in found.items() if counts is not None}
 

@@ -42,7 +42,7 @@ def has_diverged(setting: Setting) -> bool:
 
 
 def is_lost(setting: Setting) -> bool:
-    """Return whether a non-private setting tells nothing of what privacy costs (`is_reference`)."""
+    """Return whether a non-private setting is no reference for the cost of privacy (`is_reference`)."""
     return not is_reference([trial.quality for trial in setting.trials if trial.quality])
 
 
@@ -79,9 +79,9 @@ def lost_runs(setting: Setting, main: Metric) -> str:
 def too_few_to_test(setting: Setting, evidence: Evidence, main: Metric) -> str:
     """Return why a setting cannot be judged, as a clause that names the test users or examples; "" if it can.
 
-    They are so few that even a model without a mistake has an interval that reaches down to a constant prediction: of
-    n right answers out of n, Clopper and Pearson's lower end is the n-th root of 0.025. Where a constant prediction is
-    right for all of them, more of their kind would not help.
+    With too few, even the interval of a model without a mistake reaches down to a constant prediction. For n right
+    answers out of n, Clopper and Pearson's lower end is the n-th root of 0.025. Where a constant prediction is right
+    for all of them, more of the same kind would not help.
     """
     constant, (units, unit) = constant_of(setting), evidence.units(setting, main.name)
     if constant is None or units <= 0.0 or ((1.0 - LEVEL) / 2.0) ** (1.0 / units) > constant:
@@ -94,8 +94,7 @@ def too_few_to_test(setting: Setting, evidence: Evidence, main: Metric) -> str:
 
 
 def why_useless(setting: Setting, evidence: Evidence, main: Metric) -> str:
-    """Return why a setting is never recommended, as a clause that follows its name or those of several; "" if it
-    has learnt something.
+    """Return why a setting is never recommended, as a clause after its name; "" if it has learnt something.
 
     Accuracy hides whether rare classes are found: one that finds them has learnt something (`finds_rare_classes`).
     """
@@ -132,8 +131,9 @@ def _why_not_above_constant(setting: Setting, evidence: Evidence, main: Metric) 
 
 
 def finds_rare_classes(setting: Setting, evidence: Evidence, main: Metric, among: int = 1) -> bool:
-    """Return whether the 95% interval of balanced accuracy is above that of a constant prediction, 1 / K for K classes
-    of test examples. among: number of settings that it was chosen from.
+    """Return whether the 95% interval of balanced accuracy is above 1 / K, the value of a constant prediction.
+
+    K: number of classes of test examples. among: number of settings that it was chosen from.
     """
     level = 1.0 - (1.0 - LEVEL) / max(1, among)
     interval = evidence.interval(setting, "balanced_accuracy", level=level) if main.name == "accuracy" else None
@@ -215,8 +215,9 @@ def why_cost_is_unknown(baselines: Sequence[Setting], evidence: Evidence, main: 
 def _is_below(reached: float, score: float, ends: tuple[float, float] | None, units: float) -> bool:
     """Return whether a baseline is worse than a reference beyond the interval of their difference.
 
-    ends: of the baseline's score ``reached``; None if unknown. The reference's ``score``, a share of ``units`` test
-    examples, has that of Clopper and Pearson; both are joined as those of independent numbers (Zou and Donner 2008).
+    `ends`: of the interval of the baseline's score ``reached``; None if unknown. The reference's ``score``, a share of
+    ``units`` test examples, has the interval of Clopper and Pearson. Both are joined like intervals of independent
+    numbers (Zou and Donner 2008).
     """
     right = score * units
     low = float(special.betaincinv(right, units - right + 1.0, (1.0 - LEVEL) / 2.0)) if right > 0.0 else score

@@ -71,7 +71,7 @@ def pooled(settings: Sequence[RunValues]) -> SpreadOfSeeds | None:
 
 
 def _of_chance(runs: RunValues) -> Array:
-    """[R B, K]: how far runs of one split move apart when test examples are resampled."""
+    """Return [R B, K]: how far runs of one split move apart when test examples are resampled."""
     moved = np.where(np.isfinite(runs.resampled), runs.resampled - runs.values[:, None], 0.0)
     return within_splits(moved, runs.splits).reshape(-1, runs.values.shape[1])
 
@@ -86,7 +86,7 @@ def _covariances(apart: Sequence[Array], degrees: int) -> tuple[Array, Array]:
 
 
 def _usual(apart: Array, freedom: int) -> Array:
-    """[S]: whether the runs of a setting spread like the other settings' runs.
+    """Return [S]: whether the runs of a setting spread like the runs of other settings.
 
     A setting that spreads a hundred times more hides one that spreads ten times more, and several that spread alike
     hide each other. The test is therefore repeated without the settings that were found, of each alone and of several
@@ -102,11 +102,10 @@ def _usual(apart: Array, freedom: int) -> Array:
 
 
 def _spread_apart(apart: Array, freedom: int) -> Array:
-    """[S]: the fewest settings, from the one that spreads most on, that together spread more than the others, which
-    are two or more; none if none of them hides another.
+    """Return [S]: the fewest settings with the largest spread that together spread more than the two or more others.
 
-    The level of the F test holds for all subsets of the settings together. Common parts make chance
-    rejections rarer; columns that all have in common, such as a baseline's, tell nothing.
+    None if none of them hides another. The level of the F test holds for all subsets of the settings together. Common
+    parts make chance rejections rarer; columns that all have in common, such as a baseline's, tell nothing.
     """
     count = len(apart)
     apart = apart[:, :, np.ptp(apart, axis=0).any(0)]
@@ -127,7 +126,7 @@ def _spread_apart(apart: Array, freedom: int) -> Array:
 
 
 def _spreads_more(apart: Array, freedom: int, level: float) -> Array:
-    """[S]: whether the runs of a setting, less what all settings of a seed share, spread more than the others'.
+    """Return [S]: whether runs of a setting, less the part common to all settings of a seed, spread more than others.
 
     apart: [S, R, K]. By Grubbs' estimator of each variance from the variances of all differences; needs three settings.
     """
@@ -390,10 +389,9 @@ def best_trade_offs(
 
     useless: names of settings that are not on it, whatever they cost.
 
-    Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding, and
-    only where they have the same adjacency: each adjacency has a front of its own. Worst groups are compared by the
-    means that tables and plots show; whether a difference is beyond noise, corrected for many groups, says
-    `Findings.front`.
+    Epsilons are compared to two significant digits, because trials calibrated to one target differ by rounding. Each
+    adjacency has another front. Worst groups are compared by the means that tables and plots show; `Findings.front`
+    says whether a difference is beyond noise.
     """
     private = [setting for setting in settings if not setting.is_baseline and setting.name not in useless]
     costed: dict[frozenset[tuple[str, str]], list[tuple[Setting, tuple[float, ...]]]] = {}

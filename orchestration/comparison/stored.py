@@ -126,7 +126,7 @@ def candidate_attempts(files: SweepFiles, sweep: SweepSpec) -> dict[str, tuple[A
 
 
 def stored_settings(files: SweepFiles) -> dict[str, dict[str, Any]]:
-    """By the key of each finished trial, its setting with the intervals that were computed when the sweep ended.
+    """Return, by the key of each finished trial, its setting with the intervals computed when the sweep ended.
 
     Public, like the report, so no key is needed. Empty before a sweep has ended. Raises: DataCorruption for a damaged
     file.

@@ -108,7 +108,7 @@ _USEFUL_FAMILIES: Final = ("group_accuracies.",)
 
 
 def _headline(table: Sequence[Mapping[str, Any]]) -> set[str]:
-    """Metrics of the headline: the main score, and the metrics of the worst-served group that compare trials."""
+    """Return the names of the headline's metrics: the main score, and that of the worst-served group."""
     mains = {task.main for task in TASKS.values()}
     worst = {WORST_GROUP_METRICS[row["worst_group_by"]].name for row in table if row.get("worst_group_by")}
     return mains | worst

@@ -230,7 +230,7 @@ def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
 
 
 def _curves(data: PublishedSweep) -> list[dict[str, Any]]:
-    """Main score by epoch of the trials that are over."""
+    """Return the main score by epoch of the trials that are over."""
     name = f"test_{task_called(data.task).main}"
     curves = []
     for trial in data.trials:

@@ -115,7 +115,7 @@ def worst_axis(scene: Scene) -> FigureAxis:
 
 
 def _privacy(scene: Scene, y: FigureAxis) -> Plot | None:
-    """``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
+    """Return ``y`` against worst-case epsilon; None if all private settings have the same epsilon to two digits."""
     private = [setting for setting in scene.settings if not setting.is_baseline]
     if len(levels(private)) < 2:
         return None
@@ -188,7 +188,7 @@ def group_accuracy(scene: Scene) -> Plot:
 
 
 def group_change(scene: Scene) -> Plot:
-    """Change of each group's accuracy or main score against the baseline; for shares in percentage points."""
+    """Return the change of each group's main score against the baseline; for shares in percentage points."""
     change = group_metric(f"{scene.main.name}_change")
     factor = 100.0 if change.format.is_share else 1.0
 
@@ -328,7 +328,7 @@ def histograms(scene: Scene) -> dict[str, Plot]:
 
 
 def _pooled_histograms(setting: Setting) -> list[tuple[list[float], list[float]]]:
-    """Bin edges and shares of examples, averaged over the seeds whose last edges agree to 1%."""
+    """Return bin edges and shares of examples, averaged over the seeds whose last edges agree to 1%."""
     pools: list[tuple[list[float], list[list[float]]]] = []
     for trial in setting.trials:
         histogram = trial.individuals.histogram if trial.individuals else None
@@ -460,7 +460,7 @@ def whiskers(above: Sequence[float], below: Sequence[float], **look: Any) -> dic
 
 
 def _cost_range(settings: Sequence[Setting]) -> tuple[float, float] | None:
-    """Axis range for a mean epsilon_i: 0 to just above the largest worst case. Noisy released means may lie outside."""
+    """Return the axis range for a mean epsilon_i: 0 to above the largest worst case. Released means may lie outside."""
     costs = [cost for setting in settings if (cost := setting.highest_epsilon) is not None]
     return (0.0, 1.04 * max(costs)) if costs else None
 

@@ -532,7 +532,7 @@ _LETTERS = 46
 
 
 def distinctive(names: Sequence[str]) -> list[str]:
-    """Return the names of settings; if one is too long, without the parts that those of all private settings share.
+    """Return the names of settings; if one is too long, without the parts common to all private settings.
 
     >>> distinctive(["non-private", "flat · constant · rows 1", "flat · constant · rows 2"])
     ['non-private', 'flat · constant · rows 1', 'flat · constant · rows 2']

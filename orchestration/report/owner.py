@@ -136,5 +136,5 @@ def owner_page(report: OwnerReport, sentences: Sequence[str]) -> str:
 
 
 def _factor(epsilon: float) -> str:
-    """e^epsilon, rounded up."""
+    """Return e^epsilon, rounded up."""
     return f"{round_up(math.exp(epsilon), 2):.2f}" if epsilon < 20.0 else f"more than {math.exp(20.0):.1e}"

@@ -132,7 +132,7 @@ def _without_rows(body: str) -> tuple[str, list[str]]:
 
 
 def _embedded(name: str, value: Any) -> str:
-    """Data for the page's script as JSON, compressed if they are large, as for a thousand trials."""
+    """Return data for the page's script as JSON, compressed if they are large, as for a thousand trials."""
     text = script_safe(value)
     if len(text) > _LARGE:
         return compressed(name, text)
@@ -401,7 +401,7 @@ def explorer_data(found: Findings, style: Style) -> dict[str, Any]:
 
 
 def _shown(found: Findings) -> list[Metric]:
-    """Metrics that at least two settings have; of one group, no extreme over groups."""
+    """Return the metrics that at least two settings have; of one group, no extreme over groups."""
     of_groups = METRICS if found.has_groups else [each for each in METRICS if each.extreme is None]
     return [each for each in of_groups if sum(bool(setting.over_seeds(each.value)) for setting in found.settings) > 1]
 

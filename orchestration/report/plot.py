@@ -1,6 +1,6 @@
 """A figure of plotly.js as plain data for a page, and the colours and symbols of settings in all figures.
 
-plotly's own classes validate every value, which would take most of the time of a report. Here nothing is validated;
+The classes of plotly validate every value, which would take most of the time of a report. Here nothing is validated;
 tests pass the figures to those classes instead.
 
 Colours and symbols are the same in every figure and table of a report. Colour shows the clipping method,
@@ -45,7 +45,7 @@ new Response(new Blob([packed]).stream().pipeThrough(new DecompressionStream("gz
 
 @dataclass
 class Plot:
-    """Traces and layout with the keys of plotly.js. Methods mirror those of `plotly.graph_objects.Figure`."""
+    """Traces and layout with the keys of plotly.js. Its methods are called as in `plotly.graph_objects.Figure`."""
 
     layout: dict[str, Any]
     data: list[dict[str, Any]] = field(default_factory=list)

@@ -161,7 +161,7 @@ def _comparisons(found: Findings) -> list[str]:
 
 
 def _ordered(found: Findings, best: Setting, of: Metric, where: str) -> list[str]:
-    """Return sentences on the settings that ``best`` beats in a metric, and on those of unknown order."""
+    """Return sentences on the settings that ``best`` beats in a metric, and on others of unknown order."""
     differences = [found.difference(best, other, of.name) for other in found.rivals(best)]
     beaten = [f"{each.other} by {_range(each, of.format)}" for each in differences if each.verdict == "better"]
     single = [each.other for each in differences if each.verdict == "unknown (one seed)"]

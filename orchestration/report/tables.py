@@ -213,7 +213,7 @@ def parts_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _composed(setting: Setting) -> str:
-    """Composed epsilon of all seeds that the row averages over."""
+    """Return the composed epsilon of all seeds that the row averages over."""
     cost, _, kind = setting.composed_cost.partition(" ")
     return f"{cost}<br><small class='claim'>{kind}</small>" if kind else cost
 
@@ -350,7 +350,7 @@ def training_scores_section(settings: Sequence[Setting], style: Style, task: str
 
 
 def _beside_test(setting: Setting, main: Metric, training: Value, test: Value) -> str:
-    """Score on training examples over the seeds; below it, its difference to the score on test examples."""
+    """Return the score on training examples over the seeds; below it, its difference to the score on test examples."""
     one, other = setting.over_seeds(training), setting.over_seeds(test)
     if one is None or other is None:
         return MISSING
@@ -376,7 +376,7 @@ def attacks_section(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _attack_cell(setting: Setting, name: str) -> str:
-    """Success rate with its standard error; below it, the number of attacked examples and the mean epsilon_i."""
+    """Return the success rate with its standard error; below it, the number of examples and the mean epsilon_i."""
     rate = setting.over_seeds(group_attack(name, lambda group: group.success_rate))
     measured = setting.over_seeds(group_attack(name, lambda group: group.examples))
     if rate is None or measured is None:

@@ -248,7 +248,7 @@ def epsilon_over_group_size(scene: Scene) -> Plot | None:
 
 
 def _last_trace(trial: PublishedTrial) -> tuple[Trace, float] | None:
-    """Trace of the trial's last start, and its delta; None if it is unknown or the trial is a private selection."""
+    """Return the trace of the trial's last start, and its delta; None if unknown, and for a private selection."""
     traces = [each.trace for each in trial.attempts if each.trace.segments and each.trace.selection is None]
     return (traces[-1], trial.privacy.delta) if traces and trial.privacy else None
 
