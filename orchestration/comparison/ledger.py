@@ -107,8 +107,10 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
     own = [attempt for trial in private for attempt in trial.attempts]
     if not own:
         return None
-    candidates = {(attempt.key, attempt.number): attempt for trial in private for attempt in trial.candidates}
-    attempts = [*own, *candidates.values()]
+    every = {each.place: each for trial in private for each in trial.candidates}
+    shown = {each.place for each in own}  # a tuning that is compared with its sweep
+    candidates = [each for place, each in every.items() if place not in shown]
+    attempts = [*own, *candidates]
     delta = max(attempt.delta for attempt in attempts)
     repeated = sum(sum(bool(attempt.trace.segments) for attempt in trial.attempts) - 1 for trial in private)
     found = Composition(len(private), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))

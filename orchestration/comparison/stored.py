@@ -149,8 +149,8 @@ def _attempts(files: SweepFiles, point: GridPoint, status: TrialStatus | None) -
     if known or result is None:
         return known
     trace = result.trace if isinstance(result, StoppedTrial) else read_trace(files.trial(point.key).trace)
-    ended = isinstance(result, TrialResult)
-    return (Attempt(point.key, 1, result.spec.delta, trace, result.spec.known_seed, ended, reasons=result.reasons),)
+    found = Attempt(point.key, 1, result.spec.delta, trace, result.spec.known_seed, isinstance(result, TrialResult))
+    return (replace(found, reasons=result.reasons, folder=files.root),)
 
 
 def _earlier_failures(files: SweepFiles) -> dict[str, TrialStatus]:

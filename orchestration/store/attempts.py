@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Annotated, Any
 
-from pydantic import PlainSerializer, PlainValidator, TypeAdapter, ValidationError
+from pydantic import Field, PlainSerializer, PlainValidator, TypeAdapter, ValidationError
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError
 from dpsweep.accounting.mechanism.estimates import without_guarantee
@@ -48,7 +48,7 @@ class Attempt:
     that the attempt has shown. `seed`: seed of its noise; None if the noise is secret. `ended`: whether it ran to its
     planned end, so that its length reveals nothing. `statistics`: trace of the release of statistics alone, if it was
     made. `reasons`: why the cost is an estimate, whatever the course of the attempt was
-    (`dpsweep.orchestration.sweeps.planned`).
+    (`dpsweep.orchestration.sweeps.planned`). `folder`: of its sweep; not stored.
     """
 
     key: str
@@ -59,6 +59,12 @@ class Attempt:
     ended: bool = False
     statistics: StoredTrace | None = None
     reasons: tuple[Reason, ...] = ()
+    folder: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+
+    @property
+    def place(self) -> tuple[str, str, int]:
+        """Return where it is recorded: a record that is read for two sweeps is one release, and counts once."""
+        return self.folder, self.key, self.number
 
 
 _ATTEMPT = TypeAdapter(Attempt)
@@ -78,7 +84,7 @@ def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
             raise DataCorruption(f"{uri} is no record of this version of dpsweep; {next_step}") from error
         if (attempt.key, attempt.number) != (key, number):
             raise DataCorruption(f"{uri} is not the record of attempt {number} of trial {key}; {next_step}")
-        found.append(attempt)
+        found.append(replace(attempt, folder=files.root))
     return tuple(found)
 
 
@@ -129,7 +135,7 @@ class AttemptLog:
         now: its ``number`` is set here.
         """
         with self._lock:
-            now = replace(now, number=self._current.setdefault(now.key, 1))
+            now = replace(now, number=self._current.setdefault(now.key, 1), folder=self._files.root)
             earlier = self._attempts[now.key]
             before = next((attempt for attempt in earlier if attempt.number == now.number), None)
             if before is not None and _covers(before, now):
@@ -155,6 +161,6 @@ class AttemptLog:
     def note_statistics(self, now: Attempt) -> None:
         """Record, as its own attempt, that statistics released before are about to be released again."""
         with self._lock:
-            now = replace(now, number=len(self._attempts[now.key]) + 1)
+            now = replace(now, number=len(self._attempts[now.key]) + 1, folder=self._files.root)
             _write(self._files, now)
             self._attempts[now.key] = (*self._attempts[now.key], now)

@@ -17,6 +17,7 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
+from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.comparison.ledger import composed, composed_epsilon
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.report.prose import composed_cost
@@ -106,6 +107,21 @@ def test_an_earlier_attempt_is_added() -> None:
 
 
 @pytest.mark.long
+def test_a_release_counts_once_and_releases_of_two_folders_count_twice(tmp_path: Path) -> None:
+    """A tuning beside its sweep counts no candidate again; two sweeps with the same candidates count them all."""
+    read: list[tuple[Attempt, ...]] = []
+    for name in ("one", "other"):
+        files = SweepFiles(str(tmp_path / name)).of_tuning
+        AttemptLog(files, "c").note(attempt("c"))
+        read.append(read_attempts(files, "c"))
+    one, other = (replace(trial(key, attempt(key)), candidates=each) for key, each in zip("ab", read, strict=True))
+    alone, beside, both = (known(composed(each)) for each in ([one], [one, trial("c", *read[0])], [one, other]))
+    assert [each.candidates for each in (alone, beside, both)] == [1, 0, 2]
+    assert known(alone.epsilon) == pytest.approx(known(beside.epsilon))
+    whole = account(Trace(1000, (replace(RUN.segments[0], steps=800),)), 1e-5)
+    assert known(both.epsilon) == pytest.approx(whole.epsilon, rel=1e-3)
+
+
 def test_every_process_computes_the_same_bits() -> None:
     """Hashes of strings differ between processes, and with them the order of sets."""
     code = (
@@ -211,7 +227,7 @@ def test_averages_and_headline_carry_what_their_trials_cost_together(outcome: Ou
         assert tags["composed_epsilon_kind"] == "guarantee"
         assert tags["epsilon_kind"] != "guarantee", "a mean of epsilons bounds nothing"
     page = Path(outcome.files.report).read_text()
-    assert f"All 2 private trials together cost ε\xa0=\xa0{composed_here:#.3g} at δ" in page
+    assert f"All 2 private trials together cost ε\xa0=\xa0{at_most(composed_here)} at δ" in page
 
 
 @pytest.mark.long
@@ -227,7 +243,7 @@ def test_a_deleted_trial_that_runs_again_is_counted_twice(outcome: Outcome, tmp_
     assert row["composed_epsilon"] > 1.3 * row["epsilon"]
     assert row["composed"]["trial"]["attempts"] == 1
     assert row["composed"]["sweep"]["epsilon"] > row["composed"]["seeds"]["epsilon"] * 0.999 > row["composed_epsilon"]
-    assert "1 earlier starts" in Path(again.files.report).read_text()
+    assert "1 earlier start of them included" in Path(again.files.report).read_text()
     assert json.loads(Path(render_again(files.root).files.results).read_text()) == json.loads(
         Path(files.results).read_text()
     )
