@@ -15,12 +15,18 @@ from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import MISSING
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metrics import columns
-from dpsweep.orchestration.comparison.parameters import asked, flattened, parameter_in_words, value_text, varying
+from dpsweep.orchestration.comparison.parameters import (
+    asked,
+    flattened,
+    labels_of_parameters,
+    parameter_in_words,
+    value_text,
+    varying,
+)
 from dpsweep.orchestration.comparison.record import SweepRecord, told
 from dpsweep.orchestration.comparison.sanity import without_changes
-from dpsweep.orchestration.comparison.settings import Setting, setting_name, shown_over_seeds
+from dpsweep.orchestration.comparison.settings import Setting, named, setting_name, shown_over_seeds
 from dpsweep.orchestration.store.published import (
-    NON_PRIVATE,
     Label,
     PublishedSweep,
     PublishedTrial,
@@ -86,9 +92,9 @@ def phrase(name: str, value: Label) -> str:
     return f"{parameter_in_words(name)} {value_text(value)}"
 
 
-_NO_SETTING = ("seed", *(f"execution.{name}" for name in SPEED))
+_NO_SETTING = ("seed", "data.split_seed", *(f"execution.{name}" for name in SPEED))
 _Identity = tuple[tuple[str, Label], ...]
-_CLIPPING = "clipping.name"
+_CLIPPING, _SCHEDULE = "clipping.name", "noise.schedule.name"
 _KEYS = {"noise.schedule": "noise"}
 """Key of the sweep file, where it differs from the name of the component's parameter."""
 _BySweep = Mapping[str, list[PublishedTrial]]
@@ -234,8 +240,8 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
         ),
         between=between,
         settings=(
-            *_matched(baselines, NON_PRIVATE, between, worst_groups),
-            *_matched(private, "", between, worst_groups),
+            *_matched(baselines, True, between, worst_groups),
+            *_matched(private, False, between, worst_groups),
         ),
         trials=() if data else tuple(trial for each in published.values() for trial in each.trials),
         is_sensitive=any(release_mode(record.disclosure).is_sensitive for record in records.values()),
@@ -263,8 +269,8 @@ def _parameters(point: GridPoint, record: SweepRecord) -> dict[str, Label]:
         found.pop("data.part.place", None)
     if point.is_private:
         release = record.sweep.release
-        found |= {"accountant": record.sweep.privacy.accountant, "release": release.name}
-        found |= {f"release.{name}": str(value) for name, value in release.params.items()}
+        found |= {"accountant": record.sweep.privacy.accountant, "release.name": release.name}
+        found |= {f"release.params.{name}": str(value) for name, value in release.params.items()}
     return found
 
 
@@ -300,40 +306,47 @@ def _defaults(written: Set[tuple[str, str]], given: Mapping[str, Label]) -> dict
 
 
 def _by_sweep(found: Mapping[_Identity, _BySweep]) -> dict[str, list[dict[str, Label]]]:
-    """Return the parameters of the settings of each sweep, without the clipping method, after which every setting is
-    called.
+    """Return the parameters of the settings of each sweep, without clipping method and schedule, after which every
+    setting is called.
     """
     sweeps: dict[str, list[dict[str, Label]]] = {}
     for identity, trials in found.items():
-        named = {name: value for name, value in identity if name != _CLIPPING}
+        named = {name: value for name, value in identity if name not in (_CLIPPING, _SCHEDULE)}
         for folder in trials:
             sweeps.setdefault(folder, []).append(named)
     return sweeps
 
 
 def _matched(
-    found: Mapping[_Identity, _BySweep], called: str, between: Sequence[BetweenSweeps], worst_groups: Mapping[str, str]
+    found: Mapping[_Identity, _BySweep],
+    is_baseline: bool,
+    between: Sequence[BetweenSweeps],
+    worst_groups: Mapping[str, str],
 ) -> Iterator[MatchedSetting]:
     """Yield the settings, each named after the parameters that distinguish it from the others.
 
-    `called`: their first word; "" for the clipping method. `worst_groups`: `SweepSetting.worst_group` by folder.
+    `is_baseline`: of all of them. `worst_groups`: `SweepSetting.worst_group` by folder.
     """
     of_sweeps = {each.name for each in between}
-    for (identity, trials), parameters in zip(found.items(), varying([dict(key) for key in found]), strict=True):
+    identities = [dict(key) for key in found]
+    names = _names_of(identities, is_baseline)
+    within = [{name: value for name, value in each.items() if name not in of_sweeps} for each in identities]
+    every = zip(found.values(), varying(identities), names, _names_of(within, is_baseline), strict=True)
+    for trials, parameters, name, short_name in every:
         lines = tuple(
             SweepSetting(
                 folder, Setting(setting_name(of_sweep[0]), of_sweep[0].setting, tuple(of_sweep)), worst_groups[folder]
             )
             for folder, of_sweep in trials.items()
         )
-        first = called or str(dict(identity)[_CLIPPING])
-        others = {name: value for name, value in parameters.items() if name != _CLIPPING}
-        within = {name: value for name, value in others.items() if name not in of_sweeps}
-        yield MatchedSetting(_named(first, others), _named(first, within), parameters, lines)
+        yield MatchedSetting(name, short_name, parameters, lines)
 
 
-def _named(first: str, parameters: Mapping[str, Label]) -> str:
-    return ", ".join([first, *itertools.starmap(phrase, parameters.items())])
+def _names_of(settings: Sequence[Mapping[str, Label]], is_baseline: bool) -> list[str]:
+    """Return the name of each setting, as a report of all of them would call it."""
+    unlike = {_CLIPPING, _SCHEDULE} if is_baseline else set()
+    given = [{name: value for name, value in each.items() if name not in unlike} for each in settings]
+    return [named(labels, is_baseline) for labels in labels_of_parameters(given)]
 
 
 def _differences(records: Mapping[str, SweepRecord], what: str, of: Callable[[str], str]) -> Iterator[str]:

@@ -10,7 +10,8 @@ from typing import Any, Final
 from dpsweep.accounting.records.sealed import checksum
 from dpsweep.orchestration.store.published import RUNS, Label, PublishedDataset, PublishedTrial
 from dpsweep.orchestration.sweeps.grid import GridPoint
-from dpsweep.workers.spec import DataSpec, TrialSpec
+from dpsweep.orchestration.sweeps.identity import labelled
+from dpsweep.workers.spec import Component, DataSpec, TrialSpec
 from dpsweep.workers.training.history import TrainingResult
 
 
@@ -63,6 +64,49 @@ def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]
     names = dict.fromkeys(name for found in parameters for name in found)
     differ = [name for name in names if any(found.get(name) != parameters[0].get(name) for found in parameters)]
     return [{name: found[name] for name in differ if name in found} for found in parameters]
+
+
+def labels_of_parameters(settings: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]:
+    """Return the labels of settings as a sweep that ran them all would give them.
+
+    settings: parameters by flat names, as `asked` returns them; those of a component become one label.
+
+    >>> labels_of_parameters([
+    ...     {"clipping.name": "flat", "clipping.params.bound": bound, "noise.schedule.name": "constant", "epochs": 5}
+    ...     for bound in (0.5, 1.0)
+    ... ])
+    [{'clipping': 'flat (bound 0.5)', 'schedule': 'constant'}, {'clipping': 'flat (bound 1)', 'schedule': 'constant'}]
+    """
+    return labelled(list(map(_choice, settings)))
+
+
+def _choice(parameters: Mapping[str, Label]) -> dict[str, Component | Label]:
+    """Return the value of a setting on each axis: its components, with their parameters, and single values."""
+    named = {
+        place: str(value)
+        for name, value in parameters.items()
+        for place, _, last in (name.rpartition("."),)
+        if place and last in ("name", "method") and ".params." not in name
+    }
+    found: dict[str, Component | Label] = {}
+    params: dict[str, dict[str, Label]] = {place: {} for place in named}
+    for name, value in parameters.items():
+        place = max((each for each in named if name.startswith(f"{each}.")), key=len, default="")
+        if not place:
+            found[_AXES.get(name, name)] = value
+        elif name.removeprefix(f"{place}.") not in ("name", "method"):
+            params[place][name.removeprefix(f"{place}.").removeprefix("params.")] = value
+    return {**{_AXES.get(place, place): Component(each, params[place]) for place, each in named.items()}, **found}
+
+
+_AXES: Final = {
+    "noise.schedule": "schedule",
+    "noise.initial_noise_multiplier": "sigma",
+    "target_epsilon": "epsilon",
+    "users.sampling": "user_sampling",
+    "users.max_records": "max_records_per_user",
+}
+"""Axes of the grid, by the parameter that is called otherwise."""
 
 
 def choices(trials: Iterable[PublishedTrial]) -> list[dict[str, Label]]:

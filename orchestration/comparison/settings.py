@@ -26,7 +26,7 @@ from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
 from dpsweep.orchestration.comparison.ledger import Composition, composed
-from dpsweep.orchestration.comparison.parameters import value_text
+from dpsweep.orchestration.comparison.parameters import parameter_in_words, value_text
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
 from dpsweep.orchestration.comparison.values import Value, epsilon, main
 from dpsweep.orchestration.store.published import (
@@ -325,12 +325,17 @@ def setting_name(trial: PublishedTrial) -> str:
     """Return the trial's labels without seeds, as a phrase: "flat · exponential · epsilon 3", or "non-private"
     first.
     """
-    labels = {key: value for key, value in trial.setting.items() if value not in ("", "none", NON_PRIVATE)}
-    if trial.is_baseline:
-        labels.pop("schedule", None)  # a baseline has no noise
-    phrases = label_phrases(labels)
+    return named(trial.setting, trial.is_baseline)
+
+
+def named(labels: Mapping[str, Label], is_baseline: bool) -> str:
+    """Return the name of a setting with these labels, by which every page, table and message calls it."""
+    known = {key: value for key, value in labels.items() if value not in ("", "none", NON_PRIVATE)}
+    if is_baseline:
+        known.pop("schedule", None)  # a baseline has no noise
+    phrases = label_phrases(known)
     plain = [phrases.pop(key) for key in _PLAIN if key in phrases]
-    return " · ".join([*([NON_PRIVATE] if trial.is_baseline else []), *plain, *phrases.values()]) or "trial"
+    return " · ".join([*([NON_PRIVATE] if is_baseline else []), *plain, *phrases.values()]) or "trial"
 
 
 _PLAIN = ("clipping", "schedule")
@@ -340,7 +345,7 @@ _PLAIN = ("clipping", "schedule")
 def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
     """Return each label as shown to readers: "flat", "exponential", "epsilon 3", "model mlp"."""
     values = {key: value_text(value) for key, value in labels.items()}
-    return {key: value if key in _PLAIN else f"{key.replace('_', ' ')} {value}" for key, value in values.items()}
+    return {key: value if key in _PLAIN else f"{parameter_in_words(key)} {value}" for key, value in values.items()}
 
 
 def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:

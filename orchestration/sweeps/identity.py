@@ -135,6 +135,11 @@ def labels_of(choices: Iterable[Choice]) -> list[dict[str, Label]]:
     shown = [
         {**each, "data": replace(each["data"], split_seed=0), "split_seed": each["data"].split_seed} for each in choices
     ]
+    return labelled(shown)
+
+
+def labelled(shown: Sequence[Choice]) -> list[dict[str, Label]]:
+    """As `labels_of`, of choices in which any two values of an axis are different settings."""
     by_axis = labels_by_axis(shown)
     return [
         _always(choice)

@@ -14,6 +14,7 @@ from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.entries import MetricTable
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import flattened
+from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -47,9 +48,9 @@ def other(tmp_path: Path) -> Path:
 def test_python_shows_little_and_has_the_table(one: Path, other: Path) -> None:
     sweep = dpsweep.open(one)
     found = dpsweep.compare(sweep, other)
-    settings = ["non-private", "non-private", *(["flat, target epsilon 5"] * 2), "flat, target epsilon 8"]
+    settings = ["non-private", "non-private", *(["flat · constant · epsilon 5"] * 2), "flat · constant · epsilon 8"]
     assert found.table()["Setting"].tolist() == settings
-    assert "<td>flat, target epsilon 8</td>" in found._repr_html_()
+    assert "<td>flat · constant · epsilon 8</td>" in found._repr_html_()
     finished = sweep.trials[key_in(one, "flat-seed0")]
     shown = (repr(sweep), repr(finished), repr(found), repr(sweep.best()))
     assert max(map(len, shown)) < 250, shown
@@ -74,8 +75,8 @@ def test_settings_are_matched_by_their_parameters_not_their_labels(one: Path, ot
     found = {each["name"]: [line["trials"] for line in each["sweeps"]] for each in settings}
     assert found == {
         "non-private": [[key_in(one, "non-private-seed0")]] * 2,
-        "flat, target epsilon 5": [[key_in(one, "flat-seed0")], [key_in(other, "flat-epsilon5-seed0")]],
-        "flat, target epsilon 8": [[key_in(other, "flat-epsilon8-seed0")]],
+        "flat · constant · epsilon 5": [[key_in(one, "flat-seed0")], [key_in(other, "flat-epsilon5-seed0")]],
+        "flat · constant · epsilon 8": [[key_in(other, "flat-epsilon8-seed0")]],
     }
 
 
@@ -84,8 +85,8 @@ def test_the_same_label_with_other_parameters_is_another_setting(one: Path, tmp_
     settings = as_json(one, Path(changed.root))["settings"]
     assert [(each["name"], len(each["sweeps"])) for each in settings] == [
         ("non-private", 2),
-        ("flat, clipping bound 1", 1),
-        ("flat, clipping bound 0.5", 1),
+        ("flat (bound 1) · constant", 1),
+        ("flat (bound 0.5) · constant", 1),
     ]
 
 
@@ -141,9 +142,33 @@ def test_a_default_written_out_is_the_same_setting(one: Path, tmp_path: Path) ->
     settings = as_json(one, Path(written.root))["settings"]
     assert [(each["name"], len(each["sweeps"])) for each in settings] == [
         ("non-private", 2),
-        ("flat, clipping bound 1", 2),
-        ("flat, clipping bound 0.5", 1),
+        ("flat (bound 1) · constant", 2),
+        ("flat (bound 0.5) · constant", 1),
     ]
+
+
+def test_settings_are_called_as_the_report_of_a_sweep_of_them_all_calls_them(tmp_path: Path) -> None:
+    """By every part of a setting: component, schedule, sampling, target, optimizer. Splits are runs of one setting."""
+    changes: dict[str, Any] = {
+        "clipping": ["none", {"name": "flat", "bound": [0.5, 2]}],
+        "noise": ["constant", {"name": "exponential", "decay": 0.01}],
+        "sampling": [{"method": "poisson", "batch_size": size} for size in (32, 64)],
+        "data": [{"name": "breast_cancer", "split_seed": seed} for seed in (0, 1)],
+        "optimizer": {"name": "sgd", "learning_rate": [0.1, 1]},
+    }
+    whole = stored_sample(tmp_path / "whole", **changes)
+    few = {**changes, "clipping": ["flat"], "noise": "constant", "epochs": 3, "name": "few"}
+    names = {
+        each["name"]
+        for each in as_json(Path(whole.root), Path(stored_sample(tmp_path / "few", **few).root))["settings"]
+    }
+    said = {setting_name(trial) for trial in stored_record(whole).data().trials}
+    assert len(said) == 20
+    assert said == {name.replace(" · epochs 2", "") for name in names if "epochs 3" not in name}
+    assert (
+        "flat (bound 1) · constant · optimizer sgd (learning rate 1) · sampling poisson (batch size 64) · epochs 3"
+        in names
+    )
 
 
 def test_the_page_is_escaped_and_private_where_numbers_are_exact(one: Path, tmp_path: Path) -> None:
@@ -195,10 +220,10 @@ def test_in_what_whole_sweeps_differ_is_a_table_and_in_no_name(one: Path, unlike
         "7",
     ]
     flat = [line for line in lines if line.startswith("flat")]
-    assert [line.split()[:2] for line in flat] == [["flat", "small"], ["flat", "unlike"]]
+    assert [line.split()[:4] for line in flat] == [["flat", "·", "constant", name] for name in ("small", "unlike")]
     page = (tmp_path / "a.html").read_text()
     assert "What differs between the sweeps" in page
-    assert '<td class="">flat</td>' in page
+    assert '<td class="">flat · constant</td>' in page
 
 
 def test_names_in_other_alphabets_are_shown_as_they_are() -> None:
