@@ -8,6 +8,7 @@ __all__ = [
     "components",
     "draft",
     "grid",
+    "identity",
     "manifest",
     "people",
     "plan",
