@@ -54,7 +54,7 @@ def plan_rows(plan: Plan, sweep: SweepSpec) -> dict[str, Any]:
     """Return the plan as ``dpsweep plan --json`` prints it."""
     refused = [{"key": refusal.key, "refused": refusal.reason} for refusal in plan.refusals]
     trials = [_planned_row(planned, sweep) for planned in plan.trials]
-    return {"trials": [*trials, *refused], "warnings": list(plan.warnings)}
+    return {"trials": [*trials, *refused], "notes": list(plan.notes), "warnings": list(plan.warnings)}
 
 
 def _tried(planned: PlannedTrial, sweep: SweepSpec) -> dict[str, Any]:
@@ -135,8 +135,8 @@ _OF_ERRORS = (
 
 
 def plan_lines(plan: Plan) -> list[str]:
-    """Return what the table of a plan holds for: delta, adjacency and kind of its epsilons, and the sizes of the
-    data.
+    """Return what the table of a plan holds for: delta, adjacency and kind of its epsilons, the sizes of the data, and
+    its notes.
     """
     costs = [trial.worst_case for trial in plan.trials if trial.worst_case.is_private]
     claims = dict.fromkeys(
@@ -145,7 +145,13 @@ def plan_lines(plan: Plan) -> list[str]:
     )
     reasons = in_words(union(cost.reasons for cost in costs))
     correlated = [_OF_ERRORS] if any(trial.trace.strategy != INDEPENDENT for trial in plan.trials) else []
-    return [*claims, *reasons, *correlated, *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials)]
+    return [
+        *claims,
+        *reasons,
+        *correlated,
+        *dict.fromkeys(_data_line(trial.dataset) for trial in plan.trials),
+        *plan.notes,
+    ]
 
 
 _KINDS = {"guarantee": "a guarantee", "estimate": "an estimate"}

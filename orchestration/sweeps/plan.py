@@ -84,8 +84,8 @@ def plan_sweep(
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
         tuning = plan_sweep(while_tuning(sweep), code, past, solver)
-        of_candidates = (_candidates_warning(sweep, tuning.trials),) if tuning.trials else ()
-        return replace(_alike(sweep, tuning), warnings=(*tuning.warnings, *of_candidates))
+        of_candidates = (_candidates_note(sweep, tuning.trials),) if tuning.trials else ()
+        return replace(_alike(sweep, tuning), notes=(*tuning.notes, *of_candidates))
     planner, points = _Planner(sweep, code, past.calibrations), grid(sweep, past)
 
     def attempted(point: GridPoint, step: Callable[[], V]) -> V | Refusal:
@@ -99,20 +99,19 @@ def plan_sweep(
     outcomes = [
         each if isinstance(each, Refusal) else attempted(each.point, partial(planner.planned, each)) for each in checked
     ]
-    planned = [each for each in outcomes if isinstance(each, PlannedTrial)]
+    planned, (shares, of_models) = [each for each in outcomes if isinstance(each, PlannedTrial)], planner.told()
     warnings = (
         *_sweep_warnings(sweep),
         *_unopposed(sweep, planned),
         *_untracked(sweep, planned),
         *never_met(sweep.resources, [sweep.reserved(trial.spec) for trial in planned]),
         *(*_of_data(planned), *_of_users(sweep, planned), *_of_tokenizers(planned)),
-        *(*_large_deltas(planned), *_beyond_budgets(planned)),
-        *(_untried(planned) if code is None else ()),
-        *planner.notes(),
+        *(*_large_deltas(planned), *_beyond_budgets(planned), *of_models),
     )
+    notes = (*(_untried(planned) if code is None else ()), *shares)
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))
     former = tuple(point for point in points if not point.is_asked)
-    return Plan(tuple(planned), refused, warnings, planner.multipliers, former)
+    return Plan(tuple(planned), refused, warnings, planner.multipliers, former, notes)
 
 
 @dataclass(frozen=True)
@@ -272,12 +271,14 @@ class _Planner:
             raise outcome.with_traceback(None)
         return outcome.parameters
 
-    def notes(self) -> tuple[str, ...]:
-        """Return notes about the models that can train, and on how a GPU is used."""
-        found = (known.facts for known in self.tried.values() if isinstance(known, TriedModel))
-        notes = tuple(dict.fromkeys(note for facts in found for note in facts))
-        on_gpu = any(each.gpus for each in self.sweep.resources)
-        return (*notes, _NOT_RECORDED) if on_gpu and self.sweep.execution.micro_batch_size is None else notes
+    def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Return notes on which parameters of the models train, and warnings about models and the use of a GPU."""
+        models = [known for known in self.tried.values() if isinstance(known, TriedModel)]
+        shares = dict.fromkeys(each for model in models for each in model.share)
+        surprises = dict.fromkeys(each for model in models for each in model.surprises)
+        if any(each.gpus for each in self.sweep.resources) and self.sweep.execution.micro_batch_size is None:
+            surprises[_NOT_RECORDED] = None
+        return tuple(shares), tuple(surprises)
 
 
 _NOT_RECORDED: Final = (
@@ -545,7 +546,7 @@ def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
     return tuple(told.values())
 
 
-def _candidates_warning(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
+def _candidates_note(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
     """Return a note that says what the tuning trials of ``sweep`` are and what is trained after them."""
     match sweep.tune.selection if sweep.tune else None:
         case RandomTrials() as law:

@@ -90,11 +90,11 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of a sweep that can run, the refused ones, and warnings, one sentence each.
+    """The trials of a sweep that can run, the refused ones, and warnings of what nobody asked for, one sentence each.
 
     `calibrations`: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later
     plan of the sweep does not search again. `former`: the trials that only earlier versions of the sweep file asked
-    for.
+    for. `notes`: what follows from what the user asked for, one sentence each.
     """
 
     trials: tuple[PlannedTrial, ...]
@@ -102,6 +102,7 @@ class Plan:
     warnings: tuple[str, ...]
     calibrations: Mapping[str, float] = field(default_factory=dict)
     former: tuple[GridPoint, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def __repr__(self) -> str:
         trials, warnings = count_of(len(self.trials), "trial"), count_of(len(self.warnings), "warning")
@@ -119,7 +120,7 @@ class Plan:
         ]
         lines = ("".join(f"<td>{html.escape(str(cell))}</td>" for cell in row) for row in rows)
         table = "".join(f"<tr>{line}</tr>" for line in ("".join(f"<th>{head}</th>" for head in heads), *lines))
-        said = "".join(f"<p>{html.escape(text)}</p>" for text in (*self.reasons(), *self.warnings))
+        said = "".join(f"<p>{html.escape(text)}</p>" for text in (*self.notes, *self.reasons(), *self.warnings))
         return f"<p>{html.escape(repr(self))}</p><table>{table}</table>{said}"
 
     def reasons(self) -> list[str]:

@@ -167,8 +167,8 @@ def test_a_plan_says_what_the_candidates_train_on_and_what_it_saves() -> None:
     for trial in plan.trials:
         assert trial.dataset.train_size == size // 4
         assert not trial.spec.is_private or 0.99 * TARGET < trial.worst_case.epsilon <= TARGET
-    words = plan.warnings[-1].replace(",", " ").replace(";", " ").split()
-    assert "1/4 of the training examples" in plan.warnings[-1]
+    words = plan.notes[-1].replace(",", " ").replace(";", " ").split()
+    assert "1/4 of the training examples" in plan.notes[-1]
     alone, every = float(words[words.index("alone") + 2]), float(words[-1])
     assert 0.5 * TARGET < alone <= TARGET, "by the tightest accountant"
     assert every > 1.5 * alone, "to release all three, were they trained on the same data"

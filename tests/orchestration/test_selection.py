@@ -259,8 +259,8 @@ def test_a_plan_shows_the_epsilon_after_selection_and_what_other_ways_cost() -> 
     for trial in private:
         assert trial.worst_case.epsilon == pytest.approx(TARGET, rel=0.01)
         assert trial.worst_case.accountant == "selection-rdp"
-    assert "and to release 14 of them" in plan.warnings[-1]
-    words = plan.warnings[-1].replace(",", " ").replace(";", " ").split()
+    assert "and to release 14 of them" in plan.notes[-1]
+    words = plan.notes[-1].replace(",", " ").replace(";", " ").split()
     alone, every = float(words[words.index("alone") + 2]), float(words[-1])
     assert alone < TARGET < every < math.inf
 

@@ -49,10 +49,14 @@ _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as
 
 @dataclass(frozen=True)
 class TriedModel:
-    """A model that can train: the number of its trainable parameters, and sentences about it."""
+    """A model that can train: the number of its trainable parameters, and sentences about it.
+
+    share: which parameters train, if not all do. surprises: what is slower or gets less than a user expects.
+    """
 
     parameters: int
-    facts: tuple[str, ...]
+    share: tuple[str, ...]
+    surprises: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -82,8 +86,6 @@ def excerpt(dataset: Dataset) -> Dataset:
 def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> TriedModel:
     """Compute per-example gradients of ``dataset`` (an `excerpt`) on the CPU, as a training step does.
 
-    The sentences of the result say which parameters train, if not all do, and which layers run once per example.
-
     Raises: InvalidInput naming the component that does not fit the others, or trainable parameters that do not affect
     the loss, which noise alone would change.
     """
@@ -112,9 +114,11 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
             if shard is not None and divides_trained(shard):
                 require_gathered(model, layers, engine.per_example)
             reached = _reached(combination, model, loss, dataset)
-            facts = (*_trained_share(model), *_per_example(engine), *reached)
+            surprises = (*_per_example(engine), *reached)
         trained = sum(each.numel() for each in model.parameters() if each.requires_grad)
-        return TriedModel(trained, tuple(f"model {combination.model.name!r} {fact}" for fact in facts))
+        name = f"model {combination.model.name!r}"
+        share = tuple(f"{name} {fact}" for fact in _trained_share(model))
+        return TriedModel(trained, share, tuple(f"{name} {fact}" for fact in surprises))
 
 
 def _reached(combination: StepSpec, model: nn.Module, loss: Loss, dataset: Dataset) -> tuple[str, ...]:

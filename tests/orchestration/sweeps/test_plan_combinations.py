@@ -13,6 +13,7 @@ import torch
 import torchvision
 from torch import nn
 
+from dpsweep.orchestration.commands.printed_tables import plan_lines
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.planned import Plan
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -87,9 +88,12 @@ def test_values_of_a_component_are_refused_once(changes: dict[str, object], said
 
 
 def test_a_plan_says_which_parameters_train_and_what_runs_once_per_example() -> None:
-    assert planned().warnings == ()
-    (frozen,) = planned(model="own_models:FrozenTrunk").warnings
-    assert frozen == ("model 'own_models:FrozenTrunk' trains 90 of its 610 parameters: head.weight, head.bias")
+    """What a user froze is no warning; a slow layer is one."""
+    assert planned().warnings == planned().notes == ()
+    half = planned(model="own_models:FrozenTrunk")
+    ((frozen,), line) = half.notes, plan_lines(half)[-1]
+    assert half.warnings == ()
+    assert frozen == line == ("model 'own_models:FrozenTrunk' trains 90 of its 610 parameters: head.weight, head.bias")
     (slow,) = planned(model="own_models:Slow").warnings
     assert slow.startswith("model 'own_models:Slow' runs cell (LSTM) once per example, as its rule does not ")
 
@@ -296,14 +300,15 @@ def adapted(adapter: str, **params: object) -> dict[str, object]:
 def test_adapters_on_a_trunk_in_half_precision_are_planned(adapter: str) -> None:
     plan = planned(**adapted(adapter, trunk="bfloat16"), **HALF)
     assert plan.refusals == ()
-    (trains,) = plan.warnings
+    (trains,) = plan.notes
+    assert plan.warnings == ()
     assert "modules_to_save.default.bias" in trains
     assert "more" not in trains, "all that train are named"
 
 
 @with_adapters
 def test_layers_of_one_kind_are_named_once() -> None:
-    (trains,) = planned(**adapted("lora")).warnings
+    (trains,) = planned(**adapted("lora")).notes
     assert "model.base_model.model.bert.encoder.layer.*.attention.self.query.lora_A.default.weight (2)" in trains
 
 
@@ -316,7 +321,7 @@ def test_a_trunk_in_half_precision_without_autocast_is_refused() -> None:
 
 @with_adapters
 def test_what_runs_once_per_example_is_said_with_reason_and_cost() -> None:
-    _, slow = planned(**adapted("oft")).warnings
+    (slow,) = planned(**adapted("oft")).warnings
     assert "attention.self.query.oft_R.default (2)" in slow
     assert "as what reads its parameters could not be told apart by rows (NotCovered in " in slow
     assert "memory for 96 gradients of each example" in slow

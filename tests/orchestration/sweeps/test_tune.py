@@ -192,8 +192,8 @@ class TestStages:
         plan = plan_sweep(parse_sweep(text_of()))
         assert plan.refusals == ()
         assert len(plan.trials) == 2 + 8
-        assert "these are the trials of the tuning, 10 in all" in plan.warnings[-1]
-        assert "every setting (3) is trained with each of the sweep's seeds (2)" in plan.warnings[-1]
+        assert "these are the trials of the tuning, 10 in all" in plan.notes[-1]
+        assert "every setting (3) is trained with each of the sweep's seeds (2)" in plan.notes[-1]
 
     def test_a_plan_of_which_every_trial_is_refused_counts_none(self) -> None:
         missing = {"name": "csv", "path": "/missing.csv", "label": "y", "public_fraction": 0.2}
