@@ -16,20 +16,13 @@ from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
 from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
 from dpsweep.accounting.registry import nearest
-from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.findings import Difference, Findings, mean_of, warnings
-from dpsweep.orchestration.comparison.formats import Format, at_most, difference, per_unit, sentence_start
+from dpsweep.orchestration.comparison.formats import Format, at_most, per_unit, sentence_start
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, served_worst, whose
-from dpsweep.orchestration.comparison.spoken import (
-    between,
-    difference_between,
-    difference_says_nothing,
-    of_seeds,
-    says_nothing,
-)
+from dpsweep.orchestration.comparison.spoken import between, by_selection, of_seeds, says_nothing
 from dpsweep.orchestration.store.published import PublishedTrial
 
 
@@ -344,10 +337,11 @@ def _nearest(
 
 def _difference(each: Difference, interval: ConfidenceInterval, shown: Format) -> str:
     of_other = replace(interval, value=-interval.value, low=-interval.high, high=-interval.low)
-    if difference_says_nothing(of_other, shown):
-        measured = f"{difference(of_other.value, shown)}{shown.points}"
+    signed = shown.of_differences
+    if says_nothing(of_other, signed):
+        measured = f"{signed.one(of_other.value)}{shown.points}"
         return (
             f"{each.other} (measured {measured}, but {of_seeds(interval.runs)} cannot tell: any difference is possible)"
         )
     alone = ", by test examples alone" * interval.is_of_one_seed
-    return f"{each.other} (differs by {difference_between(of_other, shown)}{shown.points}{alone})"
+    return f"{each.other} (differs by {between(of_other, signed)}{shown.points}{alone})"

@@ -5,16 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.tested import Measure
 from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial
-
-if TYPE_CHECKING:
-    from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 
 Better = Literal["higher", "lower", ""]
 
@@ -78,18 +75,3 @@ class GroupMetric:
     better: Better = ""
     measure: Measure | None = None
     task: str | None = None
-
-
-def by_selection(of: Metric, value: float | None, interval: ConfidenceInterval | None) -> str:
-    """Return words on an extreme over groups: the direction of the bias of choosing it, and its corrected value.
-
-    `value`: the extreme as measured. `interval`: of the extreme, with the corrected value. "" where nothing is
-    corrected, or too little to show.
-    """
-    if interval is None or interval.corrected is None:
-        return ""
-    corrected = of.format.one(interval.corrected)
-    if corrected == of.format.one(value):
-        return ""
-    is_low = of.extreme is not None and of.extreme.is_too_low
-    return f"{'low' if is_low else 'high'} by selection, corrected {corrected}"

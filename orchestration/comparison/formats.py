@@ -74,6 +74,16 @@ class Format:
         return self.one(found.mean) if found.count == 1 or self.several is None else self.several(found)
 
     @property
+    def of_differences(self) -> Format:
+        """Return the format of signed differences of such numbers: of shares in percentage points.
+
+        >>> PERCENT.of_differences.one(-0.0213), NUMBER.of_differences.one(0.0213)
+        ('−2.1', '+0.0213')
+        """
+        least, most = self.possible
+        return Format(points if self.is_share else signed, None, (min(least, -most), most), self.is_share)
+
+    @property
     def points(self) -> str:
         """Return the unit of differences as words behind a number; "" if they have none."""
         return " points" if self.is_share else ""
@@ -239,15 +249,6 @@ FIT = Format(_fit, lambda found: f"{_fit(found.mean)} ± {_fit(found.deviation)}
 CHANGE = Format(signed, possible=(-math.inf, math.inf))
 SECONDS = Format(seconds)
 COUNT = Format(lambda value: MISSING if value is None else f"{value:,.0f}")
-
-
-def difference(value: float | None, shown: Format) -> str:
-    """Return a signed difference of two numbers of one format: of shares in percentage points.
-
-    >>> difference(-0.0213, PERCENT), difference(0.0213, NUMBER)
-    ('−2.1', '+0.0213')
-    """
-    return points(value) if shown.is_share else signed(value)
 
 
 def amount(value: float, shown: Format) -> str:

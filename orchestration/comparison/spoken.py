@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Final
 
-from dpsweep.orchestration.comparison.formats import Format, difference
+from dpsweep.orchestration.comparison.entries import Metric
+from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.settings import Setting
 
@@ -38,19 +39,8 @@ def unknown_of_one_seed(best: Setting, private: Sequence[Setting]) -> list[str]:
 
 def says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:
     """Return whether the interval of a share spans every possible value as shown; never for other numbers."""
-    return shown.is_share and _spans(interval, *shown.possible)
-
-
-def difference_says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:
-    """Return whether the interval of a difference of shares spans every possible difference as shown."""
-    if not shown.is_share:
-        return False
     least, most = shown.possible
-    return _spans(interval, min(least, -most), most)
-
-
-def _spans(interval: ConfidenceInterval, least: float, most: float) -> bool:
-    return interval.low <= least + _SHOWN and interval.high >= most - _SHOWN
+    return shown.is_share and interval.low <= least + _SHOWN and interval.high >= most - _SHOWN
 
 
 def between(interval: ConfidenceInterval, shown: Format) -> str:
@@ -61,24 +51,24 @@ def between(interval: ConfidenceInterval, shown: Format) -> str:
     '85.0 to 95.0%'
     >>> between(ConfidenceInterval(0.9, 0.0, 1.0, 2, "seeds and test examples"), PERCENT)
     'two seeds cannot tell'
+    >>> between(ConfidenceInterval(-0.01, -0.02, 0.0, 3, "seeds and test examples"), PERCENT.of_differences)
+    '−2.0 to +0.0'
     """
     if says_nothing(interval, shown):
         return f"{of_seeds(interval.runs)} cannot tell"
-    return _ends(interval, shown.one)
+    return f"{shown.one(interval.low).removesuffix('%')} to {shown.one(interval.high)}"
 
 
-def difference_between(interval: ConfidenceInterval, shown: Format) -> str:
-    """Return the ends of the interval of a difference, in points if of shares, or words if any difference is possible.
+def by_selection(of: Metric, value: float | None, interval: ConfidenceInterval | None) -> str:
+    """Return words on an extreme over groups: the direction of the bias of choosing it, and its corrected value.
 
-    >>> from dpsweep.orchestration.comparison.formats import PERCENT
-    >>> difference_between(ConfidenceInterval(-0.01, -0.02, 0.0, 3, "seeds and test examples"), PERCENT)
-    '−2.0 to +0.0'
+    `value`: the extreme as measured. `interval`: of the extreme, with the corrected value. "" where nothing is
+    corrected, or too little to show.
     """
-    if difference_says_nothing(interval, shown):
-        return f"{of_seeds(interval.runs)} cannot tell"
-    return _ends(interval, lambda value: difference(value, shown))
-
-
-def _ends(interval: ConfidenceInterval, one: Callable[[float | None], str]) -> str:
-    low, high = one(interval.low), one(interval.high)
-    return f"{low.removesuffix('%')} to {high}"
+    if interval is None or interval.corrected is None:
+        return ""
+    corrected = of.format.one(interval.corrected)
+    if corrected == of.format.one(value):
+        return ""
+    is_low = of.extreme is not None and of.extreme.is_too_low
+    return f"{'low' if is_low else 'high'} by selection, corrected {corrected}"

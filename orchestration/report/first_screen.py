@@ -13,13 +13,12 @@ from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.best import more_private, said_of, unsure
-from dpsweep.orchestration.comparison.entries import Metric, by_selection
+from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import (
     Format,
     amount,
     at_most,
-    difference,
     first_few,
     is_shown,
     listed,
@@ -42,7 +41,7 @@ from dpsweep.orchestration.comparison.settings import (
     served_worst,
     whose,
 )
-from dpsweep.orchestration.comparison.spoken import between, difference_between, of_seeds, unknown_of_one_seed
+from dpsweep.orchestration.comparison.spoken import between, by_selection, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
 from dpsweep.orchestration.report.figures import add_trace, blank, look_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
@@ -167,7 +166,7 @@ def _compared(found: Findings, best: Setting) -> str:
 
 def _ends(interval: ConfidenceInterval | None, shown: Format) -> str:
     """Return the interval of a difference in brackets after its value; nothing without an interval."""
-    return f" [{difference_between(interval, shown)}]" if interval else ""
+    return f" [{between(interval, shown.of_differences)}]" if interval else ""
 
 
 def _against_baseline(
@@ -364,7 +363,7 @@ def _worst_words(found: Findings, setting: Setting) -> str:
 def _signed(change: float, shown: Format) -> str:
     if not is_shown(change, shown):
         return amount(0.0, shown)
-    return f"{difference(change, shown)}{shown.points}"
+    return f"{shown.of_differences.one(change)}{shown.points}"
 
 
 def _gap_words(found: Findings, setting: Setting) -> Iterator[str]:

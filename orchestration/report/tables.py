@@ -15,7 +15,7 @@ from dpsweep.accounting.attacks import area_limit, exposure_limit
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.mechanism.reasons import in_words
-from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable, by_selection
+from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.findings import Difference, Findings
 from dpsweep.orchestration.comparison.formats import (
     CHANGE,
@@ -47,7 +47,7 @@ from dpsweep.orchestration.comparison.settings import (
     shown_over_seeds,
     whose,
 )
-from dpsweep.orchestration.comparison.spoken import between, difference_between
+from dpsweep.orchestration.comparison.spoken import between, by_selection
 from dpsweep.orchestration.comparison.statistics import spread
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
 from dpsweep.orchestration.report.figures import meta_of
@@ -122,7 +122,7 @@ def _verdict(found: Difference) -> str:
     shown = metric(found.metric).format
     if found.interval is None:
         return MISSING
-    return f"{found.verdict}<br><small>{difference_between(found.interval, shown)}</small>"
+    return f"{found.verdict}<br><small>{between(found.interval, shown.of_differences)}</small>"
 
 
 def fairness_table(found: Findings, style: Style) -> str:

@@ -13,7 +13,6 @@ from sklearn import metrics as sklearn_metrics
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.comparison.best import best, best_lines, parse_conditions
-from dpsweep.orchestration.comparison.entries import by_selection
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, as_dict, findings, tuned_values, warnings
 from dpsweep.orchestration.comparison.metrics import METRICS, known_metrics, of_task
@@ -21,7 +20,7 @@ from dpsweep.orchestration.comparison.metrics import metric as metric_called
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import has_diverged
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_value
-from dpsweep.orchestration.comparison.spoken import unknown_of_one_seed
+from dpsweep.orchestration.comparison.spoken import by_selection, unknown_of_one_seed
 from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, PublishedTuning
 from dpsweep.workers.evaluation.outcomes import Outcomes
