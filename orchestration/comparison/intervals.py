@@ -14,7 +14,6 @@ number of examples (Korn and Graubard 1998).
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Final, Literal
 
@@ -86,11 +85,6 @@ class RunValues:
     units: Array
     reach: Array
     overlap: float = 0.0
-
-    def of(self, runs: Sequence[int]) -> RunValues:
-        """Keep only these runs."""
-        at = list(runs)
-        return replace(self, values=self.values[at], resampled=self.resampled[at], splits=self.splits[at])
 
 
 @dataclass(frozen=True)

@@ -61,7 +61,8 @@ def sweeps_below(folder: str, depth: int = 0) -> Iterator[SweepSummary]:
         return
     try:
         if exists(files.manifest):
-            yield _summary(files)
+            snapshot = read_snapshot(files.status)
+            yield _of_results(files) if snapshot is None else _of_snapshot(files, snapshot)
             return
         if (begun := read_manifest(files.of_selection)) is not None:
             yield _of_selection(files, begun)
@@ -84,11 +85,6 @@ def _oddity(folder: str, depth: int) -> str:
 def _spelt(name: str) -> str:
     """Return a name with every byte that is no UTF-8 spelt out."""
     return os.fsencode(name).decode(errors="backslashreplace")
-
-
-def _summary(files: SweepFiles) -> SweepSummary:
-    snapshot = read_snapshot(files.status)
-    return _of_results(files) if snapshot is None else _of_snapshot(files, snapshot)
 
 
 def _of_selection(files: SweepFiles, begun: Manifest) -> SweepSummary:

@@ -5,7 +5,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Final
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import count_of
@@ -42,63 +43,37 @@ SENSITIVE = (
     "covers. Treat it like the training data."
 )
 
-TERMS = (
-    (
-        "ε of a group of k",
-        "The bound for any k records together, such as one person's, from a mixture-of-Gaussians analysis of "
-        "each step; tighter than k-fold group privacy.",
-    ),
-    (
-        "Neighbouring data sets",
-        "add_remove: one data set is the other plus one record, or plus one user with all their rows. zero_out: one "
-        "record is replaced by an empty one; used for reshuffled epochs. fixed_graph: all rows that one user owns or "
-        "shares are replaced by empty ones, and who owns which row is taken as known. replace_one: one record is "
-        "replaced by any other. Epsilons under different adjacencies must not be compared.",
-    ),
-    (
-        "Mean and spread",
-        "Averages over seeds; ± is one standard deviation, whiskers reach from the lowest to the highest seed.",
-    ),
-    (
-        "Interval",
-        "Where the number would lie with other seeds, splits and test examples, in 95 of 100 sweeps: test examples (or "
-        "users, if the data name them) are resampled, the same for all trials; seeds and splits enter with Student’s "
-        "t, their spread pooled over private settings: with two or three seeds, a setting whose seeds spread eight "
-        "times as much as the others’ may go unnoticed, and its interval covers in 85 of 100 sweeps. With one seed an "
-        "interval says nothing of other seeds. It is no statement about privacy.",
-    ),
-    (
-        "Low or high by selection",
-        "The worst of several groups is partly the unluckiest: its measured value is too low, and a gap between groups "
-        "too large. The corrected value is without that bias, settings are ordered by it, and the interval is of the "
-        "true extreme.",
-    ),
-    (
-        "Better, worse, not distinguishable, unknown",
-        "Differences are paired: equal seed, equal split, equal test examples. Their intervals are widened so that all "
-        "of them together hold in 95 of 100 sweeps (Bonferroni, over all pairs of private settings in each metric). "
-        "A setting is better or worse where the interval leaves out 0, and with one seed nothing is known. In "
-        "sentences, intervals of the best of several settings allow for that choice.",
-    ),
-    (
-        "Pareto front",
-        "The private settings that no other one of the same neighbouring data sets dominates in worst-case ε (two "
-        "significant digits), {main} and the metric of the worst-served group. Beyond noise: none that costs as little "
-        "is as good in both, by intervals.",
-    ),
-    (
-        "Composed ε",
-        "What several trials cost together, at the same δ: all seeds of a setting, which its averages show, or all "
-        "private trials of the sweep, which this page shows. Their mechanisms are composed, with every earlier start "
-        "of a trial, as if each record, or user, were in the data of all. Baselines are not in it: nothing protects "
-        "the records from what is shown of a baseline.",
-    ),
-    (
-        "One model or many",
-        "Worst-case ε is the cost of publishing that one model and nothing else. Publishing several, or averages over "
-        "them, costs the composed ε; so does choosing one by its results on private data.",
-    ),
-)
+TERMS: Final[Mapping[str, str]] = {
+    "ε of a group of k": "The bound for any k records together, such as one person's, from a mixture-of-Gaussians "
+    "analysis of each step; tighter than k-fold group privacy.",
+    "Neighbouring data sets": "add_remove: one data set is the other plus one record, or plus one user with all their "
+    "rows. zero_out: one record is replaced by an empty one; used for reshuffled epochs. fixed_graph: all rows that "
+    "one user owns or shares are replaced by empty ones, and who owns which row is taken as known. replace_one: one "
+    "record is replaced by any other. Epsilons under different adjacencies must not be compared.",
+    "Mean and spread": "Averages over seeds; ± is one standard deviation, whiskers reach from the lowest to the "
+    "highest seed.",
+    "Interval": "Where the number would lie with other seeds, splits and test examples, in 95 of 100 sweeps: test "
+    "examples (or users, if the data name them) are resampled, the same for all trials; seeds and splits enter with "
+    "Student’s t, their spread pooled over private settings: with two or three seeds, a setting whose seeds spread "
+    "eight times as much as the others’ may go unnoticed, and its interval covers in 85 of 100 sweeps. With one seed "
+    "an interval says nothing of other seeds. It is no statement about privacy.",
+    "Low or high by selection": "The worst of several groups is partly the unluckiest: its measured value is too low, "
+    "and a gap between groups too large. The corrected value is without that bias, settings are ordered by it, and "
+    "the interval is of the true extreme.",
+    "Better, worse, not distinguishable, unknown": "Differences are paired: equal seed, equal split, equal test "
+    "examples. Their intervals are widened so that all of them together hold in 95 of 100 sweeps (Bonferroni, over "
+    "all pairs of private settings in each metric). A setting is better or worse where the interval leaves out 0, and "
+    "with one seed nothing is known. In sentences, intervals of the best of several settings allow for that choice.",
+    "Pareto front": "The private settings that no other one of the same neighbouring data sets dominates in "
+    "worst-case ε (two significant digits), {main} and the metric of the worst-served group. Beyond noise: none that "
+    "costs as little is as good in both, by intervals.",
+    "Composed ε": "What several trials cost together, at the same δ: all seeds of a setting, which its averages show, "
+    "or all private trials of the sweep, which this page shows. Their mechanisms are composed, with every earlier "
+    "start of a trial, as if each record, or user, were in the data of all. Baselines are not in it: nothing protects "
+    "the records from what is shown of a baseline.",
+    "One model or many": "Worst-case ε is the cost of publishing that one model and nothing else. Publishing several, "
+    "or averages over them, costs the composed ε; so does choosing one by its results on private data.",
+}
 
 
 ATTACK = (
@@ -116,7 +91,7 @@ def meanings(data: PublishedSweep) -> list[tuple[str, str]]:
     metrics = [metric for metric in of_task(data.task) if metric.meaning and (is_exact or not metric.exact)]
     attacked = any(trial.attacks for trial in data.trials)
     main = spoken(group_metric(task_called(data.task).main))
-    terms = ((term, meaning.replace("{main}", main)) for term, meaning in TERMS)
+    terms = ((term, meaning.replace("{main}", main)) for term, meaning in TERMS.items())
     return [*((metric.heading, metric.meaning) for metric in metrics), *terms, *([ATTACK] if attacked else [])]
 
 
