@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from dpsweep.accounting.records.trial_files import TrialFiles
-from dpsweep.orchestration.comparison.entries import Metric
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import GROUP_METRICS, METRICS
 from dpsweep.orchestration.store.later_results import audit_schema
 from dpsweep.orchestration.store.layout import SweepFiles

@@ -19,7 +19,6 @@ from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT, kept_byte
 from dpsweep.accounting.mechanism.reasons import in_words, union
 from dpsweep.accounting.records.files import exists
 from dpsweep.orchestration.commands.options import show, stdout
-from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.formats import (
     at_most,
@@ -32,6 +31,7 @@ from dpsweep.orchestration.comparison.formats import (
     print_line,
 )
 from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.metric_types import Metric, MetricTable
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.record import rows, told

@@ -1,4 +1,8 @@
-"""Evaluation of results: metrics, settings averaged over seeds, and the joined record of a sweep. Pure.
+"""What results mean: metrics, settings averaged over seeds, intervals, verdicts, and the joined record of a sweep.
+
+In the order of the data: `stored` reads a `record`, `claims` checks it, and `publishing` makes of it what may be shown.
+`settings` averages over seeds. `evidence` finds intervals of `metrics` from `tallies` of resampled test examples.
+`findings` compares settings by them; `best`, `across_sweeps` and the report start from there.
 
 Other packages import only the modules in `__all__`. `formats` and `metrics` load no torch; `record` does.
 """
@@ -7,7 +11,6 @@ __all__ = [
     "across_sweeps",
     "best",
     "claims",
-    "entries",
     "evidence",
     "extremes",
     "findings",
@@ -16,6 +19,7 @@ __all__ = [
     "intervals",
     "inventory",
     "ledger",
+    "metric_types",
     "metrics",
     "parameters",
     "power",
@@ -24,10 +28,10 @@ __all__ = [
     "record",
     "sanity",
     "settings",
-    "spoken",
     "statistics",
     "stored",
     "trials_table",
     "tuning_notes",
     "values",
+    "wording",
 ]

@@ -9,11 +9,11 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from dpsweep.accounting.errors import InvalidInput, count_of
-from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.findings import findings
 from dpsweep.orchestration.comparison.formats import MISSING
 from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.metric_types import Metric, MetricTable
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import (
     asked,

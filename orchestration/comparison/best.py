@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, served_worst, whose
-from dpsweep.orchestration.comparison.spoken import between, by_selection, of_seeds, says_nothing
+from dpsweep.orchestration.comparison.wording import between, by_selection, of_seeds, says_nothing
 from dpsweep.orchestration.store.published import PublishedTrial
 
 

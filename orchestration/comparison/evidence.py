@@ -36,7 +36,7 @@ from dpsweep.orchestration.comparison.intervals import (
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, pooled
-from dpsweep.orchestration.comparison.tested import ScoreSums, Seen, Tally, Tested
+from dpsweep.orchestration.comparison.tallies import ScoreSums, Seen, Tally, Tested
 from dpsweep.orchestration.store.published import RUNS, PublishedTrial
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.evaluation.outcomes import AnyOutcomes, Outcomes, ScoredOutcomes

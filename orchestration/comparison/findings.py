@@ -14,11 +14,11 @@ import numpy as np
 from scipy import special
 
 from dpsweep.accounting.mechanism.units import EXAMPLE
-from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import TEST_USER, Evidence
 from dpsweep.orchestration.comparison.extremes import hidden_groups_note
 from dpsweep.orchestration.comparison.formats import amount, first_few, is_shown, listed
 from dpsweep.orchestration.comparison.intervals import LEVEL, ConfidenceInterval
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import METRICS, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import (
     GROUP_METRICS,

@@ -10,7 +10,6 @@ from collections.abc import Collection, Iterator
 from typing import Final
 
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.comparison.entries import Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import (
     AT_MOST,
@@ -24,13 +23,14 @@ from dpsweep.orchestration.comparison.formats import (
     SECONDS,
 )
 from dpsweep.orchestration.comparison.ledger import composed_epsilon
+from dpsweep.orchestration.comparison.metric_types import Metric, MetricTable
 from dpsweep.orchestration.comparison.rate_metrics import (
     GROUP_METRICS,
     RATE_METRICS,
     SCORE_METRICS,
     WORST_GROUP_METRICS,
 )
-from dpsweep.orchestration.comparison.tested import ACCURACY, by_group, change, over_groups, overall
+from dpsweep.orchestration.comparison.tallies import ACCURACY, by_group, change, over_groups, overall
 from dpsweep.orchestration.comparison.values import (
     advantage,
     delta,

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Final
 
 from dpsweep.accounting.registry import lookup
-from dpsweep.orchestration.comparison.entries import Better, GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import (
     CHANGE,
@@ -23,7 +22,8 @@ from dpsweep.orchestration.comparison.formats import (
     POINTS,
     Format,
 )
-from dpsweep.orchestration.comparison.tested import (
+from dpsweep.orchestration.comparison.metric_types import Better, GroupMetric, Metric, MetricTable
+from dpsweep.orchestration.comparison.tallies import (
     ACCURACY,
     Statistic,
     between_groups,

@@ -11,10 +11,10 @@ from typing import Final
 import numpy as np
 from scipy import special
 
-from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import Evidence
 from dpsweep.orchestration.comparison.formats import first_few
 from dpsweep.orchestration.comparison.intervals import LEVEL
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.values import constant_score, has_learnt, is_reference
 from dpsweep.orchestration.store.published import PublishedQuality, PublishedSweep, PublishedTrial

@@ -22,10 +22,10 @@ from scipy import special
 
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
 from dpsweep.orchestration.comparison.ledger import Composition, composed
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.parameters import parameter_in_words, value_text
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
 from dpsweep.orchestration.comparison.values import Value, epsilon, main

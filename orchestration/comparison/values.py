@@ -11,7 +11,7 @@ from typing import Final
 import numpy as np
 
 from dpsweep.accounting.attacks import FALSE_POSITIVE_RATES
-from dpsweep.orchestration.comparison.tested import Statistic, Tally, of_counts
+from dpsweep.orchestration.comparison.tallies import Statistic, Tally, of_counts
 from dpsweep.orchestration.store.published import (
     EpsilonHistogram,
     PublishedGroup,

@@ -8,8 +8,8 @@ from collections.abc import Callable, Container, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
 
-from dpsweep.orchestration.comparison.entries import GroupMetric, Metric
 from dpsweep.orchestration.comparison.formats import Format
+from dpsweep.orchestration.comparison.metric_types import GroupMetric, Metric
 from dpsweep.orchestration.comparison.parameters import parameter_in_words
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric, spoken, spoken_worst
 from dpsweep.orchestration.comparison.settings import (

@@ -13,7 +13,6 @@ from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.best import more_private, said_of, unsure
-from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.formats import (
     Format,
@@ -28,6 +27,7 @@ from dpsweep.orchestration.comparison.formats import (
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.ledger import composed
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import group_metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
@@ -41,8 +41,8 @@ from dpsweep.orchestration.comparison.settings import (
     served_worst,
     whose,
 )
-from dpsweep.orchestration.comparison.spoken import between, by_selection, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.comparison.values import median_epsilon
+from dpsweep.orchestration.comparison.wording import between, by_selection, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.report.figures import add_trace, blank, look_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedPrivacy, PublishedSweep

@@ -15,10 +15,10 @@ from string import Template
 from typing import Any, Final
 
 from dpsweep.orchestration.comparison.across_sweeps import Comparison, between_heads, heads, row_cells, shown_metrics
-from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence
 from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.formats import KINDS, at_most, first_few, sentence_start
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import with_known_changes

@@ -12,10 +12,10 @@ from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
-from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
 from dpsweep.orchestration.comparison.formats import Format, at_most, correlation, first_few, number, per_unit
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
 from dpsweep.orchestration.comparison.record import told
@@ -29,9 +29,9 @@ from dpsweep.orchestration.comparison.settings import (
     setting_name,
     whose,
 )
-from dpsweep.orchestration.comparison.spoken import between, by_selection, says_nothing, unknown_of_one_seed
 from dpsweep.orchestration.comparison.statistics import Correlation, correlated
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon, worst_over_median
+from dpsweep.orchestration.comparison.wording import between, by_selection, says_nothing, unknown_of_one_seed
 from dpsweep.orchestration.report.catalogue import are_per_user, norms_are_off
 from dpsweep.orchestration.report.first_screen import decision
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, TrialState, task_of

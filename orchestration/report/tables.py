@@ -15,7 +15,6 @@ from dpsweep.accounting.attacks import area_limit, exposure_limit
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.mechanism.reasons import in_words
-from dpsweep.orchestration.comparison.entries import GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.findings import Difference, Findings
 from dpsweep.orchestration.comparison.formats import (
     CHANGE,
@@ -32,6 +31,7 @@ from dpsweep.orchestration.comparison.formats import (
     sentence_start,
 )
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
+from dpsweep.orchestration.comparison.metric_types import GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.metrics import columns, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import (
@@ -47,9 +47,9 @@ from dpsweep.orchestration.comparison.settings import (
     shown_over_seeds,
     whose,
 )
-from dpsweep.orchestration.comparison.spoken import between, by_selection
 from dpsweep.orchestration.comparison.statistics import spread
 from dpsweep.orchestration.comparison.values import Value, loss_correlation, on_training
+from dpsweep.orchestration.comparison.wording import between, by_selection
 from dpsweep.orchestration.report.figures import meta_of
 from dpsweep.orchestration.report.html import html_table, marked_name, section
 from dpsweep.orchestration.report.plot import Style

@@ -14,8 +14,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from dpsweep.orchestration.comparison.entries import Metric as Measured
 from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.metric_types import Metric as Measured
 from dpsweep.orchestration.comparison.metrics import final_metrics, metric
 from dpsweep.orchestration.comparison.parameters import varying
 from dpsweep.orchestration.comparison.settings import Setting

@@ -11,7 +11,7 @@ import pytest
 
 import dpsweep
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.entries import MetricTable
+from dpsweep.orchestration.comparison.metric_types import MetricTable
 from dpsweep.orchestration.comparison.metrics import columns
 from dpsweep.orchestration.comparison.parameters import flattened
 from dpsweep.orchestration.comparison.settings import setting_name

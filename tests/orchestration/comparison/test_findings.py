@@ -20,7 +20,7 @@ from dpsweep.orchestration.comparison.metrics import metric as metric_called
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.sanity import has_diverged
 from dpsweep.orchestration.comparison.settings import Setting, finished_settings, group_value
-from dpsweep.orchestration.comparison.spoken import by_selection, unknown_of_one_seed
+from dpsweep.orchestration.comparison.wording import by_selection, unknown_of_one_seed
 from dpsweep.orchestration.report.prose import headline
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, PublishedTuning
 from dpsweep.workers.evaluation.outcomes import Outcomes

@@ -1,4 +1,4 @@
-"""Types of the entries in the tables of metrics: `metrics.METRICS` and `GROUP_METRICS`."""
+"""Types of a metric: the entries of `metrics.METRICS` and `rate_metrics.GROUP_METRICS`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Literal
 
 from dpsweep.orchestration.comparison.extremes import Extreme
 from dpsweep.orchestration.comparison.formats import Format
-from dpsweep.orchestration.comparison.tested import Measure
+from dpsweep.orchestration.comparison.tallies import Measure
 from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.store.published import PublishedGroup, PublishedTrial
 

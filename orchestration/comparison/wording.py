@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Final
 
-from dpsweep.orchestration.comparison.entries import Metric
 from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
+from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.settings import Setting
 
 _SHOWN: Final = 0.0005

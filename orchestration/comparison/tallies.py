@@ -1,4 +1,4 @@
-"""Outcomes of one trial on test examples, summed as counts or scores, and the metrics that follow. Pure numpy.
+"""Totals of one trial over test examples, as counts or sums, and functions that compute metrics of them. Pure numpy.
 
 Leading axes [...] are free: none for one test set, or one for many resamples of it.
 """
