@@ -14,10 +14,11 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from dpsweep.accounting.errors import require_finite
 from dpsweep.accounting.mechanism.correlated import have_common_rounds
-from dpsweep.accounting.mechanism.rounds import require_group_size
+from dpsweep.accounting.mechanism.rounds import LARGEST_GROUP, require_group_size
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.numerics.roots import root
@@ -204,15 +205,34 @@ def _chained(lines: _Lines, links: int) -> _Points:
     A composition of lines is a line, and no ROC curve of the group passes it.
     """
     rates = np.exp(np.linspace(0.0, _LEAST_LOG_RATE, _TESTS))
-    slopes, starts = np.zeros(len(rates)), np.zeros(len(rates))
-    for _ in range(links):
+    slopes, starts, left = np.zeros(len(rates)), np.zeros(len(rates)), np.full(len(rates), links)
+    while left.any():
         lowest = np.searchsorted(lines.ends, rates)
-        slope = np.exp(lines.log_slopes[lowest])
-        rates = np.minimum(lines.starts[lowest] + slope * rates, 1.0)
-        slopes, starts = slopes + lines.log_slopes[lowest], lines.starts[lowest] + slope * starts
+        log_slope, start = lines.log_slopes[lowest], lines.starts[lowest]
+        times = np.minimum(left, _until(np.append(lines.ends, math.inf)[lowest], log_slope, start, rates))
+        times = np.where(rates < 1.0, times, left)
+        slope, moved = _repeated(log_slope, start, times)
+        rates = np.minimum(moved + slope * rates, 1.0)
+        slopes, starts, left = slopes + times * log_slope, moved + slope * starts, left - times
     epsilons, deltas = slopes + np.abs(slopes) * (ROUND_UP - 1.0), starts * ROUND_UP
     order = np.argsort(epsilons, kind="stable")
     return _Points(epsilons[order], np.minimum.accumulate(deltas[order]))
+
+
+def _until(end: Array, log_slope: Array, start: Array, rates: Array) -> npt.NDArray[np.int64]:
+    """Return how many links lead each rate along its line to beyond ``end``, about; no bound rests on it."""
+    fixed = start / np.expm1(log_slope)  # less it, rates grow by the slope alone
+    links = np.where(log_slope == 0.0, (end - rates) / start, np.log((end + fixed) / (rates + fixed)) / log_slope)
+    most = np.clip(-_LEAST_LOG_RATE / np.abs(log_slope), 1.0, LARGEST_GROUP)  # no product of slopes overflows
+    whole = np.floor(np.nan_to_num(links, nan=0.0, posinf=LARGEST_GROUP))
+    return np.asarray(np.clip(1.0 + whole, 1.0, most), dtype=np.int64)
+
+
+def _repeated(log_slope: Array, start: Array, times: npt.NDArray[np.int64]) -> tuple[Array, Array]:
+    """Return slope and start of the composition of each line with itself, of ``times`` links."""
+    grown = times * log_slope
+    sums = np.where(log_slope == 0.0, times, np.expm1(grown) / np.expm1(log_slope))
+    return np.exp(grown), start * sums
 
 
 def _epsilon_below(points: _Points, delta: float) -> float:

@@ -76,6 +76,13 @@ def test_a_chain_of_gaussians_is_one_gaussian(sigma: float, size: int) -> None:
     assert exact <= chained.upper * (1 + 1e-9) <= exact * 1.001
 
 
+def test_a_million_links_are_composed_at_once() -> None:
+    """k members with k times the noise cost nearly the same; before, every link took a step."""
+    few, many = (epsilon_pld(run_of(RandomAllocationSampling(1000), 3e-3 * k, 1000), 1e-6, k) for k in (10**5, 10**6))
+    assert many.upper == pytest.approx(few.upper, rel=1e-4)
+    assert few.method == "pld"
+
+
 def test_many_epochs_cost_groups_what_poisson_batches_cost_them() -> None:
     allocated = run_of(RandomAllocationSampling(100), 6.0, 40_000)
     poisson = run_of(PoissonSampling(0.01), 6.0, 40_000)
