@@ -309,19 +309,13 @@ def _one_by_one(sampling: Sampling) -> tuple[tuple[float, Sampling], ...]:
     batches are cut, the case of one that is cut, which dominates the others, takes place alone.
     """
     cases = cases_of(sampling, 1)
-    others = [chance for chance, _ in cases[1:]]
-    if math.fsum(others) > _MOSTLY:
+    if math.fsum(chance for chance, _ in cases[1:]) > _MOSTLY:
         return ((1.0, cases[-1][1]),)
-    return tuple(zip([1.0, *one_by_one(others)], (case for _, case in cases), strict=True))
-
-
-def one_by_one(chances: Sequence[float]) -> list[float]:
-    """Return probabilities of independent cases such that the first to take place is each with these ``chances``."""
-    found, left = list[float](), 1.0
-    for chance in chances:
-        found.append(min(chance / left, 1.0))
+    found, left = [(1.0, cases[0][1])], 1.0
+    for chance, case in cases[1:]:
+        found.append((min(chance / left, 1.0), case))
         left -= chance
-    return found
+    return tuple(found)
 
 
 def _worst_by_epoch(stretches: Sequence[Stretch], values: Array, steps_per_epoch: int) -> Iterator[tuple[Array, int]]:

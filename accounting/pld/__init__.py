@@ -28,7 +28,7 @@ from dpsweep.accounting.pld.groups import (
     vadhan_epsilon,
 )
 from dpsweep.accounting.pld.loss import Direction, LatticeLoss, discretise
-from dpsweep.accounting.pld.prefixes import upper_of_prefixes
+from dpsweep.accounting.pld.prefixes import upper_of_many_levels, upper_of_prefixes
 from dpsweep.accounting.pld.profile import CertifiedProfile, profile_of_rounds
 from dpsweep.accounting.pld.sensitivity import (
     AllocatedRound,
@@ -72,6 +72,7 @@ __all__ = [
     "rounds_of_group",
     "rounds_or_chain",
     "upper_epsilon_of_rounds",
+    "upper_of_many_levels",
     "upper_of_prefixes",
     "vadhan_epsilon",
 ]

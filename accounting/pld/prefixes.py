@@ -18,7 +18,8 @@ from typing import Final
 import numpy as np
 from scipy import fft
 
-from dpsweep.accounting.pld.composition import is_too_coarse, require_pld_delta, tail_of
+from dpsweep.accounting.pld.ceilings import gaussian_ceiling
+from dpsweep.accounting.pld.composition import PairBounds, is_too_coarse, require_pld_delta, tail_of
 from dpsweep.accounting.pld.fourier import UpperProduct
 from dpsweep.accounting.pld.group_rounds import GroupRounds
 from dpsweep.accounting.pld.lattice import make_plan, spacing_for
@@ -37,14 +38,20 @@ _FEW: Final = 8
 _GAP: Final = 0.25
 """Share of the gap to the other direction that the target of the cheaper one may be."""
 _LOOSEST: Final = 0.05
+_LOST: Final = 1e-8
+_LOST_OF_RARE: Final = 1e-4
+"""The same where rare cases of rounds have losses far above epsilon, which else decide where the lattice is precise."""
+_CLOSER: Final = 0.25
+"""Share of the tolerance for one run alone, whose few levels are looser where single large losses decide."""
 _UP: Final = 1.0 + 1e-12
 
 
 @np.errstate(all="ignore")  # overflow gives infinity or NaN, which no bound uses
-def upper_of_prefixes(runs: Sequence[GroupRounds], delta: float, tolerance: float) -> list[float]:
+def upper_of_prefixes(runs: Sequence[GroupRounds], delta: float, tolerance: float, lost: float = _LOST) -> list[float]:
     """Return an upper bound on the epsilon at ``delta`` of each of ``runs``, which all begin with the one before.
 
-    The target for the relative error is ``tolerance``. Infinity is returned where no lattice gives a bound, and where
+    The target for the relative error is ``tolerance``; ``lost`` is the share of delta that all rounds of a run together
+    may lose to infinity. Infinity is returned where no lattice gives a bound, and where
     runs differ in pure releases. Raises: InvalidInput for a delta outside [1e-250, 1).
     """
     delta = require_pld_delta(delta)
@@ -52,24 +59,39 @@ def upper_of_prefixes(runs: Sequence[GroupRounds], delta: float, tolerance: floa
     while len(found) < len(runs):
         left = runs[: len(runs) - len(found)]
         block = [run for run in left if run.count >= _SHORTEST * left[-1].count]
-        found = [*_upper_of_block(block, delta, tolerance), *found]
+        found = [*_upper_of_block(block, delta, tolerance, lost), *found]
     return found
 
 
-def _upper_of_block(runs: Sequence[GroupRounds], delta: float, tolerance: float) -> list[float]:
+def upper_of_many_levels(rounds: GroupRounds, delta: float, tolerance: float) -> PairBounds:
+    """Return an upper bound on the epsilon of one run at ``delta`` by few of its noise levels, and 0 from below.
+
+    The target for its relative error is ``tolerance``. Raises: InvalidInput for a delta outside [1e-250, 1).
+    """
+    (upper,) = upper_of_prefixes([rounds], delta, _CLOSER * tolerance, _LOST_OF_RARE)
+    ceiling = gaussian_ceiling(rounds, delta)
+    return PairBounds(upper, 0.0) if upper < ceiling else PairBounds(ceiling, 0.0, "gdp")
+
+
+def _upper_of_block(runs: Sequence[GroupRounds], delta: float, tolerance: float, lost: float) -> list[float]:
     unlike = len({run.pure for run in runs}) > 1
     if unlike or any(not run.is_private or not (run.laws or run.allocated) for run in runs):
         return [math.inf] * len(runs)
-    tail = tail_of(runs[-1], delta)
+    tail = tail_of(runs[-1], delta, lost)
     tables = {each: cumulants(runs[-1], each, tail) for each in DIRECTIONS}
     first = {each: saddle_at_delta(cumulants(runs[0], each, tail, _FEW), math.log(delta)) for each in DIRECTIONS}
     last = {each: saddle_at_delta(table.sparser(_ROWS), math.log(delta)) for each, table in tables.items()}
-    bounds = []
-    for each in DIRECTIONS:
-        gap = 1.0 - max(_share(saddles, each) for saddles in (first, last))
-        target = max(tolerance, min(_GAP * gap, _LOOSEST))
-        bounds.append(_upper_of_direction(runs, delta, target, tail, tables[each], last[each], first[each].epsilon))
-    return [max(both) for both in zip(*bounds, strict=True)]
+    gaps = {each: 1.0 - max(_share(saddles, each) for saddles in (first, last)) for each in DIRECTIONS}
+    targets = {each: max(tolerance, min(_GAP * gap, _LOOSEST)) for each, gap in gaps.items()}
+
+    def bounds_of(each: Direction, target: float) -> list[float]:
+        return _upper_of_direction(runs, delta, target, tail, tables[each], last[each], first[each].epsilon)
+
+    bounds = {each: bounds_of(each, target) for each, target in targets.items()}
+    worse = max(DIRECTIONS, key=lambda each: bounds[each][-1])
+    if targets[worse] > tolerance:  # saddle points misjudged the gap
+        bounds[worse] = bounds_of(worse, tolerance)
+    return [max(both) for both in zip(*bounds.values(), strict=True)]
 
 
 def _share(saddles: Mapping[Direction, Saddle], direction: Direction) -> float:

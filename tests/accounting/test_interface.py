@@ -37,7 +37,8 @@ EXPORTED = {
         GroupRounds LatticeLoss MIN_DELTA TOLERANCE PairBounds RoundLaw SensitivityMixture delta_pld discretise
         epsilon_of_chain epsilon_of_examples epsilon_of_rounds epsilon_pld examples_law group_epsilons group_law
         grows_at_least_linearly linear_growth mean_from_above profile_of_chain profile_of_rounds require_pld_delta
-        rounds_of_examples rounds_of_group rounds_or_chain upper_epsilon_of_rounds upper_of_prefixes vadhan_epsilon""",
+        rounds_of_examples rounds_of_group rounds_or_chain upper_epsilon_of_rounds upper_of_many_levels
+        upper_of_prefixes vadhan_epsilon""",
 }
 
 

@@ -23,7 +23,6 @@ from tests.accounting.work import counted
 from tests.known import known
 
 SIZE = 60_000
-RARELY_CUT = TruncatedPoissonSampling(SIZE, 0.01, 800)
 
 
 def levels(count: int, each: int, sampling: Sampling, last: float, first: float, *releases: Release) -> Trace:
@@ -49,7 +48,6 @@ def refuse(rounds: GroupRounds, delta: float, tolerance: float) -> PairBounds:
             levels(100, 30, PoissonSampling(0.02), 1.0, 8.0, GaussianRelease("pca", 6.0), PureRelease("k", 0.3)),
             id="releases",
         ),
-        pytest.param(levels(100, 30, RARELY_CUT, 0.8, 1.6), id="rarely cut", marks=pytest.mark.long),
     ],
 )
 def test_bounds_contain_those_of_lattices(trace: Trace, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -61,6 +59,27 @@ def test_bounds_contain_those_of_lattices(trace: Trace, monkeypatch: pytest.Monk
     assert found.lower <= lattice.upper
     assert lattice.lower <= found.upper <= lattice.upper * 1.001
     assert found.upper <= 1.001 * found.lower
+
+
+@pytest.mark.parametrize(
+    ("most", "size", "delta"),
+    [
+        pytest.param(61, 1, 1e-6, id="often cut"),
+        pytest.param(98, 1, 1e-5, id="rarely cut"),
+        pytest.param(98, 3, 1e-9, id="groups, whose worse direction no saddle point tells"),
+    ],
+)
+def test_few_levels_of_batches_that_may_be_cut_bound_all_closely(
+    most: int, size: int, delta: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sampling = TruncatedPoissonSampling(SIZE, 0.001, most)
+    rounds = rounds_of_group(levels(30, 10, sampling, 1.12, 4.89, GaussianRelease("a", 5.0)), size)
+    lattice = epsilon_of_rounds(rounds, delta)
+    monkeypatch.setattr(many_rounds, "_FEW_DRAWN", 20)
+    monkeypatch.setattr(many_rounds, "epsilon_of_rounds", refuse)
+    found = epsilon_of_many_rounds(rounds, delta)
+    assert lattice.lower <= found.upper <= 1.001 * lattice.upper
+    assert found.lower == 0.0
 
 
 def test_bounds_contain_the_composition_of_dp_accounting(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -109,7 +128,6 @@ def test_thousands_of_levels_need_no_lattice(count: int, monkeypatch: pytest.Mon
     ("trace", "size", "delta"),
     [
         pytest.param(levels(30, 5, PoissonSampling(0.02), 1.0, 2.0), 2, 1e-6, id="groups"),
-        pytest.param(levels(30, 5, TruncatedPoissonSampling(SIZE, 0.01, 610), 1.0, 2.0), 1, 1e-6, id="often cut"),
         pytest.param(levels(30, 1, PoissonSampling(1e-4), 1.0, 2.0), 1, 1e-6, id="hardly any draws"),
         pytest.param(levels(30, 30, PoissonSampling(0.01), 1.0, 2.0), 1, 1e-30, id="a tiny delta"),
     ],
