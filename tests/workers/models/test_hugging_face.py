@@ -354,6 +354,29 @@ def test_a_new_head_and_pooler_follow_the_seed(folders: Mapping[str, str]) -> No
     assert made("five classes", 0)[0] == made("five classes", 1)[0], "a pooler that was saved is kept"
 
 
+def test_a_row_in_half_precision_does_not_see_whether_others_are_padded(tmp_path: Path) -> None:
+    """Without a mask, attention of several queries to a key has another kernel, which rounds otherwise."""
+    import transformers
+
+    wide = {"hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "intermediate_size": 64}
+    config = transformers.LlamaConfig(vocab_size=VOCABULARY, num_key_value_heads=2, **wide)
+    transformers.LlamaModel(config).save_pretrained(tmp_path)
+    params = {"path": str(tmp_path), "head": "linear", "padding": PADDING}
+    model = build_for_shape(Component("hugging_face", params), (32,), 2, seed=0)
+    full = torch.randint(1, VOCABULARY, (4, 32), generator=torch.Generator().manual_seed(0))
+    padded = full.clone()
+    padded[1:, 9:] = PADDING
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+
+    def gradients(tokens: torch.Tensor) -> list[torch.Tensor]:
+        with torch.autocast("cpu", torch.bfloat16):
+            loss = model(tokens)[0].square().sum()
+        return list(torch.autograd.grad(loss, trained))
+
+    pairs = zip(gradients(full), gradients(padded), strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
 def test_numbers_are_no_tokens(folders: Mapping[str, str]) -> None:
     with pytest.raises(InvalidInput, match="it reads token ids, not numbers; use data: text"):
         model_of(folders["bert"])(torch.zeros(2, LENGTH))
