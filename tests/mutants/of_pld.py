@@ -49,8 +49,8 @@ PLD: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "accounting/pld/chains.py",
         ("tests/accounting/pld/test_chains.py",),
-        B("lines.starts[lowest] + slope * starts", "lines.starts[lowest] + starts", "later links cost no more", True),
-        B("    for _ in range(links):", "    for _ in range(links - 1):", "one link too few", True),
+        B("moved + slope * starts", "moved + starts", "later links cost no more", True),
+        B("np.full(len(rates), links)", "np.full(len(rates), links - 1)", "one link too few", True),
         B("gaussian=self.links * dominating_mean", "gaussian=dominating_mean", "a group as one Gaussian example", True),
     ),
     *bugs_in(
