@@ -15,10 +15,9 @@ from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.metrics import known_metrics, known_of_groups
 from dpsweep.orchestration.comparison.parameters import asked, dataset_of, found_sizes, parameters
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.sanity import with_known_changes
+from dpsweep.orchestration.comparison.sanity import is_reference, with_known_changes
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.comparison.tuning_notes import published_tuning, tuning_note
-from dpsweep.orchestration.comparison.values import is_reference
 from dpsweep.orchestration.store.attempts import Attempt
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import (

@@ -16,8 +16,9 @@ from dpsweep.orchestration.comparison.formats import first_few
 from dpsweep.orchestration.comparison.intervals import LEVEL
 from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.settings import Setting
-from dpsweep.orchestration.comparison.values import constant_score, has_learnt, is_reference
+from dpsweep.orchestration.comparison.values import MAJORITY, score_of_counts
 from dpsweep.orchestration.store.published import PublishedQuality, PublishedSweep, PublishedTrial
+from dpsweep.workers.evaluation.scores import Evaluation
 
 _HARDLY: Final = {"classification": 0.2, "regression": 0.05}
 """By task: a baseline that gains at most this share of what a perfect model gains over a constant prediction has learnt
@@ -36,9 +37,33 @@ _FREQUENT: Final = 0.9
 """Share of a class from which on a model that predicts nothing else is seldom beaten by its accuracy."""
 
 
+def constant_score(found: Evaluation | PublishedQuality) -> float | None:
+    """Return the main score of the best constant prediction on the same examples; None if it is not known."""
+    majority = score_of_counts(found.counts, MAJORITY)
+    return found.constant if majority is None else majority
+
+
 def has_diverged(setting: Setting) -> bool:
     """Return whether no trial of the setting has both a finite loss and a better score than a constant prediction."""
-    return not any(trial.quality and has_learnt(trial.quality) for trial in setting.trials)
+    return not any(trial.quality and _has_learnt(trial.quality) for trial in setting.trials)
+
+
+def _has_learnt(found: PublishedQuality) -> bool:
+    constant = constant_score(found)
+    return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
+
+
+def is_reference(runs: Sequence[Evaluation | PublishedQuality]) -> bool:
+    """Return whether the runs of a non-private setting tell what privacy costs: each has a finite loss and score, and
+    their mean is better than a constant prediction.
+
+    The mean of those that did not diverge would be that of the lucky ones.
+    """
+    scores = [math.nan if each.main is None or not math.isfinite(each.loss) else each.main for each in runs]
+    constants = [known for each in runs if (known := constant_score(each)) is not None]
+    if not scores or not all(map(math.isfinite, scores)):
+        return False
+    return not constants or statistics.fmean(scores) > statistics.fmean(constants) + 1e-9
 
 
 def is_lost(setting: Setting) -> bool:

@@ -40,8 +40,6 @@ from dpsweep.orchestration.store.published import (
     TrialState,
 )
 
-LEAST_DRAWN: Final = -1.0
-"""Smallest score that figures show. R² has no lower end, and a model that diverged would hide all other differences."""
 _HIDDEN_SPREAD: Final = 1e-3
 """Level of `_spreads_more` for settings that others may have hidden."""
 
@@ -380,11 +378,6 @@ def group_names(*settings: Setting) -> tuple[str, ...]:
             served = math.nan if group.main is None else group.main
             accuracies.setdefault(group.name, []).append(served if math.isfinite(served) else 0.0)
     return tuple(sorted(accuracies, key=lambda name: statistics.fmean(accuracies[name])))
-
-
-def drawable(settings: Iterable[Setting]) -> tuple[Setting, ...]:
-    """Return the settings that figures show: those without a run below `LEAST_DRAWN`."""
-    return tuple(each for each in settings if not any((main(trial) or 0.0) < LEAST_DRAWN for trial in each.trials))
 
 
 def best_trade_offs(

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-import statistics
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import lru_cache
 from typing import Final
 
@@ -15,13 +14,11 @@ from dpsweep.orchestration.comparison.tallies import Statistic, Tally, of_counts
 from dpsweep.orchestration.store.published import (
     EpsilonHistogram,
     PublishedGroup,
-    PublishedQuality,
     PublishedTrial,
     TrialState,
 )
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.evaluation.rates import ConfusionCounts
-from dpsweep.workers.evaluation.scores import Evaluation
 
 Value = Callable[[PublishedTrial], float | None]
 """A function from a trial to a number; None if it is unknown, infinite if there is no bound."""
@@ -59,33 +56,6 @@ def gap_between_groups(value: Callable[[PublishedGroup], float | None]) -> Value
 def main(trial: PublishedTrial) -> float | None:
     """Return the main score of the trial's task on test data: accuracy for classification, else one of its scores."""
     return trial.quality.main if trial.quality else None
-
-
-def constant_score(found: Evaluation | PublishedQuality) -> float | None:
-    """Return the main score of the best constant prediction on the same examples; None if it is not known."""
-    majority = score_of_counts(found.counts, MAJORITY)
-    return found.constant if majority is None else majority
-
-
-def has_learnt(found: Evaluation | PublishedQuality) -> bool:
-    """Return whether the loss is finite, and the main score better than that of a constant prediction where that is
-    known.
-    """
-    constant = constant_score(found)
-    return math.isfinite(found.loss) and (constant is None or (found.main or 0.0) > constant + 1e-9)
-
-
-def is_reference(runs: Sequence[Evaluation | PublishedQuality]) -> bool:
-    """Return whether the runs of a non-private setting tell what privacy costs: each has a finite loss and score, and
-    their mean is better than a constant prediction.
-
-    The mean of those that did not diverge would be that of the lucky ones.
-    """
-    scores = [math.nan if each.main is None or not math.isfinite(each.loss) else each.main for each in runs]
-    constants = [known for each in runs if (known := constant_score(each)) is not None]
-    if not scores or not all(map(math.isfinite, scores)):
-        return False
-    return not constants or statistics.fmean(scores) > statistics.fmean(constants) + 1e-9
 
 
 def median_epsilon(trial: PublishedTrial) -> float | None:

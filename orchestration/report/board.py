@@ -25,9 +25,9 @@ from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.parameters import choices
-from dpsweep.orchestration.comparison.settings import LEAST_DRAWN
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
+from dpsweep.orchestration.report.figures import LEAST_DRAWN
 from dpsweep.orchestration.report.plot import packed_plotly, script_safe
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import (

@@ -12,10 +12,10 @@ from typing import Final, Literal
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS, group_metric
-from dpsweep.orchestration.comparison.settings import drawable, finished_settings, group_names
+from dpsweep.orchestration.comparison.settings import finished_settings, group_names
 from dpsweep.orchestration.report import figures as draw
 from dpsweep.orchestration.report import private_figures, training_curves
-from dpsweep.orchestration.report.figures import Scene
+from dpsweep.orchestration.report.figures import Scene, drawable
 from dpsweep.orchestration.report.plot import Plot, style_of
 from dpsweep.orchestration.report.training_curves import metric_over_epochs, searched_curves, tuning_curves
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final, TypeGuard
 
@@ -24,6 +24,14 @@ from dpsweep.orchestration.comparison.values import Value, epsilon, main
 from dpsweep.orchestration.report.plot import BAND, FONT, INK, MUTED, RULE, Plot, Style
 from dpsweep.orchestration.store.published import PublishedEpoch, PublishedGroup
 from dpsweep.workers.tasks import task_called
+
+LEAST_DRAWN: Final = -1.0
+"""Smallest score that figures show. R² has no lower end, and a model that diverged would hide all other differences."""
+
+
+def drawable(settings: Iterable[Setting]) -> tuple[Setting, ...]:
+    """Return the settings that figures show: those without a run below `LEAST_DRAWN`."""
+    return tuple(each for each in settings if not any((main(trial) or 0.0) < LEAST_DRAWN for trial in each.trials))
 
 
 def look_of(shown: Format) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import METRICS
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS, group_metric, spoken
 from dpsweep.orchestration.comparison.sanity import with_known_changes
-from dpsweep.orchestration.comparison.settings import Setting, drawable, group_names, group_value
+from dpsweep.orchestration.comparison.settings import Setting, group_names, group_value
 from dpsweep.orchestration.comparison.values import Value
 from dpsweep.orchestration.report.catalogue import (
     FIGURES,
@@ -32,7 +32,7 @@ from dpsweep.orchestration.report.catalogue import (
     titled,
     why_examples_are_missing,
 )
-from dpsweep.orchestration.report.figures import meta_of
+from dpsweep.orchestration.report.figures import drawable, meta_of
 from dpsweep.orchestration.report.first_screen import Tile, decision, tiles
 from dpsweep.orchestration.report.html import boxed, html_table, key, missing_panel, panel, section, sentence
 from dpsweep.orchestration.report.plot import Style, compressed, packed_plotly, script_safe, style_of
