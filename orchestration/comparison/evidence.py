@@ -150,7 +150,7 @@ class Evidence:
         return ends and ends.within(*_format(name).possible)
 
     def difference(
-        self, one: Setting, other: Setting, name: str, group: str = "", comparisons: int = 1, level: float = LEVEL
+        self, one: Setting, other: Setting, name: str, comparisons: int = 1, level: float = LEVEL
     ) -> ConfidenceInterval | None:
         """Return a metric of ``one`` minus the metric of ``other``, paired by seed and split, with an interval.
 
@@ -158,7 +158,7 @@ class Evidence:
         (Bonferroni). Settings without common seeds are compared unpaired, on their common test examples; None if they
         have different test examples.
         """
-        return self._once(self._difference, (one, other), (group, name), (1.0 - level) / comparisons / 2.0)
+        return self._once(self._difference, (one, other), ("", name), (1.0 - level) / comparisons / 2.0)
 
     def _once(
         self,
