@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import statistics
 from collections.abc import Iterable, Mapping
@@ -76,6 +77,12 @@ def told(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
         count = sum(reason in trial.reasons for trial in private)
         found.append(words if count == len(private) else f"{count} of {len(private)} private trials: {words}")
     return tuple(found)
+
+
+def shared_notes(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
+    """Return the notes that every trial with results has, such as how many rows of the data are left out."""
+    noted = [trial.notes for trial in trials if trial.quality is not None]
+    return tuple(note for note in dict.fromkeys(itertools.chain(*noted)) if all(note in notes for notes in noted))
 
 
 def _seen(result: Result, owned: SweepFiles | None) -> Result:

@@ -18,7 +18,7 @@ from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import of_task
 from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
-from dpsweep.orchestration.comparison.record import told
+from dpsweep.orchestration.comparison.record import shared_notes, told
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of
 from dpsweep.orchestration.comparison.settings import (
     Setting,
@@ -102,8 +102,12 @@ def headline(data: PublishedSweep, found: Findings) -> list[str]:
 
 
 def cautions(data: PublishedSweep, found: Findings) -> list[str]:
-    """Return what to know before a number is quoted: why epsilons are estimates, what cannot be compared, failures."""
-    return [*told(data.trials), *warnings(found), *_failures(data, found)]
+    """Return what to know before a number is quoted: why epsilons are estimates, which rows are in no number, what
+    cannot be compared, failures.
+    """
+    return list(
+        dict.fromkeys([*told(data.trials), *shared_notes(data.trials), *warnings(found), *_failures(data, found)])
+    )
 
 
 def sentences(data: PublishedSweep, found: Findings) -> list[str]:

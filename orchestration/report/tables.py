@@ -34,6 +34,7 @@ from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metric_types import GroupMetric, Metric, MetricTable
 from dpsweep.orchestration.comparison.metrics import columns, main_metric, metric
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
+from dpsweep.orchestration.comparison.record import shared_notes
 from dpsweep.orchestration.comparison.settings import (
     Setting,
     best_trade_offs,
@@ -248,7 +249,8 @@ def _cost_of_group(found: Sequence[PublishedPrivacy], size: int) -> str:
 
 
 def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
-    """Return one row per trial: status, claim, every metric of `metrics.MetricTable.TRIALS`, error and notes.
+    """Return one row per trial: status, claim, every metric of `metrics.MetricTable.TRIALS`, error, and the notes that
+    not all trials share.
 
     worst_group: as in `metrics.columns`.
     """
@@ -256,14 +258,16 @@ def trials_table(trials: Sequence[PublishedTrial], worst_group: str) -> str:
     if not trials:
         return "<p>None.</p>"
     words, numbers = ("Trial", "Status", "Accountant"), (metric.heading for metric in shown)
-    rows, looks = [_trial_row(trial, shown) for trial in trials], [trial.state.word for trial in trials]
+    above = shared_notes(trials)  # among the cautions
+    rows = [_trial_row(trial, shown, above) for trial in trials]
+    looks = [trial.state.word for trial in trials]
     return html_table(words, numbers, rows, remarks=("Remarks",), looks=looks)
 
 
-def _trial_row(trial: PublishedTrial, shown: Sequence[Metric]) -> list[str]:
+def _trial_row(trial: PublishedTrial, shown: Sequence[Metric], above: Sequence[str]) -> list[str]:
     privacy = trial.privacy
     seed = f" · seed {trial.labels['seed']}" if "seed" in trial.labels else ""
-    said_above = in_words(privacy.reasons if privacy else ())  # among the cautions; the claim has their names
+    said_above = (*above, *in_words(privacy.reasons if privacy else ()))  # the claim has the names of these
     remarks = [*([trial.error] if trial.error else []), *(note for note in trial.notes if note not in said_above)]
     return [
         f"{escape(setting_name(trial) + seed)}<br><small>{escape(trial.key)}</small>",

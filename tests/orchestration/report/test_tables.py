@@ -9,9 +9,10 @@ import numpy as np
 
 from dpsweep.accounting.mechanism.reasons import in_words
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
-from dpsweep.orchestration.comparison.findings import Findings
+from dpsweep.orchestration.comparison.findings import Findings, findings
 from dpsweep.orchestration.comparison.settings import finished_settings
 from dpsweep.orchestration.report.plot import style_of
+from dpsweep.orchestration.report.prose import cautions
 from dpsweep.orchestration.report.tables import (
     classes_table,
     group_sizes_table,
@@ -20,6 +21,7 @@ from dpsweep.orchestration.report.tables import (
 )
 from dpsweep.orchestration.store.published import (
     PublishedPrivacy,
+    PublishedSweep,
     TrialState,
 )
 from tests.orchestration.report.sample_settings import SETTINGS, STYLE, TRIALS, rows
@@ -69,11 +71,16 @@ def test_every_trial_shows_its_own_numbers_under_their_headings() -> None:
     }  # fmt: skip
 
 
-def test_reasons_are_named_beside_the_claim_and_not_told_again_in_each_row() -> None:
+def test_reasons_and_shared_notes_are_among_the_cautions_and_not_told_again_in_each_row() -> None:
     privacy = PublishedPrivacy(3.0, 1e-5, "pld", "estimate", "add_remove", reasons=("known_seed",))
-    trial = replace(TRIALS[1], privacy=privacy, notes=(*in_words(("known_seed",)), "tuned"))
-    (row,) = rows(trials_table([trial], "worst_group_accuracy")).values()
-    assert (row["Accountant"], row["Remarks"]) == ("pldestimate, add_remove: known_seed", "tuned")
+    lost = "12 of 20 rows are left out"
+    noted = replace(TRIALS[1], privacy=privacy, notes=(lost, *in_words(("known_seed",)), "tuned"))
+    trials = (noted, replace(TRIALS[2], notes=(lost,)), replace(TRIALS[3], quality=None, notes=()))
+    first, *others = rows(trials_table(trials, "worst_group_accuracy")).values()
+    assert (first["Accountant"], first["Remarks"]) == ("pldestimate, add_remove: known_seed", "tuned")
+    assert [row["Remarks"] for row in others] == ["", ""]
+    data = PublishedSweep("half", trials, 1e-5)
+    assert cautions(data, findings(data, NO_EVIDENCE)).count(lost) == 1
 
 
 def test_the_worst_seed_is_what_a_group_pays() -> None:
