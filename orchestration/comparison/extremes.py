@@ -240,8 +240,9 @@ def hidden_groups_note(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     named = listed([*hidden[:_NAMED], *([f"{len(hidden) - _NAMED} more"] if len(hidden) > _NAMED else [])])
     bounds = {bound for trial, _ in evaluated if (bound := trial.params.get("spec.min_group_size")) is not None}
     least = f" = {listed(sorted(map(str, bounds)))}" if bounds else ""
-    verb, where = "is" if len(hidden) == 1 else "are", " in some trials" if shown.intersection(hidden) else ""
+    verb, they, them = ("is", "It has", "it") if len(hidden) == 1 else ("are", "They have", "them")
+    where = " in some trials" if shown.intersection(hidden) else ""
     return (
-        f"{len(hidden)} of {count} groups {verb} not shown{where}: {named}. They have fewer than min_group_size{least} "
-        "test examples, or would give another group away; raise test_fraction or lower min_group_size to see them.",
+        f"{len(hidden)} of {count} groups {verb} not shown{where}: {named}. {they} fewer than min_group_size{least} "
+        f"test examples, or would give another group away; raise test_fraction or lower min_group_size to see {them}.",
     )

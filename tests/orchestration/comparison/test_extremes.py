@@ -21,8 +21,8 @@ from tests.orchestration.sample_outcomes import outcomes, trial
 from tests.orchestration.sample_results import sample_record
 
 NOTE = (
-    "1 of 3 groups is not shown: few\\x1b. They have fewer than min_group_size = 10 test examples, or would give "
-    "another group away; raise test_fraction or lower min_group_size to see them."
+    "1 of 3 groups is not shown: few\\x1b. It has fewer than min_group_size = 10 test examples, or would give "
+    "another group away; raise test_fraction or lower min_group_size to see it."
 )
 
 
@@ -60,7 +60,7 @@ def hiding(*names: str, seed: int = 0, shown: int = 2) -> PublishedTrial:
 
 def test_groups_that_other_splits_show_are_told_apart_and_hundreds_are_not_listed() -> None:
     (some,) = hidden_groups_note([hiding("few", shown=1), hiding(seed=1)])
-    assert some.startswith("1 of 2 groups is not shown in some trials: few. They")
+    assert some.startswith("1 of 2 groups is not shown in some trials: few. It has")
     assert "min_group_size test examples" in some
     (many,) = hidden_groups_note([hiding(*map(str, range(100)))])
     assert many.startswith("100 of 102 groups are not shown: 0, 1, 2, 3, 4, 5, 6, 7 and 92 more. They")
