@@ -22,7 +22,9 @@ from dpsweep.orchestration.sweeps.draft_scale import (
     SCALE_OF_TOKENS,
     Scale,
     drafted_batch_size,
+    outward,
     scale_of,
+    too_few_to_count,
     two_digits,
 )
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -35,8 +37,6 @@ MOST_VALUES = 50
 _MOST_MISSING = 0.5
 """Largest share of missing values in a feature column; training leaves out rows with a missing value."""
 _FEWEST_ROWS = 50
-_FEWEST_OF_COUNTS: Final = 100
-"""Rows below which private counts of a batch, then more than a fifth of the rows, cost most of an epsilon of 1."""
 _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
 _FREQUENT: Final = 0.9
@@ -81,7 +81,7 @@ class _Subject:
         """Root mean square of the deviations of a regression's targets, each over its range."""
         if self.task != "regression":
             return None
-        ranges = (_outward(*(label.span or (0.0, 1.0))) for label in self.labels)
+        ranges = (outward(*(label.span or (0.0, 1.0))) for label in self.labels)
         shares = [label.deviation / (high - low) for label, (low, high) in zip(self.labels, ranges, strict=True)]
         return math.sqrt(math.fsum(share**2 for share in shares) / len(shares))
 
@@ -212,7 +212,7 @@ def _profiled(
             f"the name of the label {long[:20]!r}... has {len(long):,} characters; shorten it in the table"
         )
     if task == "classification":
-        table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES, roles)
+        table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES, roles, named[0])
     if hashed is not None:
         table = table.with_prose(hashed)
     found = tuple(table.column(name, "label") for name in named)
@@ -282,6 +282,8 @@ def _unusable(column: ColumnProfile) -> str | None:
         such = quoted(column.strange)
         return f"which holds numbers and texts such as {such}; leave those fields empty, or write numbers"
     if column.span is None and column.values is None and not column.is_prose:
+        if column.all_different:
+            return "which is different in every row, as an identifier is; if it is a text, read it with --text"
         how = "declare its categories to use it, or read it as texts with --text"
         return f"which has more than {MOST_VALUES} different texts; {how}"
     if column.span is not None and not math.isfinite(2.0 * (column.span[1] - column.span[0])):
@@ -292,13 +294,6 @@ def _unusable(column: ColumnProfile) -> str | None:
 def _is_too_long(name: str) -> bool:
     """Return whether PyYAML, which takes no longer key than 1024 characters, may not take the name as one."""
     return len(quoted(name)) > 1000
-
-
-def _outward(low: float, high: float) -> tuple[float, float]:
-    """Return a range that contains both numbers, with round ends, which are not the values of two individuals."""
-    unit = 0.5 * 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
-    ends = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
-    return (float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")) if ends[0] < ends[1] else (low, low + 1.0)
 
 
 def _number(value: float) -> str:
@@ -364,7 +359,7 @@ def _data_section(subject: _Subject) -> Iterator[str]:
         yield from _too_few(subject.groups)
     if subject.user is not None:
         yield f"  user: {quoted(subject.user)}    # whose row it is; a user's rows stay together in all splits"
-        yield "  # epsilons are those of one row; those of a user with all rows: unit: user, below privacy"
+        yield "  # every epsilon is that of one row; for those of a user with all rows see privacy, below"
 
 
 _OF_PEOPLE: Final = re.compile(
@@ -389,6 +384,10 @@ def _may_name_users(table: TableProfile, subject: _Subject) -> Iterator[str]:
 
 def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_ranges: bool) -> Iterator[str]:
     yield f"  features: {_listed(tuple(column.name for column in features))}"
+    for column in features:
+        if column.tells_class:
+            yield f"  # CONFIRM: {quoted(column.name)} alone tells the class of nearly every row. Leave it out if it is"
+            yield "  # filled in after the outcome: then every model looks perfect, and privacy seems to cost nothing."
     targets = _targets(subject)
     numeric = [column for column in features if column.span is not None]
     if any(column.written for column in (*targets, *numeric)):
@@ -427,7 +426,7 @@ def _ranges(columns: Sequence[ColumnProfile]) -> Iterator[str]:
     if columns:
         yield "  ranges:    # CONFIRM: numbers are scaled to [0, 1] by their range, and cut at its ends"
     for column in columns:
-        low, high = map(_number, _outward(*(column.span or (0.0, 1.0))))
+        low, high = map(_number, outward(*(column.span or (0.0, 1.0))))
         yield f"    {quoted(column.name)}: [{low}, {high}]    # read off the data, rounded outwards{_lacking(column)}"
     yield from _remarks([replace(column, missing=0.0) for column in columns])
 
@@ -569,8 +568,8 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     yield f"  - {{name: flat, bound: {_number(bound)}}}    # DP-SGD; gradients are longer at first, shorter later"
     has_groups = subject.task == "classification" or subject.group is not None
     name, follows = ("dpsgd_f", "bounds follow the groups") if has_groups else ("quantile", "bound follows the norms")
-    if rows < _FEWEST_OF_COUNTS:
-        yield f"  # {name}, whose {follows}, counts examples: too few rows for the noise of these counts"
+    if few := too_few_to_count(rows, (subject.groups or subject.labels[0]).least if has_groups else rows):
+        yield f"  # {name}, whose {follows}, counts examples: too few {few} for the noise of these counts"
     elif has_groups:
         yield f"  - {{name: dpsgd_f, bound: {_number(bound)}, count_memory: 0.9}}    # larger for groups clipped more"
     else:
@@ -588,6 +587,10 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     yield "seeds: [0, 1, 2]    # of training; differences smaller than between seeds mean nothing"
     yield ""
     yield "privacy:"
+    if subject.user is not None:
+        yield "  # unit: user    # a user with all rows: without dpsgd_f, release, tune; docs/users.md"
+        yield "  # user_sampling: els"
+        yield "  # max_records_per_user: 4    # how many rows each user keeps at most; more need more noise"
     yield "  target_epsilon: [1, 8]    # of every private trial, with everything that it releases"
     yield f"  delta: {delta:.0e}    # well below 1 / n"
     yield ""

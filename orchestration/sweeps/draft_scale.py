@@ -20,6 +20,10 @@ _SQUARED_IN_RANGE: Final = 0.3
 """Mean square of a number in [0, 1], as ranges scale it; that of private ranges is 1."""
 _SPREAD_OF_TEXT: Final = 0.6
 """Share of the squared norm of a text that counts for the rate: its features hardly vary together."""
+_FEWEST_OF_COUNTS: Final = 100
+"""Rows below which private counts of a batch, then more than a fifth of the rows, cost most of an epsilon of 1."""
+_FEWEST_COUNTED: Final = 4.0
+"""Examples of a group in a batch below which averaged private counts, of noise 2.3, tell little of its share."""
 PLACES: Final = 1024
 """Features of a column of texts. More learn more, and have more noise: by mails of 150 letters, 13 % of them spam."""
 _LARGEST_BATCH: Final = 16_384
@@ -116,6 +120,20 @@ def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges"
     if least * of_means > _MOST_NOISE_OF_MEANS:
         return None, 0.0
     return "standardised", two_digits(min(max(0.02 / of_means, least), most))
+
+
+def too_few_to_count(rows: int, least: int) -> str:
+    """Return what is too few for private counts of groups, the smallest of ``least`` rows, to tell of them; or ""."""
+    if rows < _FEWEST_OF_COUNTS:
+        return "rows"
+    return "rows of a group" if least * drafted_batch_size(rows) < _FEWEST_COUNTED * rows else ""
+
+
+def outward(low: float, high: float) -> tuple[float, float]:
+    """Return a range that contains both numbers, with round ends, which are not the values of two individuals."""
+    unit = 0.5 * 10.0 ** math.floor(math.log10(max(high - low, 1e-300)))
+    ends = math.floor(low / unit) * unit, math.ceil(high / unit) * unit
+    return (float(f"{ends[0]:.12g}"), float(f"{ends[1]:.12g}")) if ends[0] < ends[1] else (low, low + 1.0)
 
 
 def two_digits(value: float) -> float:

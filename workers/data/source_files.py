@@ -62,7 +62,7 @@ def require_path(path: str) -> Path:
     """Return ``path`` as an absolute path. Raises: InvalidInput when it does not exist."""
     absolute = Path(path).expanduser().absolute()
     if not os.path.exists(absolute):  # False for a name that is too long
-        raise InvalidInput(f"there is no {absolute}; give an absolute path to the data")
+        raise InvalidInput(f"there is no {absolute}; give the path of the data, from the working directory or absolute")
     return absolute
 
 

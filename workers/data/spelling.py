@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from typing import Annotated
 
@@ -76,3 +76,28 @@ def _key(value: CellValue) -> Decimal | str:
     except InvalidOperation:
         return text.casefold()
     return text.casefold() if number.is_nan() else number
+
+
+def declared_groups(
+    by: Sequence[str], groups: CellValues | Mapping[str, CellValues] | None
+) -> Mapping[str, CellValues]:
+    """Return declared values by group column. Raises: InvalidInput for unknown columns, or one list for several
+    columns.
+    """
+    if groups is None:
+        return {}
+    if not by:
+        raise InvalidInput("`groups` declares values of groups, but no column is named by `group`; name it")
+    if isinstance(groups, Mapping):
+        for name in groups:
+            if name not in by:
+                raise InvalidInput(
+                    f"`groups` declares values of {name!r}, which is no group column; {nearest(name, by)}"
+                )
+        return groups
+    if len(by) > 1:
+        raise InvalidInput(
+            f"`groups` lists values of one group column, but there are {len(by)}; give them by column, such as "
+            f"{{{by[0]}: [...], {by[1]}: [...]}}"
+        )
+    return {by[0]: groups}

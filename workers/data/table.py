@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections import Counter
-from collections.abc import Collection, Container, Iterable, Mapping, Sequence
+from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
@@ -24,7 +24,7 @@ from dpsweep.workers.data.base import Source, Split, make_split, numbered, repea
 from dpsweep.workers.data.conventions import Convention, parsed
 from dpsweep.workers.data.label_columns import Classes, Flags, Labels, NoLabels, TableTask, Targets, label_columns
 from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns, owners_in, people_in
-from dpsweep.workers.data.spelling import CellValue, CellValues, as_declared, names
+from dpsweep.workers.data.spelling import CellValue, CellValues, as_declared, declared_groups, names
 from dpsweep.workers.data.table_files import places_of, read_table_file, repeated_names
 from dpsweep.workers.data.tabular import (
     Categorical,
@@ -347,11 +347,25 @@ def rows_left_out(tables: Sequence[tuple[pa.Table, npt.NDArray[np.int64]]], enco
     if isinstance(encoding.labels, Classes) and "classes_from_rows" not in encoding.reasons:
         declared = {encoding.labels.column: encoding.labels.names, **declared}
     by_value = (_by_value(incomplete, name, values) for name, values in declared.items())
-    return (f"{said} ({', '.join(listed)})" if listed else said, *by_value)
+    return (
+        f"{said} ({', '.join(listed)})" if listed else said,
+        *_lacking_one(incomplete, total, encoding.roles),
+        *by_value,
+    )
 
 
 _MOST_NAMED: Final = 20
 """Largest number of columns that a note on missing values names."""
+_COSTLY: Final = 0.1
+"""Share of all rows that one feature costs, from which on a note says how many."""
+
+
+def _lacking_one(incomplete: Sequence[pa.Table], total: int, roles: Roles) -> Iterator[str]:
+    """Yield how many rows lack one feature and nothing else, for each that costs many of all rows."""
+    for name in (each for each in roles.features if each in roles.known):
+        alone = sum(int((lacks(rows[name]) & (sum(map(lacks, rows.columns)) == 1)).sum()) for rows in incomplete)
+        if alone >= _COSTLY * total:
+            yield f"{alone:,} of these lack {name!r} alone, and stay if it is no feature"
 
 
 def _by_value(incomplete: Sequence[pa.Table], name: str, values: Sequence[str]) -> str:
@@ -372,31 +386,6 @@ def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
     if user is None:
         return ()
     return distinct(pa.chunked_array([chunk for part in tables for chunk in people_in(part[user]).chunks], pa.string()))
-
-
-def declared_groups(
-    by: Sequence[str], groups: CellValues | Mapping[str, CellValues] | None
-) -> Mapping[str, CellValues]:
-    """Return declared values by group column. Raises: InvalidInput for unknown columns, or one list for several
-    columns.
-    """
-    if groups is None:
-        return {}
-    if not by:
-        raise InvalidInput("`groups` declares values of groups, but no column is named by `group`; name it")
-    if isinstance(groups, Mapping):
-        for name in groups:
-            if name not in by:
-                raise InvalidInput(
-                    f"`groups` declares values of {name!r}, which is no group column; {nearest(name, by)}"
-                )
-        return groups
-    if len(by) > 1:
-        raise InvalidInput(
-            f"`groups` lists values of one group column, but there are {len(by)}; give them by column, such as "
-            f"{{{by[0]}: [...], {by[1]}: [...]}}"
-        )
-    return {by[0]: groups}
 
 
 A_COLUMN: Final = "a column"

@@ -32,7 +32,7 @@ from dpsweep.workers.data.conventions import (
 from dpsweep.workers.data.source_files import reading
 from dpsweep.workers.data.table import distinct
 from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table_file, repeated_names
-from dpsweep.workers.data.tabular import as_numbers, as_text, is_numeric
+from dpsweep.workers.data.tabular import as_numbers, as_text, is_numeric, lacks
 
 
 @dataclass(frozen=True)
@@ -40,17 +40,19 @@ class ColumnProfile:
     """Profile of one column.
 
     `span`: smallest and largest number; None if the column does not hold numbers. `whole`: whether all numbers are
-    whole. `values`: distinct values as text, as a sweep declares them; None for more than the limit. `distinct`: number
-    of distinct values. `missing`: share of the rows without a value, in [0, 1]. `written`: how the texts write numbers,
-    if they do. `markers`: texts besides the empty one that count as missing. `unreadable`: the type of values that
-    cannot be read. `places`: number of places of an embedding, whose numbers are described together; 0 for one value a
-    row. `all_different`: whether no two rows have the same value. `is_order`: whether whole numbers only count the
-    rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: of the listed values, those of fewer
-    than `FEW_ROWS` rows. `largest`: share of the rows that have the most frequent listed value. `apart`: a number that
-    many rows share, far from all others. `ways`: texts that write numbers in several ways. `strange`: a text among
-    others that write numbers. `may_be_thousands`: whether points may separate thousands. `has_lists`: whether texts
-    spell lists of numbers. `has_dates`: whether they spell dates or times, or numbers do, such as 20200131. `is_prose`:
-    whether most texts have several words. `deviation`: standard deviation of the numbers.
+    whole. `values`: distinct values as text, as a sweep declares them; None for more than the limit. `distinct`:
+    number of distinct values. `missing`: share of the rows without a value, in [0, 1]. `written`: how the texts
+    write numbers, if they do. `markers`: texts besides the empty one that count as missing. `unreadable`: the type
+    of values that cannot be read. `places`: number of places of an embedding, whose numbers are described together;
+    0 for one value a row. `all_different`: whether no two rows have the same value. `is_order`: whether whole
+    numbers only count the rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: of the
+    listed values, those of fewer than `FEW_ROWS` rows. `least`: number of rows that have the rarest listed value.
+    `largest`: share of the rows that have the most frequent listed value. `apart`: a number that many rows share,
+    far from all others. `ways`: texts that write numbers in several ways. `strange`: a text among others that write
+    numbers. `tells_class`: whether its values alone give the class of nearly every row, as those of a column do
+    that is filled in after the outcome. `may_be_thousands`: whether points may separate thousands. `has_lists`:
+    whether texts spell lists of numbers. `has_dates`: whether they spell dates or times, or numbers do, such as
+    20200131. `is_prose`: whether most texts have several words. `deviation`: standard deviation of the numbers.
     """
 
     name: str
@@ -74,7 +76,9 @@ class ColumnProfile:
     is_prose: bool = False
     deviation: float = 0.0
     strange: str = ""
+    tells_class: bool = False
     may_be_thousands: bool = False
+    least: int = 0
     largest: float = 0.0
 
 
@@ -118,11 +122,14 @@ class TableProfile:
         return replace(self, columns=tuple(columns))
 
 
-def profile_table(path: str, texts: tuple[str, ...], most_values: int, named: tuple[str, ...] = ()) -> TableProfile:
+def profile_table(
+    path: str, texts: tuple[str, ...], most_values: int, named: tuple[str, ...] = (), classes: str | None = None
+) -> TableProfile:
     """Return the profile of a .csv, .tsv, .jsonl or .parquet file.
 
     `texts`: columns read as text, even if they hold numbers. named: columns that the file should have, by which its
-    encoding is found. Values are listed up to ``most_values``.
+    encoding is found. Values are listed up to ``most_values``. classes: the column of classes, if the task is known to
+    be classification.
 
     Raises: InvalidInput for a missing file, one without rows and one that is packed, DataCorruption for one that cannot
     be read.
@@ -151,6 +158,10 @@ def profile_table(path: str, texts: tuple[str, ...], most_values: int, named: tu
         _as_spelt(_column(name, rows[name], name in as_texts, most_values, written.get(name)), spelt[name])
         for name in single
     ]
+    if classes is not None:
+        columns = [
+            replace(each, tells_class=_tells(each, rows[each.name], rows[classes], most_values)) for each in columns
+        ]
     lists = (_embedding(name, rows.select(places)) for name, places in embeddings.items())
     found = (*_without_repetition(columns, rows), *lists)
     are_values = file.suffix.lower() in _TEXT_FILES and _are_values(found)
@@ -181,12 +192,13 @@ def _counts(values: pa.ChunkedArray) -> dict[str, int]:
     return {str(each["values"]): int(each["counts"]) for each in values.value_counts().to_pylist()}
 
 
-def _of_values(known: pa.ChunkedArray, found: tuple[str, ...] | None) -> tuple[tuple[str, ...], float]:
-    """Return the listed values that few rows have, and the share of the rows that have the most frequent one."""
-    if found is None:
-        return (), 0.0
+def _of_values(column: ColumnProfile, known: pa.ChunkedArray) -> ColumnProfile:
+    """Return the profile with how many rows have the listed values."""
+    if column.values is None:
+        return column
     counts = _counts(known)
-    return tuple(value for value in found if counts[value] < FEW_ROWS), max(counts.values()) / len(known)
+    rare = tuple(value for value in column.values if counts[value] < FEW_ROWS)
+    return replace(column, rare=rare, least=min(counts.values()), largest=max(counts.values()) / len(known))
 
 
 def _apart(present: npt.NDArray[np.float64]) -> float | None:
@@ -203,6 +215,8 @@ def _apart(present: npt.NDArray[np.float64]) -> float | None:
     return None
 
 
+_UNTOLD: Final = 0.05
+"""Share of the rows outside the most frequent class that a column which tells the class may leave unexplained."""
 _FEWEST_BESIDE: Final = 10
 """Least number of different numbers beside one that lies apart from them."""
 
@@ -298,8 +312,9 @@ def _column(
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
     present = np.zeros(0) if is_text or not is_numeric(values) else as_numbers(values.drop_null(), name)
-    rare, largest = _of_values(known, found)
-    column = ColumnProfile(name, values=found, distinct=count, missing=missing, rare=rare, largest=largest)
+    different = count == len(values)
+    column = ColumnProfile(name, values=found, distinct=count, missing=missing, all_different=different)
+    column = _of_values(column, known)
     if present.size == 0:
         texts = [] if found is not None else compute.unique(known).slice(0, _LOOKED_AT).to_pylist()
         return replace(
@@ -310,18 +325,48 @@ def _column(
             is_prose=sum(map(is_prose, texts)) > len(texts) / 2,
             strange=strange_among_numbers(texts),
         )
-    whole, different = bool((present == present.round()).all()), count == len(values)
+    whole = bool((present == present.round()).all())
     return replace(
         column,
         span=(float(present.min()), float(present.max())),
         whole=whole,
         written=written,
         is_order=whole and different and _counts_rows(present),
-        all_different=different,
         apart=_apart(present),
         has_dates=whole and found is None and _are_dates(present),
         deviation=float(np.nan_to_num(present.std(), nan=np.inf, posinf=np.inf)),
     )
+
+
+def _tells(column: ColumnProfile, values: pa.ChunkedArray, label: pa.ChunkedArray, most_values: int) -> bool:
+    """Return whether the column alone leaves hardly a row outside the most frequent class unexplained: by the class of
+    each listed value, or by as many cuts of its numbers as separate the classes.
+    """
+    if column.values is None and column.span is None:
+        return False
+    if column.written is not None:
+        values = parsed(values, column.written.convention)
+    known = ~(lacks(values) | lacks(label))
+    classes = _codes(label)[known]
+    if not 2 <= (kinds := len(np.unique(classes))) <= most_values:
+        return False
+    if column.values is not None:
+        parts = _codes(values)[known]
+    else:
+        from sklearn.tree import DecisionTreeClassifier  # late: importing it takes a second
+
+        ranks = np.unique(as_numbers(values, column.name)[known], return_inverse=True)[1].reshape(-1, 1)
+        parts = DecisionTreeClassifier(max_leaf_nodes=kinds).fit(ranks, classes).apply(ranks)
+    found = np.zeros((int(parts.max()) + 1, int(classes.max()) + 1))
+    np.add.at(found, (parts, classes), 1.0)
+    by_chance = max(np.count_nonzero(found.any(1)) - np.count_nonzero(found.any(0)), 0)  # a value more fits a row
+    return bool(found.sum() - found.max(1).sum() + by_chance <= _UNTOLD * (found.sum() - found.sum(0).max()))
+
+
+def _codes(values: pa.ChunkedArray) -> npt.NDArray[np.int64]:
+    """Return the number of each row's text, -1 without one."""
+    codes = as_text(values, "a column").combine_chunks().dictionary_encode().indices
+    return np.asarray(codes.fill_null(-1).to_numpy(), dtype=np.int64)
 
 
 def _are_dates(present: npt.NDArray[np.float64]) -> bool:

@@ -30,13 +30,12 @@ from dpsweep.workers.data.mapped import RowBlocks, RowForm, cached_columns, dige
 from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns
 from dpsweep.workers.data.preparations import Tokens
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
-from dpsweep.workers.data.spelling import CellValues
+from dpsweep.workers.data.spelling import CellValues, declared_groups
 from dpsweep.workers.data.table import (
     Declared,
     Encoding,
     Range,
     Roles,
-    declared_groups,
     encoding_of,
     owned,
     refuse_repeated,

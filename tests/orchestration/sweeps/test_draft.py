@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from dpsweep.accounting.errors import InvalidInput, full_text
+from dpsweep.accounting.mechanism.units import User
 from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
@@ -161,6 +162,8 @@ def test_the_owner_of_a_row_is_no_feature(tmp_path: Path) -> None:
     assert data["user"] == "city"
     assert "age" in data["features"]
     assert "city" not in data["features"]
+    per_user = re.sub("# (unit: user|user_sampling|max_records)", r"\1", target.read_text())
+    assert {trial.spec.unit for trial in plan_sweep(parse_sweep(per_user)).trials if trial.spec.is_private} == {User(4)}
     unknown = dpsweep("init", table, "--label", "approved", "--user", "citi", "--to", tmp_path / "other.yaml")
     assert (unknown.returncode, unknown.stderr.count("\n")) == (2, 1)
     assert "the user column 'citi' is not in the table; did you mean 'city'?" in unknown.stderr
@@ -215,7 +218,7 @@ def test_columns_of_several_words_are_texts_and_any_other_if_asked_for(tmp_path:
         text = draft_sweep(table, ["y"], None, hashed=asked)
         sweep = parse_sweep(text)
         assert list(sweep.data[0].params["hashed"]) == hashed
-        assert ('# left out: "user", which has more than 50 different texts' in text) == (asked is None)
+        assert ('# left out: "user", which is different in every row' in text) == (asked is None)
         assert plan_sweep(sweep).refusals == ()
     with pytest.raises(InvalidInput, match="the text column 'y' is also a label, group or user"):
         draft_sweep(table, ["y"], None, hashed="y")
@@ -456,6 +459,8 @@ def test_a_draft_counts_who_is_left_out(tmp_path: Path) -> None:
     )
     lines = draft_sweep(path, ["y"], "sex").splitlines()
     assert "  # 21 of 120 rows (17.5%) are left out: they lack a value ('age' 20, 'score' 1)" in lines
+    assert "  # 20 of these lack 'age' alone, and stay if it is no feature" in lines
+    assert not any("lack 'score' alone" in line for line in lines), "one row is no reason to give up a feature"
     assert "  # rows left out by sex: f 21, m 0" in lines
 
 

@@ -48,7 +48,8 @@ def test_a_table_without_names_is_asked_about_and_years_are_names(tmp_path: Path
         ([f"{row}.5 {'kg' if row % 5 else 'g'}" for row in ROWS], 'in several ways, such as "0.5 g" and "1.5 kg"; use'),
         ([f'"{row},25"' if row % 2 else f"{row}.25" for row in ROWS], 'several ways, such as "0.25" and "1,25"'),
         ([f'"[{row}.5, -1e-3, {row}]"' for row in ROWS], "are lists of numbers; as lists of a .parquet file they can"),
-        ([f"word{row}" for row in ROWS], "which has more than 50 different texts; declare"),
+        ([f"word{row % 60}" for row in ROWS], "which has more than 50 different texts; declare"),
+        ([f"P{row}" for row in ROWS], "which is different in every row, as an identifier is; if it is a text"),
         (
             [f"{1 + row % 28}.{1 + row % 12}.{1900 + row}" for row in ROWS],
             "which holds dates or times; as numbers, such as days",
@@ -62,7 +63,7 @@ def test_a_table_without_names_is_asked_about_and_years_are_names(tmp_path: Path
         ([f"{1900 + row}0131" for row in ROWS[1:]] + ["20000229"], "which holds dates or times; as numbers, such as"),
         ([f"<{row}" if row % 9 == 0 else f"{row}.5" for row in ROWS], 'numbers and texts such as "<0"; leave those'),
     ],
-    ids=["units", "signs", "lists", "words", "dates", "times", "currencies", "months", "digits", "limits"],
+    ids=["units", "signs", "lists", "words", "ids", "dates", "times", "currencies", "months", "digits", "limits"],
 )
 def test_a_column_that_is_left_out_is_left_out_by_cause(tmp_path: Path, written: list[str], said: str) -> None:
     alone = table(tmp_path, "odd,sex,y", written, SEXES, LABELS)
@@ -98,6 +99,32 @@ def test_a_draft_says_that_accuracy_hides_whether_a_rare_class_is_found(tmp_path
     assert ["select_by: worst_group_balanced_accuracy" in draft for draft in drafts] == [True, False]
 
 
+@pytest.mark.parametrize(
+    ("values", "tells"),
+    [
+        (["07" if row % 20 == 0 else "01" if row % 2 else "20" for row in ROWS], True),  # a code of the outcome
+        ([f"{row % 2 * 100 + row % 60}" for row in ROWS], True),  # a number that one cut divides
+        ([f"{row % 40}" for row in ROWS], False),  # enough values to fit by chance
+        ([f"{row % 60 + 0.25}" for row in ROWS], False),
+        ([("a", "b", "c")[row % 3] for row in ROWS], False),
+    ],
+)
+def test_a_column_that_tells_the_class_is_asked_about(tmp_path: Path, values: list[str], tells: bool) -> None:
+    labels = [("no", "yes")[row % 2] for row in ROWS]
+    text = draft_sweep(table(tmp_path, "code,sex,y", values, SEXES, labels), ["y"], "sex")
+    assert ('# CONFIRM: "code" alone tells the class of nearly every row' in text) == tells
+    assert '"sex" alone' not in text
+
+
+def test_a_rare_class_is_told_by_its_own_code_alone(tmp_path: Path) -> None:
+    """A column is compared with what the most frequent class leaves to be found, not with all rows."""
+    rare = [row % 12 == 0 for row in ROWS]
+    labels = ["died" if is_rare else "left" for is_rare in rare]
+    for code, tells in ((rare, True), ([row % 12 == 1 for row in ROWS], False)):
+        path = table(tmp_path, "code,x,y", [str(int(each)) for each in code], SCORES, labels)
+        assert ('"code" alone tells' in draft_sweep(path, ["y"], None)) == tells
+
+
 def test_a_label_of_a_few_counts_may_be_a_regression(tmp_path: Path) -> None:
     counts = [str(row % 4) for row in ROWS]
     drafts = [draft_sweep(table(tmp_path, "score,sex,y", SCORES, SEXES, of), ["y"], "sex") for of in (counts, LABELS)]
@@ -110,6 +137,14 @@ def test_a_column_of_structs_is_no_group(tmp_path: Path) -> None:
     parquet.write_table(pa.table({"score": list(map(float, SCORES)), "who": nested, "y": LABELS}), path)
     with pytest.raises(InvalidInput, match=r"the column 'who' holds values of type struct<sex: string>; name another"):
         draft_sweep(path, ["y"], "who")
+
+
+def test_a_method_that_counts_groups_is_drafted_if_every_group_is_larger_than_the_noise(tmp_path: Path) -> None:
+    for few, is_drafted in ((12, False), (40, True)):
+        groups = ["x" if row < few else "fm"[row % 2] for row in ROWS]
+        text = draft_sweep(table(tmp_path, "score,sex,y", SCORES, groups, LABELS), ["y"], "sex")
+        assert ("  - {name: dpsgd_f" in text) == is_drafted
+        assert ("too few rows of a group for the noise of these counts" in text) != is_drafted
 
 
 def test_classes_and_groups_of_few_rows_are_named(tmp_path: Path) -> None:
