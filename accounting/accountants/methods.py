@@ -16,10 +16,7 @@ from dpsweep.accounting import pld
 from dpsweep.accounting.errors import UnsupportedMechanism, require_finite
 from dpsweep.accounting.individual import epsilon_of_many_rounds
 from dpsweep.accounting.mechanism.reductions import rarest_apart
-from dpsweep.accounting.mechanism.rounds import (
-    gaussian_rounds,
-    pure_epsilons,
-)
+from dpsweep.accounting.mechanism.rounds import gaussian_rounds, pure_epsilons
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
 from dpsweep.accounting.numerics.renyi import (

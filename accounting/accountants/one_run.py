@@ -22,10 +22,7 @@ from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import Kind, PrivacyEstimate
 from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.mechanism.reductions import is_attained
-from dpsweep.accounting.mechanism.rounds import (
-    enforced_epsilon,
-    pure_epsilons,
-)
+from dpsweep.accounting.mechanism.rounds import enforced_epsilon, pure_epsilons
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Trace
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.registry import lookup

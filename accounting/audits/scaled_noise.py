@@ -108,9 +108,9 @@ def ranks_epsilon(inside: Array, outside: Array, run: StatedRun, confidence: flo
 
     Assumes that scores are independent, and all of ``outside`` have one distribution. From the noisy sums they do:
     noise is isotropic and directions are orthogonal. Thresholds are order statistics of ``outside``, so that their
-    false positive rates are those of uniform numbers, whatever the distribution. A canary that took part is above a
-    threshold of rate alpha with probability at most 1 - f(alpha). Here f is the trade-off function of the run with a
-    record, as the positives, and without it: the pair of a round dominates in that direction alone, too
+    false positive rates are order statistics of uniform numbers, whatever the distribution. A canary that took part is
+    above a threshold of rate alpha with probability at most 1 - f(alpha). Here f is the trade-off function of the run
+    with a record, as the positives, and without it: the pair of a round dominates in that direction alone, too
     (docs/group-proof.md, Theorem 1). The number of thresholds below each, summed over canaries, is therefore
     stochastically at most that of canaries which attain f at every rate at once. It is simulated: with T of N simulated
     sums at least the observed one, (1 + T) / (1 + N) is the p-value of a Monte Carlo test (Davison and Hinkley 1997,

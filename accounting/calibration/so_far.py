@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from dpsweep.accounting.accountants.account import account_again
-from dpsweep.accounting.accountants.methods import Bounds, bounds_pld
+from dpsweep.accounting.accountants.methods import bounds_pld
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, Accountant
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.reductions import by_rows
@@ -39,8 +39,8 @@ _QUICK: Final = frozenset(("rdp", "rdp-classic", "zcdp", "zcdp-sampled"))
 def cost_so_far(trace: Trace, ends: Sequence[int], step: int, whole: PrivacyEstimate) -> float:
     """Return the upper bound on epsilon of the first ``step`` steps of ``trace``; an estimate where ``whole`` is one.
 
-    ends: last steps of the epochs, increasing. whole: the cost of all of ``trace``, which is that of its last step; its
-    delta and its accountant are those of `cost_of_steps`. Raises: UnsupportedMechanism if nothing covers the steps.
+    ends: last steps of the epochs, increasing. whole: the cost of all of ``trace``, and so of its last step;
+    its delta and its accountant are used. Raises: UnsupportedMechanism if nothing covers the steps.
     """
     if step >= trace.steps:
         return whole.epsilon
@@ -109,9 +109,7 @@ def _cost(trace: Trace, delta: float, name: str) -> float:
     if name not in ("pld", "auto", "gdp") or trace.selection is not None:
         return account_again(trace, delta, name).epsilon
     rows, size = by_rows(trace, 1)
-    found = Accountant("pld", _coarse_bounds).estimate(rows, delta, size)[0].epsilon
+    found = (
+        Accountant("pld", functools.partial(bounds_pld, tolerance=_TOLERANCE)).estimate(rows, delta, size)[0].epsilon
+    )
     return found if trace.filter is None else min(found, enforced_epsilon(trace.filter, trace, delta))
-
-
-def _coarse_bounds(trace: Trace, delta: float, group_size: int) -> Bounds:
-    return bounds_pld(trace, delta, group_size, _TOLERANCE)

@@ -183,8 +183,8 @@ def is_attained_by(trace: Trace, members: int) -> bool:
 
 
 def _blocks_attain_pairs(trace: Trace) -> bool:
-    """Return whether every block of random allocation is complete, of one noise level, and of a shift and a length
-    that are told apart.
+    """Return whether every block of random allocation is complete and has one noise level, with a shift within
+    `ALLOCATED_SHIFTS` and at most `MOST_ALLOCATED` steps.
     """
     lowest, highest = ALLOCATED_SHIFTS
     return all(

@@ -1,19 +1,8 @@
 """A trace as rounds of scalar mechanisms that dominate it.
 
-Every sampling in a trace reduces, for one example, to the pair N(0, sigma^2) against (1 - q) N(0, sigma^2) +
-q N(1, sigma^2), in both directions: the sampled Gaussian mechanism with rate q and noise multiplier sigma.
-
-- Poisson sampling: q is the sample rate (Mironov, Talwar and Zhang 2019, Theorem 4).
-- Fixed batches of B out of n: q = B / n. Adding or removing an example also displaces another one from the batch,
-  so the sum moves by twice the sensitivity and sigma is halved (paper B, Theorem 3.3, at group size 1). Refused under
-  ``zero_out``: a batch with the blanked example holds one fewer of the others. That reveals its presence, so that
-  sampling does not amplify as it does here (docs/group-proof.md).
-- Shuffled epochs under ``zero_out``: the example is in exactly one batch of the epoch. For every order of the data the
-  epoch is one Gaussian, at worst that of its lowest noise: one round with q = 1 per epoch (paper C, Theorem 2).
-- Under ``replace_one``, where nothing is sampled: sigma is halved (docs/group-proof.md, Theorem 5).
-- Random allocation: no sampled Gaussian mechanism; `dpsweep.accounting.pld.allocation` has its rounds.
-- Truncated Poisson sampling: by a public draw, a step is that of Poisson sampling, or sigma is halved, because the
-  others left no room (docs/group-proof.md, Theorem 4).
+Every sampling in a trace but random allocation reduces, for one example, to the pair N(0, sigma^2) against (1 - q) N(0,
+sigma^2) + q N(1, sigma^2), in both directions. That is the sampled Gaussian mechanism with rate q and noise multiplier
+sigma. A table in docs/accounting-proofs.md, "From a run to rounds", has the rate and the noise of each sampling.
 
 Used by the accountants that work with a rate and a noise multiplier (Renyi, concentrated, strong composition). The
 mixtures of Gaussians that groups need are in `dpsweep.accounting.pld.group_rounds`.
@@ -34,12 +23,7 @@ from dpsweep.accounting.errors import UnsupportedMechanism, require_whole
 from dpsweep.accounting.mechanism.filters import IndividualFilter
 from dpsweep.accounting.mechanism.reductions import as_accounted, cases_of
 from dpsweep.accounting.mechanism.samplings import Sampling, draws_by_epoch
-from dpsweep.accounting.mechanism.trace import (
-    GaussianRelease,
-    PureRelease,
-    Segment,
-    Trace,
-)
+from dpsweep.accounting.mechanism.trace import GaussianRelease, PureRelease, Segment, Trace
 
 LARGEST_GROUP = 10**6
 """Largest accepted group size: the law of the number of members in a batch has one entry per member."""

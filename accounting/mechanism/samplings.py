@@ -82,7 +82,7 @@ class Sampling(Protocol):
 
     @property
     def steps_per_round(self) -> int:
-        """Number of steps of one round: 1, those of an epoch, or those of a block (`Draws`)."""
+        """Number of steps of one round: 1, or as many as an epoch or a block has (`Draws`)."""
 
     def members_drawn(self, group_size: int) -> tuple[Array, Array]:
         """Return the possible numbers of a group's members in a round, ascending, and their log-probabilities up to a
@@ -539,7 +539,7 @@ OWN_NUMBERS: Final[Mapping[str, str]] = {"per_epoch": RANDOM_ALLOCATION, "cycle_
 
 
 def own_numbers(method: str, numbers: Mapping[str, int | None]) -> dict[str, int]:
-    """Return those of `OWN_NUMBERS` that are given. Raises: InvalidInput for one that belongs to another method."""
+    """Return the given numbers of `OWN_NUMBERS`. Raises: InvalidInput for one that belongs to another method."""
     own = {name: value for name, value in numbers.items() if value is not None}
     for name, value in own.items():
         if (owner := OWN_NUMBERS[name]) != method:
@@ -570,8 +570,8 @@ def sampling_of_sizes(
 def require_known(sampling: Sampling) -> None:
     """Raise `UnsupportedMechanism` for a sampling that is not registered, or that draws in its own way.
 
-    No theorem is known for such batches, so that no accountant may take them for the usual ones. Those on rounds of
-    several steps (`Draws`) hold where every example is in each round.
+    No theorem is known for such batches, so that no accountant may take them for the usual ones. Theorems on rounds of
+    several steps (`Draws`) need every example in each round.
     """
     if not isinstance(sampling, (*stored_kinds(), DisplacingSampling)) or not isinstance(sampling.draws, Draws):
         kinds = one_of([kind.__name__ for kind in stored_kinds()])

@@ -29,7 +29,7 @@ import numpy.typing as npt
 from scipy import special
 
 from dpsweep.accounting.pld.allocation_blocks import sum_of_ratios
-from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean
+from dpsweep.accounting.pld.allocation_transform import EvenLaw, law_of_mean, normal_masses
 from dpsweep.accounting.pld.loss import Bound, Cells, Direction, LatticeLoss, connect_the_dots
 from dpsweep.accounting.pld.sensitivity import AllocatedRound, Array
 
@@ -118,19 +118,9 @@ def _one(shift: float, tail: float, bound: Bound, fineness: Fineness) -> _Law:
     """Return the law of one ratio Y = exp(shift z - shift^2 / 2), z ~ N(0, 1) under Q and N(shift, 1) under P."""
     reach = -float(special.ndtri(max(tail, 1e-300)))
     edges = np.linspace(-reach, reach + shift, fineness.points + 1)
-    masses = _between(np.concatenate(([-np.inf], edges, [np.inf])))
-    means = _between(np.concatenate(([-np.inf], edges, [np.inf])) - shift)
+    (masses, _), (means, _) = (normal_masses(np.concatenate(([-np.inf], edges - s, [np.inf]))) for s in (0.0, shift))
     grid = np.asarray(np.exp(shift * edges - shift**2 / 2), dtype=np.float64)
     return _placed(masses, means, grid, bound)
-
-
-def _between(edges: Array) -> Array:
-    """Mass of N(0, 1) between neighbouring edges, from the nearer tail, so that small masses keep their digits."""
-    left, right = edges[:-1], edges[1:]
-    upper = left > 0.0
-    return np.maximum(
-        np.where(upper, special.ndtr(-left) - special.ndtr(-right), special.ndtr(right) - special.ndtr(left)), 0.0
-    )
 
 
 def _weighted(

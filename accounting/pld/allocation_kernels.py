@@ -64,8 +64,8 @@ def place_own_pairs(values: Array, masses: Array, points: Array, placed: Array, 
     """Add the law of the sum of two independent variables with one law to the cells of a grid.
 
     values [atoms]: ascending, with ``masses``. points [points]: ascending. placed, sums [points + 1]: masses, and
-    masses times values, of what is at or above so many points. Each pair of different atoms is met once, and counted
-    twice.
+    masses times values, of sums that are at or above so many points. Each pair of different atoms is met once, and
+    counted twice.
     """
     first = 0
     for left in range(len(values)):

@@ -172,7 +172,7 @@ class _Ratio:
     def _end(self, steps: int, tilt: float, towards: Array, log_total: float, outside: float) -> float:
         """Return a sum with at most ``outside`` of the tilted mass beyond it, on the side of ``towards``.
 
-        Of these tilts of Chernoff bounds the pooled masses choose the best.
+        The pooled masses choose the tilt of the Chernoff bound among these.
         """
 
         def ends(logs: Array, points: Array, tried: Array) -> Array:
@@ -234,12 +234,12 @@ def cell_masses(shift: float, edges: Array) -> tuple[Array, Array, Array]:
     """Masses of Y under Q between edges, sums of Y there, and a bound on the rounding error of both."""
     with np.errstate(divide="ignore"):
         places = np.log(edges) / shift + 0.5 * shift
-    masses, errors = _between(places)
-    sums, more = _between(places - shift)
+    masses, errors = normal_masses(places)
+    sums, more = normal_masses(places - shift)
     return masses, sums, errors + more
 
 
-def _between(edges: Array) -> tuple[Array, Array]:
+def normal_masses(edges: Array) -> tuple[Array, Array]:
     """Mass of N(0, 1) between neighbouring edges, from the nearer tail, and a bound on its rounding error."""
     tails = special.ndtr(-np.abs(edges))
     upper = edges[:-1] > 0.0

@@ -224,7 +224,7 @@ class _Asked:
 
 @dataclass(frozen=True)
 class _Side:
-    """One direction and the other one, with the saddle about where the epsilon of the former lies."""
+    """The cumulants of one direction, with the saddle near its epsilon, and of the other one."""
 
     generating: Cumulants
     other: Cumulants

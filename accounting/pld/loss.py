@@ -346,8 +346,8 @@ def merge(cells: Cells, spacing: float) -> LatticeLoss:
 def _without_poor_start(numerator: Array, denominator: Array, spacing: float) -> tuple[Array, Array]:
     """Merge the first cells into later ones while their barycentre is above their node, with too little mass below.
 
-    There `merge` would drop mass in every round. What is merged is below its node, and is pooled with mass from above
-    if there is enough.
+    There `merge` would drop mass in every round. Merged mass is below its node, and is pooled with mass from above if
+    there is enough.
     """
     numerator, denominator = numerator.copy(), denominator.copy()
     for first in range(min(_POOR, len(numerator) - 2)):

@@ -150,7 +150,7 @@ def make_private_file(path: str) -> None:
 def locked(path: str) -> Iterator[None]:
     """Hold an exclusive lock on a file, which is made if missing and never written, in a ``with`` block.
 
-    Whoever asks `is_locked` holds it for a moment, so it is tried a few times.
+    `is_locked` holds it for a moment, so it is tried a few times.
 
     Raises: OSError, BlockingIOError if another process holds it; UnsafeFile.
     """
