@@ -1,4 +1,4 @@
-"""What results mean: metrics, settings averaged over seeds, intervals, verdicts, and the joined record of a sweep.
+"""Meaning of results: metrics, settings averaged over seeds, intervals, verdicts, and the joined record of a sweep.
 
 In the order of the data: `stored` reads a `record`, `claims` checks it, and `publishing` makes of it what may be shown.
 `settings` averages over seeds. `evidence` finds intervals of `metrics` from `tallies` of resampled test examples.

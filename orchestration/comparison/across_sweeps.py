@@ -112,8 +112,9 @@ class SweepSetting:
 
     @property
     def metrics(self) -> tuple[Metric, ...]:
-        """Metrics of settings; with several groups also of the worst one by the main score, as in every sweep, and by
-        this sweep's metric.
+        """Return the metrics of settings.
+
+        With several groups they include the worst one by the main score, as in every sweep, and by this sweep's metric.
         """
         trials = self.setting.trials
         groups = (f"worst_group_{name}" for name in (task_called(task_of(trials)).main, self.worst_group))

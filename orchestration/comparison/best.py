@@ -133,17 +133,17 @@ class Best:
 
     @property
     def unit(self) -> UnitName:
-        """Whose privacy its epsilon is."""
+        """Return whose privacy its epsilon is."""
         return self.trial.privacy.unit if self.trial.privacy else EXAMPLE.name
 
     @property
     def name(self) -> str:
-        """The name of the setting."""
+        """Return the name of the setting."""
         return self.setting.name
 
     @property
     def trial(self) -> PublishedTrial:
-        """The run whose model represents the setting: `Setting.first_seed`."""
+        """Return the run whose model represents the setting: `Setting.first_seed`."""
         return self.setting.first_seed
 
     def as_dict(self) -> dict[str, Any]:

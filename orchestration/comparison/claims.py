@@ -120,7 +120,7 @@ class _Claims:
 
     @property
     def epochs(self) -> list[tuple[int, int, float]]:
-        """Number and last step of each epoch, and the epsilon that the result shows after it."""
+        """Return the number and last step of each epoch, and the epsilon that the result shows after it."""
         if isinstance(self.result, StoppedTrial):
             return []
         shown = zip(self.result.training.history, self.result.epsilons, strict=False)
@@ -128,18 +128,18 @@ class _Claims:
 
     @property
     def ends(self) -> tuple[int, ...]:
-        """The last step of each epoch."""
+        """Return the last step of each epoch."""
         return tuple(step for _, step, _ in self.epochs)
 
     @property
     def of_run(self) -> tuple[Reason, ...]:
-        """Reasons that the specification and the data of the trial give."""
+        """Return the reasons that the specification and the data of the trial give."""
         told = () if isinstance(self.result, StoppedTrial) else self.result.training.reasons
         return union((self.reasons, told)) if self.result.spec.is_private else ()
 
     @property
     def expected(self) -> tuple[Reason, ...]:
-        """Reasons that every claim of the trial must give."""
+        """Return the reasons that every claim of the trial must give."""
         return union((self.of_run, self.result.reasons)) if self.result.spec.is_private else ()
 
     def question(self) -> str:

@@ -68,7 +68,7 @@ class _TestedTrial:
 
     @property
     def shown(self) -> tuple[str, ...]:
-        """Names of groups that are large enough to be shown, in the order of the trial."""
+        """Return the names of groups that are large enough to be shown, in the order of the trial."""
         groups = self.trial.quality.groups if self.trial.quality else ()
         return tuple(group.name for group in groups if group.name in self.outcomes.group_names)
 

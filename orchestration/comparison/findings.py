@@ -58,7 +58,7 @@ class Difference:
 
     @property
     def verdict(self) -> Verdict:
-        """Verdict on the first setting, compared with the second."""
+        """Return the verdict on the first setting, compared with the second."""
         if self.interval is None:
             return "unknown"
         if self.interval.is_of_one_seed:
@@ -94,7 +94,7 @@ class Findings:
 
     @property
     def level(self) -> float:
-        """Confidence level at which all verdicts hold together; see `dpsweep.orchestration.pipeline.run`.
+        """Return the confidence level at which all verdicts hold together; see `dpsweep.orchestration.pipeline.run`.
 
         >>> Findings((), Evidence({})).level, round(Findings((), Evidence({}), looks=2).level, 4)
         (0.95, 0.9924)
@@ -103,17 +103,17 @@ class Findings:
 
     @property
     def task(self) -> str:
-        """The task of the sweep, a name in `dpsweep.workers.tasks.TASKS`."""
+        """Return the task of the sweep, a name in `dpsweep.workers.tasks.TASKS`."""
         return str(self.main.task)
 
     @property
     def word(self) -> str:
-        """Accuracy, or the main score of the task, as a sentence calls it."""
+        """Return accuracy, or the main score of the task, as a sentence calls it."""
         return spoken(group_metric(self.main.name))
 
     @property
     def worst_word(self) -> str:
-        """The metric of groups behind `worst_group`, as a sentence calls it."""
+        """Return the metric of groups behind `worst_group`, as a sentence calls it."""
         return spoken_worst(self.worst_group)
 
     @property
@@ -123,7 +123,7 @@ class Findings:
 
     @cached_property
     def trials(self) -> tuple[PublishedTrial, ...]:
-        """Trials of all settings."""
+        """Return the trials of all settings."""
         return tuple(trial for setting in self.settings for trial in setting.trials)
 
     @cached_property
@@ -133,21 +133,20 @@ class Findings:
 
     @property
     def headline(self) -> tuple[str, ...]:
-        """The metrics of the headline, of all and of the worst-served group if there are several; the intervals of its
-        differences hold simultaneously for them.
+        """Return the metrics of the headline; intervals of its differences hold simultaneously for them.
+
+        They are of all test examples, and of the worst-served group if there are several.
         """
         return (self.main.name, self.worst_group.name) if self.has_groups else (self.main.name,)
 
     @cached_property
     def private(self) -> tuple[Setting, ...]:
-        """Private settings."""
+        """Return the private settings."""
         return tuple(setting for setting in self.settings if not setting.is_baseline)
 
     @cached_property
     def useless(self) -> Mapping[str, str]:
-        """Private settings that have learnt nothing, and why, by name (`why_useless`, `lost_runs`); they are never
-        recommended.
-        """
+        """Return why private settings are never recommended, by name (`why_useless`, `lost_runs`)."""
         found = {
             setting.name: lost_runs(setting, self.main) or why_useless(setting, self.evidence, self.main)
             for setting in self.private
@@ -156,13 +155,13 @@ class Findings:
 
     @cached_property
     def too_few_to_test(self) -> str:
-        """Why no private setting can be judged, as a clause, where too few were held out; "" otherwise."""
+        """Return why no private setting can be judged, as a clause, where too few were held out; "" otherwise."""
         found = [too_few_to_test(setting, self.evidence, self.main) for setting in self.private]
         return found[0] if found and all(found) else ""
 
     @cached_property
     def useful(self) -> tuple[Setting, ...]:
-        """Private settings that have learnt something."""
+        """Return the private settings that have learnt something."""
         return tuple(setting for setting in self.private if setting.name not in self.useless)
 
     @cached_property
@@ -173,12 +172,12 @@ class Findings:
 
     @property
     def unknown_cost(self) -> str:
-        """Sentences if no baseline tells what privacy costs; "" otherwise, and without any."""
+        """Return sentences if no baseline tells what privacy costs; "" otherwise, and without any."""
         return self.no_reference.sentences
 
     @cached_property
     def baselines(self) -> tuple[Setting, ...]:
-        """Non-private settings that are not lost (`is_lost`), the best by `main` first; none if `unknown_cost`."""
+        """Return the non-private settings that are not lost, the best by `main` first; none if `unknown_cost`."""
         if self.unknown_cost:
             return ()
         found = [setting for setting in self.settings if setting.is_baseline and not is_lost(setting)]
@@ -186,8 +185,7 @@ class Findings:
 
     @cached_property
     def methods(self) -> tuple[Setting, ...]:
-        """The best private setting of each method by `main`, of those that are `useful`; settings of one method differ
-        only in tuned values."""
+        """Return the best of the `useful` settings of each method by `main`; others differ in tuned values alone."""
         best: dict[tuple[object, ...], Setting] = {}
         for setting in self.useful:
             method = _method(setting)
@@ -202,13 +200,13 @@ class Findings:
 
     @cached_property
     def differences(self) -> tuple[Difference, ...]:
-        """The difference of every two `methods` in each metric of the headline."""
+        """Return the difference of every two `methods` in each metric of the headline."""
         pairs = itertools.combinations(self.methods, 2)
         return tuple(self.difference(one, other, name) for one, other in pairs for name in self.headline)
 
     @cached_property
     def comparisons(self) -> int:
-        """Number of differences that headlines may state: all pairs of private settings in each metric."""
+        """Return the number of differences that headlines may state: all pairs of private settings in each metric."""
         count = len(self.private)
         return max(1, len(self.headline) * count * (count - 1) // 2)
 
@@ -342,7 +340,7 @@ class Findings:
 
     @cached_property
     def front(self) -> tuple[Setting, ...]:
-        """Private settings that are on the Pareto front beyond noise.
+        """Return the private settings that are on the Pareto front beyond noise.
 
         Each is better by intervals, in at least one metric of `headline`, than every other private setting that costs
         no more (epsilon to two digits, of the same adjacency). One that has learnt nothing is not among them.

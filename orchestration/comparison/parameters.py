@@ -69,7 +69,7 @@ def varying(parameters: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]
 def labels_of_parameters(settings: Sequence[Mapping[str, Label]]) -> list[dict[str, Label]]:
     """Return the labels of settings as a sweep that ran them all would give them.
 
-    settings: parameters by flat names, as `asked` returns them; those of a component become one label.
+    settings: parameters by flat names, as `asked` returns them; parameters of a component become one label.
 
     >>> labels_of_parameters([
     ...     {"clipping.name": "flat", "clipping.params.bound": bound, "noise.schedule.name": "constant", "epochs": 5}

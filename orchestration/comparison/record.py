@@ -120,7 +120,7 @@ class SweepRecord:
 
     @property
     def disclosure(self) -> Disclosure:
-        """The sweep's release mode."""
+        """Return the sweep's release mode."""
         return self.sweep.disclosure
 
     @property
@@ -150,7 +150,7 @@ class SweepRecord:
 
     @cached_property
     def _baselines(self) -> Mapping[str, tuple[GridPoint, ...]]:
-        """Finished non-private trials by data, model and seed, the best setting by its main score first.
+        """Return the finished non-private trials by data, model and seed, the best setting by its main score first.
 
         Only settings that have learnt something count. Private trials are compared with the best baseline, because the
         difference to a diverged one would say nothing about privacy.
@@ -229,7 +229,7 @@ class SweepRecord:
 
     @cached_property
     def _disclosed(self) -> PublishedSweep:
-        """The sweep under its release mode, which many readers ask for."""
+        """Return the sweep under its release mode, which many readers ask for."""
         return self._published(None)
 
     def _published(self, owned: SweepFiles | None) -> PublishedSweep:
@@ -246,7 +246,7 @@ class SweepRecord:
 
     @property
     def worst_group(self) -> str:
-        """The group metric whose worst value compares settings; by default the main score of the task."""
+        """Return the group metric whose worst value compares settings; by default the main score of the task."""
         results = (status.result for status in self.statuses.values())
         task = next((result.evaluation.task for result in results if result is not None), "classification")
         return self.sweep.compare.worst_group or task_called(task).main

@@ -186,17 +186,17 @@ class Setting:
 
     @property
     def clipping(self) -> str:
-        """Label of the clipping method, ``non-private`` for a baseline; "" without a label."""
+        """Return the label of the clipping method, ``non-private`` for a baseline; "" without a label."""
         return NON_PRIVATE if self.is_baseline else str(self.labels.get("clipping", ""))
 
     @property
     def schedule(self) -> str:
-        """Label of the noise schedule; "" for a baseline and without a label."""
+        """Return the label of the noise schedule; "" for a baseline and without a label."""
         return "" if self.is_baseline else str(self.labels.get("schedule", ""))
 
     @property
     def method(self) -> tuple[str, str]:
-        """Names of the clipping method and of the schedule, without the parameters that labels may add."""
+        """Return the names of the clipping method and of the schedule, without the parameters that labels may add."""
         params = self.trials[0].params
         if self.is_baseline:
             return NON_PRIVATE, ""
@@ -210,7 +210,7 @@ class Setting:
 
     @property
     def name_without_schedule(self) -> str:
-        """The name without its schedule."""
+        """Return the name without its schedule."""
         return " · ".join(part for part in self.name.split(" · ") if part != self.schedule)
 
     @property
@@ -227,7 +227,7 @@ class Setting:
 
     @property
     def composition(self) -> Composition | None:
-        """Composed cost of all seeds of the setting."""
+        """Return the composed cost of all seeds of the setting."""
         return composed(self.trials)
 
     @property
@@ -237,7 +237,7 @@ class Setting:
 
     @property
     def composed_cost(self) -> str:
-        """The composed epsilon of all seeds as text, with the kind of claim."""
+        """Return the composed epsilon of all seeds as text, with the kind of claim."""
         found = self.composition
         if found is None:
             return number(math.inf) if self.is_baseline else MISSING
@@ -268,22 +268,18 @@ class Setting:
 
     @property
     def first_seed(self) -> PublishedTrial:
-        """The trial with the lowest seeds, which represents the setting; choosing the best trial would bias its
-        result.
-        """
+        """Return the trial with the lowest seeds, which represents the setting; choosing the best one would bias it."""
         return min(self.trials, key=lambda trial: (*(int(trial.labels.get(name, 0)) for name in RUNS), trial.key))
 
     @property
     def highest_epsilon(self) -> float | None:
-        """The largest worst-case epsilon of a trial; None for a baseline."""
+        """Return the largest worst-case epsilon of a trial; None for a baseline."""
         found = self.over_seeds(epsilon)
         return found.high if found else None
 
     @property
     def level(self) -> float:
-        """The worst-case epsilon to two digits, as trials that were calibrated to one target have it alike; infinite
-        for a baseline.
-        """
+        """Return the worst-case epsilon to two digits, alike for trials of one target; infinite for a baseline."""
         found = self.mean(epsilon)
         return math.inf if found is None else float(f"{found:.2g}")
 

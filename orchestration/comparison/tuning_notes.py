@@ -74,10 +74,9 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
     """Return the share of each varied parameter in the predictable variation of the main score, the largest first.
 
     A random forest predicts the score from the parameters; the importance of one is how much worse it predicts after
-    its values are permuted (Breiman 2001). Finished private trials only, such as the candidates of a tuning. [] for
-    fewer than `_FEWEST` of them, and where nothing varies. [] also where the forest predicts trials that it was not
-    fitted to no better than their mean: scores then vary by chance. It describes these trials and says nothing of
-    privacy.
+    its values are permuted (Breiman 2001). Only finished private trials count. The list is empty for fewer than
+    `_FEWEST` of them, and where nothing varies. So it is where the forest predicts further trials no better than their
+    mean: scores then vary by chance. Importance says nothing of privacy.
     """
     known = [trial for trial in trials if trial.state is TrialState.FINISHED and not trial.is_baseline]
     scored = {trial.key: score for trial in known if (score := main(trial)) is not None}

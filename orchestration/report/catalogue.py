@@ -162,7 +162,7 @@ class DrawnFigure:
 
     @property
     def alone(self) -> Plot:
-        """The figure with its title and a legend, for where no page is around it."""
+        """Return the figure with its title and a legend, for where no page is around it."""
         of, top = self.figure, 72
         margin = {**of.layout["margin"], "t": of.layout["margin"]["t"] + top}
         told = {"title": {"text": draw.without_markup(self.title)}, "showlegend": True}

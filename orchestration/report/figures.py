@@ -69,7 +69,7 @@ class Scene:
 
     @property
     def main(self) -> GroupMetric:
-        """The main metric of a group: accuracy, or the main score of the task. Figures use its heading."""
+        """Return the main metric of a group: accuracy, or the main score of the task. Figures use its heading."""
         return group_metric(task_called(self.task).main)
 
 

@@ -52,7 +52,7 @@ class Plot:
 
     @property
     def height(self) -> int:
-        """Height in pixels."""
+        """Return the height in pixels."""
         return int(self.layout["height"])
 
     @property
