@@ -13,6 +13,7 @@ from typing import Any
 
 from dpsweep.orchestration.sweeps import schema, sections, tune
 from dpsweep.orchestration.sweeps.components import COMPONENTS, parameters_of
+from dpsweep.orchestration.sweeps.key_places import sections_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.orchestration.sweeps.sections import NO_KEY
 from dpsweep.workers import spec
@@ -42,7 +43,7 @@ initial noise multiplier; such trials are not calibrated to `privacy.target_epsi
 def reference() -> str:
     """The page: a table of keys for each section of a sweep file, then the components that keys may name."""
     whole = SweepSpec.model_json_schema()
-    sections = dict(_sections(whole))
+    sections = dict(sections_of(whole))
     tables = [_table("A sweep", "", whole, sections)]
     told = descriptions(SweepSpec)
     for name, key in sections.items():
@@ -54,28 +55,10 @@ def reference() -> str:
 
 _MOST_NAMES = 6
 """Longer lists of names are cut."""
-_WRITTEN = ("Adapted",)
-"""Sections that dpsweep writes, and users do not."""
 _COMPONENTS_HEAD = """## Components
 
 Names that a key may take, with parameters and defaults. `module:function` is [your own](data.md#your-own-code).
 """
-
-
-def _sections(whole: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """Each class of a section, and the key that holds it, such as attacks.rmia."""
-    waiting = [("", whole)]
-    seen = set()
-    while waiting:
-        prefix, found = waiting.pop(0)
-        for key, property_schema in found["properties"].items():
-            if key == NO_KEY:
-                continue
-            for name in re.findall(r"#/\$defs/(\w+)", json.dumps(property_schema)):
-                if name not in ("Component", *_WRITTEN) and name not in seen:
-                    seen.add(name)
-                    waiting.append((f"{prefix}{key}.", whole["$defs"][name]))
-                    yield name, f"{prefix}{key}"
 
 
 def _class(name: str) -> type[Any]:

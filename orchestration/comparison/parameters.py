@@ -93,7 +93,7 @@ def _choice(parameters: Mapping[str, Label]) -> dict[str, Component | Label]:
     for name, value in parameters.items():
         place = max((each for each in named if name.startswith(f"{each}.")), key=len, default="")
         if not place:
-            found[_AXES.get(name, name)] = value
+            found[_AXES.get(name, parameter_in_words(name))] = value
         elif name.removeprefix(f"{place}.") not in ("name", "method"):
             params[place][name.removeprefix(f"{place}.").removeprefix("params.")] = value
     return {**{_AXES.get(place, place): Component(each, params[place]) for place, each in named.items()}, **found}

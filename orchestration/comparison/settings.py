@@ -26,7 +26,7 @@ from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, p
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
 from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.metric_types import Metric
-from dpsweep.orchestration.comparison.parameters import parameter_in_words, value_text
+from dpsweep.orchestration.comparison.parameters import value_text
 from dpsweep.orchestration.comparison.statistics import Spread, pareto_front, spread
 from dpsweep.orchestration.comparison.values import Value, epsilon, main
 from dpsweep.orchestration.store.published import (
@@ -339,7 +339,7 @@ _PLAIN = ("clipping", "schedule")
 def label_phrases(labels: Mapping[str, Label]) -> dict[str, str]:
     """Return each label as shown to readers: "flat", "exponential", "epsilon 3", "model mlp"."""
     values = {key: value_text(value) for key, value in labels.items()}
-    return {key: value if key in _PLAIN else f"{parameter_in_words(key)} {value}" for key, value in values.items()}
+    return {key: value if key in _PLAIN else f"{key.replace('_', ' ')} {value}" for key, value in values.items()}
 
 
 def finished_settings(trials: Iterable[PublishedTrial]) -> tuple[Setting, ...]:

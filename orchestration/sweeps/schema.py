@@ -15,6 +15,7 @@ from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.accounting.registry import nearest, unlike
 from dpsweep.orchestration.store.release_modes import RELEASED, Disclosure, release_mode
 from dpsweep.orchestration.sweeps.axes import combinations_of, has_lists, kinds_of
+from dpsweep.orchestration.sweeps.key_places import UnknownKey, right_place
 from dpsweep.orchestration.sweeps.sections import (
     ONE_LEVEL,
     OWN_NOISE,
@@ -60,8 +61,10 @@ from dpsweep.workers.spec import (
 def mistakes(error: ValidationError, content: Mapping[str, Any]) -> Iterator[str]:
     """Yield one line per mistake: its place in the sweep, what is expected there, and what was found."""
     wrong: dict[str, list[str]] = {}
-    for item in error.errors(include_url=False, include_context=False):
+    for item in error.errors(include_url=False):
         message = item["msg"].removeprefix("Value error, ")
+        if isinstance(unknown := item.get("ctx", {}).get("error"), UnknownKey):
+            message = f"{message}; {right_place(unknown, SweepSpec.model_json_schema())}"
         if item["type"] == "literal_error":
             message = unlike(message, item["input"])
         if item["type"] not in ("value_error", "missing"):

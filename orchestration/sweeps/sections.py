@@ -15,6 +15,7 @@ from dpsweep.accounting.individual import INDIVIDUAL_ACCOUNTANTS
 from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import UnitName, protects_users
 from dpsweep.accounting.registry import nearest, one_of
+from dpsweep.orchestration.sweeps.key_places import UnknownKey
 from dpsweep.orchestration.sweeps.text import shortly
 from dpsweep.workers.evaluation import rates
 from dpsweep.workers.spec import (
@@ -44,7 +45,7 @@ NO_KEY: Final = "part"
 def _check_keys(mapping: Mapping[Any, Any], valid: Collection[str], of: str = "") -> None:
     for key in mapping:
         if key not in valid:
-            raise InvalidInput(f"unknown key {str(key)!r}{of}; {nearest(str(key), valid)}")
+            raise UnknownKey(str(key), valid, of)
 
 
 def _component(value: object) -> Component:

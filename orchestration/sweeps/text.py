@@ -69,7 +69,7 @@ def parse_text(text: str) -> Any:
     except InvalidInput:
         raise
     except (AttributeError, KeyError, TypeError, ValueError) as error:
-        raise InvalidInput(f"a tag does not fit its value ({error}); write plain values") from error
+        raise InvalidInput(f"a tag does not fit its value, or an escape fails ({error}); write plain values") from error
     except RecursionError as error:
         raise InvalidInput("it is nested too deeply, or an alias holds itself; write it flat") from error
 
@@ -108,7 +108,7 @@ class _Loader(yaml.SafeLoader):
     yaml_constructors = {  # noqa: RUF012
         tag: construct
         for tag, construct in yaml.SafeLoader.yaml_constructors.items()
-        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "str", "seq")
+        if tag is None or tag.rpartition(":")[2] in ("null", "bool", "seq")
     }
 
 
@@ -134,6 +134,16 @@ def _mapping(loader: _Loader, node: yaml.MappingNode) -> dict[Any, Any]:
                 raise _refused(f"the key {key.value!r} is given twice; keep one", key)
             seen.add(key.value)
     return loader.construct_mapping(node, deep=True)
+
+
+def _string(loader: _Loader, node: yaml.ScalarNode) -> str:
+    """Return a text. Two escapes for the halves of one character are that character; half of one alone is an error."""
+    text: bytes = node.value.encode("utf-16-le", "surrogatepass")
+    try:
+        return text.decode("utf-16-le")
+    except UnicodeDecodeError as error:
+        half = ascii(text[error.start : error.start + 2].decode("utf-16-le", "surrogatepass"))[1:-1]
+        raise _refused(f"{half} is half of a character; write the whole character", node) from error
 
 
 def _integer(loader: _Loader, node: yaml.ScalarNode) -> int:
@@ -162,5 +172,5 @@ _RESOLVED = (
 )
 for _name, _pattern, _first in _RESOLVED:
     _Loader.add_implicit_resolver(f"tag:yaml.org,2002:{_name}", re.compile(f"^(?:{_pattern})$"), _first)
-for _name, _construct in (("map", _mapping), ("int", _integer), ("float", _real)):
+for _name, _construct in (("map", _mapping), ("str", _string), ("int", _integer), ("float", _real)):
     _Loader.add_constructor(f"tag:yaml.org,2002:{_name}", _construct)

@@ -14,7 +14,7 @@ from dpsweep.orchestration.sweeps.grid import grid
 from dpsweep.orchestration.sweeps.identity import LONGEST_KEY
 from dpsweep.orchestration.sweeps.schema import EXAMPLES, parse_sweep
 from dpsweep.orchestration.sweeps.sections import WORST_GROUPS
-from dpsweep.orchestration.sweeps.text import read_text
+from dpsweep.orchestration.sweeps.text import parse_text, read_text
 from dpsweep.workers.spec import Component
 from tests.orchestration.sample_grids import SMALL, keys_of, small
 
@@ -96,8 +96,26 @@ def test_shipped_sweeps_are_valid(file: Path) -> None:
     assert any(point.baseline for point in grid(sweep))
 
 
+@pytest.mark.parametrize("place", ['name: "{}"', 'model: "{}"', 'model: {{name: mlp, "{}": 1}}', '"{}": 1'])
+def test_half_a_character_is_refused_with_its_place_and_two_halves_are_one(place: str) -> None:
+    with pytest.raises(
+        InvalidInput, match=r"^sweep: line 1, column \d+: \\udfff is half of a character; write the whole"
+    ):
+        parse_sweep(place.format(r"\udfff"))
+    assert parse_text(r'"\ud83d\ude00"') == "\U0001f600"
+
+
 MISTAKES = {
     "unknown key": ({"clippings": "flat"}, r"unknown key 'clippings'; did you mean 'clipping'\?"),
+    "key of a section": ({"delta": 1e-5}, r"unknown key 'delta'; it belongs to privacy: `privacy: \{delta: \.\.\.\}`"),
+    "key of a component": ({"learning_rate": 1}, r"belongs to optimizer or clipping: `optimizer: \{name: sgd, lea"),
+    "key of an inner section": ({"users": 1}, r"belongs to privacy.rows_per_user: `privacy: \{rows_per_user: \{users"),
+    "part of a key": ({"epsilon": 1}, r"'epsilon'; did you mean privacy.target_epsilon\? it belongs to tune, "),
+    "key of another tool": ({"max_grad_norm": 1}, r"a component holds its parameters: `clipping: \{name: flat, "),
+    "key of the top level": (
+        {"execution": {"epochs": 1}},
+        r"execution: unknown key 'epochs'; it belongs to the top le",
+    ),
     "unknown key in a section": ({"execution": {"thread": 1}}, r"execution: .*did you mean 'threads'\?"),
     "nobody to tell": ({"notify": "ftp://x"}, r"notify: 'ftp://x' is no address to post to"),
     "no host to tell": ({"notify": ["true", "http://"]}, r"notify: 'http://' is no address to post to"),
