@@ -339,8 +339,8 @@ def _column(
 
 
 def _tells(column: ColumnProfile, values: pa.ChunkedArray, label: pa.ChunkedArray, most_values: int) -> bool:
-    """Return whether the column alone leaves hardly a row outside the most frequent class unexplained: by the class of
-    each listed value, or by as many cuts of its numbers as separate the classes.
+    """Return whether the column alone explains nearly all rows outside the most frequent class. Each listed value has
+    one class, or each part of its numbers, which as many cuts divide as separate the classes.
     """
     if column.values is None and column.span is None:
         return False

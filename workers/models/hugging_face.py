@@ -123,8 +123,8 @@ def _mask(tokens: Tensor, padding: int | None) -> Tensor:
 def _with_one_end(tokens: Tensor, mask: Tensor, end: int, padding: int) -> Tensor:
     """Return tokens [b, t] in which the last one of each text is the end of a text, and no other.
 
-    The head of an encoder-decoder reads the state there, and fails where texts of a batch have different numbers of
-    ends: where one is written in a text, or the tokenizer adds none.
+    The head of an encoder-decoder reads the state there. It fails where texts of a batch have different numbers of
+    ends, as where one is written in a text, or the tokenizer adds none.
     """
     last = (mask * torch.arange(tokens.shape[1], device=tokens.device)).amax(1, keepdim=True)
     return tokens.masked_fill(tokens == end, padding).scatter(1, last, end)

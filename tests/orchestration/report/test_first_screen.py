@@ -396,7 +396,7 @@ QUESTIONS = {
         r"5 seeds find differences between methods of \d\.\d points in accuracy and \d+\.\d points in the accuracy",
     ),
 }
-"""Where on the first screen each question of docs/results.md is answered, and the answer."""
+"""Where on the first screen each question of a reader is answered, and the answer."""
 LOOK = """<script>
 const wait = setInterval(() => {
   if (!document.body.dataset.drawn) return;

@@ -332,7 +332,7 @@ def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidInput, match="the label 'approved' is named more than once"):
         draft_sweep(table, ["approved", "sex", "approved"], None)
     with pytest.raises(
-        InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv, \.tsv, \.parquet"
+        InvalidInput, match=r"is a folder; give the path of a file of a type in \.csv, \.tsv, \.jsonl, \.parquet"
     ):
         draft_sweep(tmp_path, ["approved"], "sex")
     with pytest.raises(InvalidInput, match="there is no"):
