@@ -95,9 +95,8 @@ class _Reader(nn.Module):
         if self.head is not None:
             out: Tensor = self.head(mean_state(self.trunk, tokens, self.padding))
             return out
-        mask = _mask(tokens, self.padding)
-        read = tokens if self.ends is None else _with_one_end(tokens, mask, *self.ends)
-        logits: Tensor = self.trunk(input_ids=read, attention_mask=mask).logits.float()
+        read = tokens if self.ends is None else _with_one_end(tokens, _mask(tokens, self.padding), *self.ends)
+        logits: Tensor = self.trunk(input_ids=read, attention_mask=_mask(read, self.padding)).logits.float()
         return logits[..., : self.outputs]
 
 

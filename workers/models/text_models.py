@@ -141,7 +141,12 @@ def require_reads(loaded: nn.Module, path: str, length: int, vocabulary: int) ->
 
     vocabulary: number of tokens; 0 where it is not known.
     """
-    known = int(config_of(loaded).vocab_size)
+    known = getattr(config_of(loaded), "vocab_size", None)
+    if not isinstance(known, int):
+        raise InvalidInput(
+            f"the model at {path!r} ({config_of(loaded).model_type}) has no vocabulary of its own, and reads no tokens "
+            "alone; give a model of texts, and pictures to model: vision"
+        )
     if known < vocabulary:
         raise InvalidInput(
             f"the model at {path!r} knows {known} tokens, the tokenizer {vocabulary}; use its own tokenizer.json"
@@ -202,6 +207,11 @@ def _as_one_line(path: str, head: Head) -> Iterator[None]:
         if lacks_memory(error):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if reason.startswith("Unrecognized configuration class"):
+            raise InvalidInput(
+                f"transformers has no head {head} for the architecture of the model at {path!r}; give another model, "
+                "or set another head, such as linear"
+            ) from error
         raise InvalidInput(
             f"transformers makes no model for head {head} of {path!r} ({reason}); give a folder that its "
             "save_pretrained wrote, or fetch one: hf download NAME --local-dir FOLDER"

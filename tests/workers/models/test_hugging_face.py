@@ -181,7 +181,7 @@ def test_language_models_predict_the_tokens_of_the_tokenizer(folders: Mapping[st
 REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "no such folder": ("nowhere", {}, "there is no model at 'nowhere' on this machine, .* hf download NAME"),
     "an adapter without its model": ("adapter", {}, r"holds an adapter of peft, .* merge both by merge_and_unload"),
-    "not a model for texts": ("vit", {}, "makes no model for head classification .*Unrecognized configuration"),
+    "not a model for texts": ("vit", {}, "no head classification for the architecture of .*vit'; give another model"),
     "pickled weights": ("pickled", {}, "pickled in pytorch_model.bin, which could run code; give a folder"),
     "a configuration of nothing": ("no object", {}, "makes no model for head classification .*NoneType"),
     "a trunk that lies in the hub": ("of the hub", {}, "makes no model for head classification .*offline"),
@@ -219,6 +219,10 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a head of classes for next tokens": (
         "gpt2", {"causal": True}, "head classification does not predict the tokens of objective causal_lm .* set head",
     ),
+    "a head that the architecture lacks": (
+        "gpt2", {"head": "masked_lm"}, "no head masked_lm for the architecture of .*gpt2'; give another model, or set",
+    ),
+    "a model of pictures": ("vit", {"head": "linear"}, r"\(vit\) has no vocabulary .*; give a model of texts"),
     "no head in the folder": ("bert", {"head": "masked_lm"}, "lacks .* that head masked_lm needs"),
     "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
     "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, .*query, .*value"),
@@ -279,11 +283,11 @@ def test_a_decoder_classifies_by_the_last_token_of_the_text(folders: Mapping[str
 def test_an_encoder_decoder_has_the_gradients_of_single_texts(
     folders: Mapping[str, str], name: str, head: str, params: dict[str, Any]
 ) -> None:
-    """Texts end in the token 1 of T5 or 2 of BART; others have further ends, or none."""
+    """Texts end in the token 1 of T5 or 2 of BART; others have further ends, or none, or no token at all."""
     model = model_of(folders[name], head=head, **params)
     assert any("decoder" in each for each, _ in model.named_parameters()) == (head == "classification")
-    texts = torch.tensor([[3, 4, 2, 0, 0, 0, 0, 0], [3, 1, 2, 5, 2, 1, 6, 7], [4, 5, 6, 7, 8, 9, 3, 1]])
-    labels = torch.tensor([0, 1, 2])
+    texts = torch.tensor([[3, 4, 2, 0, 0, 0, 0, 0], [3, 1, 2, 5, 2, 1, 6, 7], [4, 5, 6, 7, 8, 9, 3, 1], 8 * [0]])
+    labels = torch.tensor([0, 1, 2, 0])
     summed = GradientEngine(model, per_example_loss).weighted_sum(texts, labels, lambda norms: 1.0 / norms.norms)
     alone = gradients_one_by_one(model, texts, labels)
     norms = norms_of(alone)
