@@ -302,7 +302,7 @@ def test_files_that_are_none_are_named(folder: Path, tmp_path: Path) -> None:
     (tmp_path / "texts.jsonl").write_text("{")
     with pytest.raises(DataCorruption, match=r"cannot read .*texts\.jsonl"):
         load(folder, label="mood", path=str(tmp_path / "texts.jsonl"))
-    with pytest.raises(InvalidInput, match=r"there is no .*/nowhere\.csv; give an absolute path to the data"):
+    with pytest.raises(InvalidInput, match=r"there is no .*/nowhere\.csv; give the path of the data"):
         load(folder, label="mood", path=str(tmp_path / "nowhere.csv"), tokenizer=str(tmp_path / "nowhere.json"))
     os.mkfifo(tmp_path / "pipe")
     with pytest.raises(InvalidInput, match=r"pipe is a pipe, a socket or a device; give the path of a file"):
