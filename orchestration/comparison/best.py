@@ -183,6 +183,10 @@ def best(
     Raises: InvalidInput for an unknown metric, a metric without a direction, and a max_epsilon or condition that is no
     number in its range. Also if no setting that has learnt something fulfils the conditions.
     """
+    if not found.private:
+        raise InvalidInput(
+            "no private trial of this sweep has finished; resume it, or add a clipping method besides none"
+        )
     name = _name(found, by or found.main.name)
     least = {
         _name(found, each): require_finite(f"at_least[{each!r}]", value) for each, value in (at_least or {}).items()
@@ -225,11 +229,14 @@ def _not_of_use(found: Findings, setting: Setting) -> str:
 
 
 def _name(found: Findings, name: str) -> str:
-    known = [each.name for each in METRICS if each.better and each.task in (None, found.task)]
+    known = [each for each in METRICS if each.better]
     full = found.worst_group.name if name == WORST_GROUP else name
-    if full not in known:
-        raise InvalidInput(f"unknown metric {name!r} to choose by; {nearest(str(name), [*known, WORST_GROUP])}")
-    return full
+    if any(each.name == full and each.task in (None, found.task) for each in known):
+        return full
+    has = [each.name for each in known if any(setting.mean(each.value) is not None for setting in found.private)]
+    is_of_another = any(each.name == full for each in known)
+    which = f"{name!r} is no metric of {found.task}" if is_of_another else f"unknown metric {name!r} to choose by"
+    raise InvalidInput(f"{which}; {nearest(str(name), [*has, WORST_GROUP])}")
 
 
 def _fulfils(setting: Setting, max_epsilon: float, least: Mapping[str, float]) -> bool:
@@ -244,8 +251,6 @@ def _reaches(name: str, mean: float, value: float) -> bool:
 
 
 def _nothing(found: Findings, name: str, max_epsilon: float, least: Mapping[str, float]) -> str:
-    if not found.private:
-        return "no private trial of this sweep has finished; resume it, or add a clipping method besides none"
     conditions = [f"epsilon at most {max_epsilon:g}"] if math.isfinite(max_epsilon) else []
     limits = {"higher": ("at least", "most"), "lower": ("at most", "least")}
     conditions += [f"{each} {limits[metric(each).better][0]} {value:g}" for each, value in least.items()]

@@ -304,6 +304,7 @@ def test_settings_of_unknown_order_have_a_word_of_their_own() -> None:
     [
         ({"by": "acuracy"}, "unknown metric 'acuracy'.*accuracy"),
         ({"by": "delta"}, "unknown metric 'delta'"),
+        ({"by": "perplexity"}, "'perplexity' is no metric of classification; valid: accuracy, accuracy_gap, "),
         ({"max_epsilon": 1.0}, "no private setting has epsilon at most 1; the least epsilon is 3"),
         ({"at_least": {"worst_group": 0.9}}, "the most of worst_group_accuracy is 0.8"),
         ({"max_epsilon": float("nan")}, "must be a finite number"),
@@ -313,6 +314,11 @@ def test_settings_of_unknown_order_have_a_word_of_their_own() -> None:
 def test_what_cannot_be_chosen_is_refused(sample: Findings, conditions: dict[str, object], said: str) -> None:
     with pytest.raises(InvalidInput, match=said):
         best(sample, **conditions)  # type: ignore[arg-type]  # keyword arguments of several types
+
+
+def test_a_sweep_without_a_finished_private_trial_lists_no_metrics() -> None:
+    with pytest.raises(InvalidInput, match="no private trial of this sweep has finished; resume it, or"):
+        best(findings(published(()), NO_EVIDENCE), "perplexity")
 
 
 @pytest.mark.parametrize("text", ["worst_group", "worst_group=", "worst_group=much", "=0.7x", "a=nan"])
