@@ -20,6 +20,25 @@ Look up a file or a name here. Start with `report.html`. Programs read `results.
 [who may read each file](../SECURITY.md#every-output-and-who-may-read-it).
 """
 
+_FIRST_SCREEN = """
+## Ten questions that the first screen answers
+
+The top of `report.html` at 1400 x 900:
+
+| question | where the answer stands |
+|---|---|
+| Which setting do I take? | under the title: "Take …", or why nothing trained here is of use |
+| How good is it, and how sure is that? | there, with its 95% interval |
+| What can it not be told from? | the next sentence |
+| How private is one model? | *How private?*, the large number: worst-case ε |
+| Is that a guarantee, at which δ, for which neighbours? | *How private?*, first line |
+| How private is all that this page shows? | *How private?*, second line: the composed ε |
+| For whom is it worst? | *For whom?*, the large number; without privacy in grey |
+| Do groups differ in selection, false positives or false negatives? | *For whom?*, a line for each gap |
+| What does privacy cost? | *At what cost?*, the large number, with its interval |
+| Which differences could these seeds have shown? | *At what cost?*, last line |
+"""
+
 _LONG = 20
 """Most words of a sentence that is shown whole."""
 _NOT_LISTED = {"local_folder", "earlier_tune"}
@@ -130,6 +149,7 @@ def results() -> str:
     return "".join(
         (
             _HEAD,
+            _FIRST_SCREEN,
             _FILES,
             _list(files),
             _METRICS,

@@ -38,6 +38,7 @@ from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
 
+ROOT = Path(__file__).parents[3]
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
 
 
@@ -395,7 +396,7 @@ QUESTIONS = {
         r"5 seeds find differences between methods of \d\.\d points in accuracy and \d+\.\d points in the accuracy",
     ),
 }
-"""Where on the first screen each question of a reader is answered, and the answer."""
+"""Where on the first screen each question of docs/results.md is answered, and the answer."""
 LOOK = """<script>
 const wait = setInterval(() => {
   if (!document.body.dataset.drawn) return;
@@ -429,6 +430,8 @@ def test_ten_questions_and_three_pictures_are_answered_without_scrolling(tmp_pat
     assert int(found["lowest"]) <= 900
     for number, (question, (_, expected)) in enumerate(QUESTIONS.items()):
         assert re.search(expected, unescape(found[f"answer{number}"])), question
+    listed = re.findall(r"^\| (\S.*\?) \|", (ROOT / "docs" / "results.md").read_text(), re.MULTILINE)
+    assert listed == list(QUESTIONS)
 
 
 PAPER = """<script>
