@@ -138,10 +138,14 @@ def test_mlflow_has_its_metrics(ran: tuple[str, Path]) -> None:
 def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> None:
     task, output = ran
     sweep = dpsweep.open(output)
-    best = sweep.best()
-    assert best.by == TASKS[task].main
-    by_name = sweep.best(TASKS[task].scores[1].name)
-    assert by_name.setting.name == best.setting.name, "there is one private setting"
+    if task in {"multi_label", "language_modelling"}:  # little of their data can be learnt
+        with pytest.raises(InvalidInput, match="no setting .* is of use: flat · constant .* always predicting the"):
+            sweep.best()
+    else:
+        best = sweep.best()
+        assert best.by == TASKS[task].main
+        by_name = sweep.best(TASKS[task].scores[1].name)
+        assert by_name.setting.name == best.setting.name, "there is one private setting"
     with pytest.raises(InvalidInput, match=f"'accuracy' is no metric of {task}; "):
         sweep.best("accuracy")
     columns = set(sweep.results(all_columns=True).columns)
