@@ -177,17 +177,6 @@ class FrozenFeatures:
     def releases(self) -> tuple[Release, ...]:
         return ()
 
-    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(feature_shape) != 3 or feature_shape[0] not in (1, 3):
-            raise InvalidInput(f"frozen_features needs pictures, but features have shape {feature_shape}")
-        trunk = _TRUNKS[self.network]
-        if min(self._sides(feature_shape)) < trunk.smallest:
-            raise InvalidInput(
-                f"pictures of {feature_shape[1]} x {feature_shape[2]} pixels are too small for {self.network}; "
-                f"set `size` to {trunk.smallest} or more"
-            )
-        return (trunk.width,)
-
     def _sides(self, feature_shape: tuple[int, ...]) -> tuple[int, int]:
         return (feature_shape[1], feature_shape[2]) if self.size is None else (self.size, self.size)
 
@@ -218,19 +207,23 @@ class FrozenFeatures:
         return with_features(dataset, features_of, note)
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        """Return random features of the network's output shape. Weights from a file are loaded, to check that they
-        fit.
-        """
+        """Return random features of the network's width. Weights from a file are loaded, to check that they fit."""
         self._require_pictures(dataset)
         _require_folder(self.cache)
         if self.weights != "imagenet":
             self._load_trunk(Path(self.weights))
-        return with_features(
-            dataset, lambda features: torch.randn(len(features), _TRUNKS[self.network].width), "rehearsed"
-        )
+        width = _TRUNKS[self.network].width
+        return with_features(dataset, lambda features: torch.randn(len(features), width), "rehearsed")
 
     def _require_pictures(self, dataset: Dataset) -> None:
-        self.output_shape(dataset.feature_shape)
+        shape, smallest = dataset.feature_shape, _TRUNKS[self.network].smallest
+        if len(shape) != 3 or shape[0] not in (1, 3):
+            raise InvalidInput(f"frozen_features needs pictures, but features have shape {shape}")
+        if min(self._sides(shape)) < smallest:
+            raise InvalidInput(
+                f"pictures of {shape[1]} x {shape[2]} pixels are too small for {self.network}; set `size` to "
+                f"{smallest} or more"
+            )
         stored = dataset.train.features.dtype
         if stored != torch.uint8:
             raise InvalidInput(
@@ -294,18 +287,12 @@ class TextFeatures:
     def releases(self) -> tuple[Release, ...]:
         return ()
 
-    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        if len(feature_shape) != 1:
-            raise InvalidInput(f"text_features reads token ids, but features have shape {feature_shape}")
-        return (int(getattr(_trunk(self.path), "config").hidden_size),)  # noqa: B009
-
     def fit(self, dataset: Dataset, noise: NoiseSource) -> dict[str, Tensor]:
         return {}
 
     @without_tf32()
     def transform(self, dataset: Dataset, state: dict[str, Tensor]) -> Dataset:
-        padding = self._tokens(dataset).padding
-        (width,) = self.output_shape(dataset.feature_shape)
+        padding, width = self._tokens(dataset).padding, self._width
         owner = f"{lines_of_digests(self.path)} {padding}"
         device = choose_device("auto")
         rows = max(1, _TOKENS // dataset.feature_shape[0])
@@ -325,9 +312,13 @@ class TextFeatures:
     def rehearse(self, dataset: Dataset) -> Dataset:
         """Return random features of the model's width. Its weights are loaded, to check that they are there."""
         self._tokens(dataset)
-        (width,) = self.output_shape(dataset.feature_shape)
+        width = self._width
         _require_folder(self.cache)
         return with_features(dataset, lambda features: torch.randn(len(features), width), "rehearsed")
+
+    @property
+    def _width(self) -> int:
+        return int(getattr(_trunk(self.path), "config").hidden_size)  # noqa: B009
 
     def _tokens(self, dataset: Dataset) -> Tokens:
         """Return what is known of the tokens. Raises: InvalidInput for others than the model reads."""

@@ -34,12 +34,6 @@ class Preprocessing(Protocol):
         """Releases that fitting makes from the training data; known without data, so a planner can account for them."""
         ...
 
-    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Return the shape of one example after the transformation. Raises: InvalidInput when the shape does not
-        fit.
-        """
-        ...
-
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
         """Return the state of the transformation, fitted on the training split with ``noise``."""
         ...
@@ -82,18 +76,18 @@ class DPPCA:
     def releases(self) -> tuple[Release, ...]:
         return (GaussianRelease("dp_pca", self.noise_multiplier),)
 
-    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        size = math.prod(feature_shape)
+    def _size(self, dataset: Dataset) -> int:
+        """Return the number of features of an example. Raises: InvalidInput for fewer than ``dimensions``."""
+        size = math.prod(dataset.feature_shape)
         if self.dimensions > size:
             raise InvalidInput(
                 f"dimensions of dp_pca is {self.dimensions}, but an example has {count_of(size, 'feature')}"
             )
-        return (self.dimensions,)
+        return size
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
-        self.output_shape(dataset.feature_shape)
+        size = self._size(dataset)
         moments = second_moments(dataset.train, dataset)
-        size = len(moments)
         rows, columns = torch.triu_indices(size, size)
         released = noise.added(moments[rows, columns], self.noise_multiplier)
         noisy = torch.empty_like(moments)
@@ -108,8 +102,7 @@ class DPPCA:
         return with_features(dataset, project, note)
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        self.output_shape(dataset.feature_shape)
-        size = math.prod(dataset.feature_shape)
+        size = self._size(dataset)
         return self.transform(dataset, {"projection": torch.randn(size, self.dimensions) / size**0.5})
 
 
@@ -164,10 +157,6 @@ class RobustRanges:
     def releases(self) -> tuple[Release, ...]:
         return (GaussianRelease("robust_ranges", self.noise_multiplier),)
 
-    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        _numbers("robust_ranges", self.columns, feature_shape)
-        return feature_shape
-
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
         width = _numbers("robust_ranges", self.columns, dataset.feature_shape)
         return private_ranges(lambda: _leading(dataset, width), width, noise, self.noise_multiplier, self.outside)
@@ -183,9 +172,7 @@ class RobustRanges:
 
 
 def bounded_sums(blocks: Callable[[], Iterator[Tensor]], width: int) -> Tensor:
-    """Return [width + 1] float64: sums over all rows that have L2 sensitivity 1. A row that is not finite adds
-    nothing.
-    """
+    """Return sums over all rows, float64 [width + 1], of L2 sensitivity 1. A row that is not finite adds nothing."""
     total = torch.zeros(width + 1, dtype=torch.float64)
     for block in blocks():
         rows = block.double()
@@ -215,10 +202,6 @@ class Standardised:
     @property
     def releases(self) -> tuple[Release, ...]:
         return (GaussianRelease("standardised", self.noise_multiplier),)
-
-    def output_shape(self, feature_shape: tuple[int, ...]) -> tuple[int, ...]:
-        _numbers("standardised", self.columns, feature_shape)
-        return feature_shape
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
         """Return the mean of each column [width] and one deviation [1] of all columns about their means, float32.
@@ -279,9 +262,7 @@ PREPROCESSING: Final[Mapping[str, Callable[..., Preprocessing]]] = {
 
 
 def make_preprocessing(component: Component) -> Preprocessing:
-    """Return the preprocessing that a trial names. Raises: InvalidInput for unknown names, keys and impossible
-    values.
-    """
+    """Return the preprocessing that a trial names. Raises: InvalidInput for unknown names, keys and bad values."""
     return build(PREPROCESSING, component.name, component.params, "preprocessing")
 
 

@@ -170,12 +170,12 @@ class TestCost:
         assert planned_releases(Component("frozen_features")) == ()
         assert planned_releases(None) == ()
 
-    def test_so_is_the_shape_that_the_model_sees(self) -> None:
-        assert make_preprocessing(Component("dp_pca")).output_shape((1, 28, 28)) == (60,)
+    def test_the_shape_that_the_model_sees_is_known_before_it_is_fitted(self, digits: Dataset) -> None:
+        assert make_preprocessing(Component("dp_pca")).rehearse(digits).feature_shape == (60,)
         features = make_preprocessing(Component("frozen_features", {"network": "resnet50"}))
-        assert features.output_shape((3, 32, 32)) == (2048,)
+        assert features.rehearse(digits).feature_shape == (2048,)
         with pytest.raises(InvalidInput, match=r"needs pictures, but features have shape \(40,\)"):
-            make_preprocessing(Component("frozen_features")).output_shape((40,))
+            make_preprocessing(Component("frozen_features")).rehearse(rows_dataset(np.zeros((4, 40))))
 
     def test_every_preprocessing_states_its_releases(self) -> None:
         assert set(PREPROCESSING) == {"dp_pca", "frozen_features", "robust_ranges", "standardised", "text_features"}
@@ -341,7 +341,7 @@ class TestFrozenFeatures:
         with pytest.raises(InvalidInput, match="needs pictures"):
             preprocess(Component("frozen_features"), rows_dataset(np.zeros((4, 3))), noise())
         with pytest.raises(InvalidInput, match="8 x 8 pixels are too small for vgg16; set `size` to 32 or more"):
-            make_preprocessing(Component("frozen_features")).output_shape(digits.feature_shape)
+            make_preprocessing(Component("frozen_features")).rehearse(digits)
 
     @pytest.mark.parametrize(
         ("params", "message"),
