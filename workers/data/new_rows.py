@@ -1,4 +1,4 @@
-"""Features of another table, such as of new people, encoded as those of the table that a model was trained on.
+"""Encodes the rows of another table, such as new people, as a trained model reads them.
 
 Only what a sweep declares is used, so that neither the training table nor anything read off its rows is needed.
 """
@@ -16,7 +16,7 @@ import pyarrow as pa
 
 from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.data.conventions import Convention
-from dpsweep.workers.data.spelling import CellValue, CellValues
+from dpsweep.workers.data.spelling import CellValues
 from dpsweep.workers.data.table import (
     Declared,
     Range,
@@ -38,14 +38,13 @@ from dpsweep.workers.data.tabular import (
     lacks,
     positions,
 )
-from dpsweep.workers.own_code.imports import with_checked_types
 
 
 @dataclass(frozen=True)
 class Columns:
     """Declared features of a table in their order, in the words of the sweep file (`table`), without other columns.
 
-    `outputs`: names of what a model predicts; None for classes that are not declared. `targets`: ranges of targets.
+    `outputs`: names of the model's outputs; None for classes that are not declared. `targets`: ranges of targets.
     """
 
     features: Sequence[str]
@@ -63,8 +62,8 @@ class Columns:
     @property
     def declared(self) -> Declared:
         """Return how the features are encoded."""
-        features = self.ranges, self.categories
-        return Declared("regression", *features, None, {}, self.numbers, self.unscaled, self.hashed)
+        ways = self.numbers, self.unscaled, self.hashed, self.ignore_case
+        return Declared("regression", self.ranges, self.categories, None, {}, *ways)
 
     @property
     def encoders(self) -> list[Column]:
@@ -98,15 +97,41 @@ class Columns:
                 return f"{middle:f}".replace(".", "," if self.numbers[name] == "comma" else ".")
         return "0" if column.name in self.numbers else 0.0
 
-    def encoded(self, path: str) -> NewRows:
-        """Return `encoded_rows` of a file."""
-        return encoded_rows(path, self)
-
     @property
     def scaled(self) -> list[int]:
         """Return the places of the features that ranges scale to [0, 1]."""
         ends = itertools.accumulate(map(_width, self.encoders))
         return [end - 1 for end, each in zip(ends, self.encoders, strict=True) if isinstance(each, Numeric)]
+
+    def encoded(self, path: str) -> NewRows:
+        """Return the rows of a .csv, .tsv, .jsonl or .parquet file, which may have other columns, too, in any order.
+
+        A value that is no declared category becomes all zeros, and a number is cut at its range, as in training; notes
+        count them. Raises: InvalidInput for a column that lacks or is there twice, one of another type, and no rows;
+        DataCorruption for a file that cannot be read.
+        """
+        declared = self.declared
+        texts = declared.texts((), (), ())
+        is_text = path.lower().endswith((".csv", ".tsv"))
+        rows = read_table_file(path, texts, self.encoding if is_text else None)
+        if not rows.num_rows:
+            raise InvalidInput(f"the table {path} has no rows; give one with at least one")
+        places = places_of(self.features)
+        for name, found in places_of(rows.column_names).items():
+            if name in places and len(found) != len(places[name]):
+                raise InvalidInput(
+                    f"{name!r} holds lists of {len(found)} numbers in {path}, but of {len(places[name])} in training"
+                )
+        require_columns(self.features, path, rows.column_names)
+        if twice := next((name for name in self.features if name in repeated_names(rows)), None):
+            raise InvalidInput(f"the table {path} has more than one column called {twice!r}; leave one of them")
+        described = as_described(rows, declared, path)
+        roles = Roles((), (), None, tuple(self.features), frozenset(self.features))
+        used = used_columns(described, roles, texts, path, declared.numbers)
+        complete = complete_rows(used)
+        taken = used.take(complete)
+        notes = (*_incomplete(used, len(complete), self.numbers), *_undeclared(taken, self.encoders))
+        return NewRows(encoded_columns(taken, self.encoders), complete, used.num_rows, notes)
 
 
 def _width(column: Column) -> int:
@@ -129,48 +154,6 @@ class NewRows:
     complete: npt.NDArray[np.int64]
     total: int
     notes: tuple[str, ...]
-
-
-def table_columns(plain: Mapping[str, Any]) -> Columns:
-    """Return the columns that plain values describe. Raises: InvalidInput for others."""
-    return _checked(plain)  # type: ignore[arg-type]  # pydantic makes the columns of a mapping
-
-
-@with_checked_types
-def _checked(columns: Columns) -> Columns:
-    return columns
-
-
-def encoded_rows(path: str, columns: Columns) -> NewRows:
-    """Return the rows of a .csv, .tsv, .jsonl or .parquet file, which may have other columns, too, in any order.
-
-    A value that is no declared category becomes all zeros, and a number is cut at its range, as in training; notes
-    count them. Raises: InvalidInput for a column that lacks or is there twice, one of another type, and no rows;
-    DataCorruption for a file that cannot be read.
-    """
-    declared = columns.declared
-    lowered: dict[str, list[CellValue]] = {name: [] for name in columns.ignore_case}
-    texts = lowered | declared.texts((), (), ())
-    is_text = path.lower().endswith((".csv", ".tsv"))
-    rows = read_table_file(path, texts, columns.encoding if is_text else None)
-    if not rows.num_rows:
-        raise InvalidInput(f"the table {path} has no rows; give one with at least one")
-    places = places_of(columns.features)
-    for name, found in places_of(rows.column_names).items():
-        if name in places and len(found) != len(places[name]):
-            raise InvalidInput(
-                f"{name!r} holds lists of {len(found)} numbers in {path}, but of {len(places[name])} in training"
-            )
-    require_columns(columns.features, path, rows.column_names)
-    if twice := next((name for name in columns.features if name in repeated_names(rows)), None):
-        raise InvalidInput(f"the table {path} has more than one column called {twice!r}; leave one of them")
-    described = as_described(rows, declared, columns.ignore_case, path)
-    roles = Roles((), (), None, tuple(columns.features), frozenset(columns.features))
-    used = used_columns(described, roles, texts, path, declared.numbers)
-    complete = complete_rows(used)
-    taken = used.take(complete)
-    notes = (*_incomplete(used, len(complete), columns.numbers), *_undeclared(taken, columns.encoders))
-    return NewRows(encoded_columns(taken, columns.encoders), complete, used.num_rows, notes)
 
 
 def _incomplete(rows: pa.Table, complete: int, written: Container[str]) -> Iterator[str]:

@@ -10,7 +10,7 @@ import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.data.encoder import TextEncoder
-from dpsweep.workers.data.new_rows import Columns, NewRows, table_columns
+from dpsweep.workers.data.new_rows import Columns, NewRows
 from dpsweep.workers.data.source_files import require_path
 from dpsweep.workers.data.table import Range
 from dpsweep.workers.data.texts import Length, texts_of
@@ -21,7 +21,7 @@ from dpsweep.workers.own_code.imports import with_checked_types
 class Texts:
     """A column of texts in the words of the sweep file (`text`). `tokenizer`: content of its file, which is public.
 
-    `outputs`: names of what a model predicts; None for classes that are not declared.
+    `outputs`: names of the model's outputs; None for classes that are not declared.
     """
 
     text: str
@@ -75,9 +75,9 @@ class Texts:
 
 def columns_of_rows(plain: Mapping[str, Any]) -> Columns | Texts:
     """Return how rows are read, from the plain values of a `Source`. Raises: InvalidInput for others."""
-    return _texts(plain) if "text" in plain else table_columns(plain)  # type: ignore[arg-type]  # pydantic makes them
+    return _checked(plain)  # type: ignore[arg-type]  # pydantic makes one of both of a mapping
 
 
 @with_checked_types
-def _texts(texts: Texts) -> Texts:
-    return texts
+def _checked(columns: Columns | Texts) -> Columns | Texts:
+    return columns

@@ -91,6 +91,7 @@ class Declared:
     numbers: Mapping[str, Convention] = field(default_factory=dict)
     unscaled: Sequence[str] = ()
     hashed: Mapping[str, int] = field(default_factory=dict)
+    ignore_case: Sequence[str] = ()
 
     @property
     def ways(self) -> tuple[Collection[str], ...]:
@@ -110,7 +111,7 @@ class Declared:
         columns: dict[str, list[CellValue]] = {user: [] for user in users}
         grouped = ((group, self.groups.get(group)) for group in groups)
         classes = ((label, self.classes) for label in labels if self.task == "classification")
-        written = ((name, None) for name in (*self.numbers, *self.hashed))
+        written = ((name, None) for name in (*self.numbers, *self.hashed, *self.ignore_case))
         for name, values in (*classes, *grouped, *self.categories.items(), *written):
             columns.setdefault(name, []).extend(values or ())
         return columns
@@ -134,9 +135,7 @@ class Encoding:
     notes: tuple[str, ...]
 
     def split(self, table: pa.Table, first_id: int, user_names: tuple[str, ...]) -> Split:
-        """Return the split of all complete rows; rows with a missing value are left out. first_id: id of the first
-        row.
-        """
+        """Return the split of the rows without a missing value. first_id: id of the first row."""
         rows = complete_rows(table)
         complete = table.take(rows)
         features = encoded_columns(complete, self.columns)
@@ -217,13 +216,13 @@ def table(
         numbers or {},
         unscaled,
         hashed or {},
+        ignore_case,
     )
-    no_values: dict[str, list[CellValue]] = {name: [] for name in ignore_case}
     owners = OwnerColumns.of(user, user_separator)
-    texts = no_values | given.texts(labels, by, owners.names)
+    texts = given.texts(labels, by, owners.names)
 
     def read(place: str) -> pa.Table:
-        return owned(as_described(read_table_file(place, texts, encoding), given, ignore_case, place), owners, place)
+        return owned(as_described(read_table_file(place, texts, encoding), given, place), owners, place)
 
     rows = read(path)
     places = places_of(rows.column_names)
@@ -247,25 +246,23 @@ def table(
         task=task,
         notes=(*encoded.notes, *rows_left_out([(part, complete_rows(part)) for part in tables], encoded)),
         reasons=encoded.reasons,
-        columns=_columns(encoded, declared, task, ignore_case, encoding),
+        columns=_columns(encoded, declared, encoding),
     )
 
 
-def _columns(
-    encoded: Encoding, declared: Declared, task: str, ignore_case: Sequence[str], encoding: str | None
-) -> dict[str, Any] | None:
+def _columns(encoded: Encoding, declared: Declared, encoding: str | None) -> dict[str, Any] | None:
     """Return what a model needs to read other rows (`new_rows.Columns`); None unless all features are declared."""
     features = encoded.roles.features
     if not all(map(declared.covers, features)):
         return None
     by_name = {key: getattr(declared, key) for key in ("ranges", "categories", "numbers", "hashed")}
-    listed = {"unscaled": declared.unscaled, "ignore_case": ignore_case}
+    listed = {key: getattr(declared, key) for key in ("unscaled", "ignore_case")}
     return {
         "features": [*features],
         **{key: {name: each[name] for name in features if name in each} for key, each in by_name.items()},
         **{key: [name for name in features if name in each] for key, each in listed.items()},
         "encoding": encoding,
-        "task": task,
+        "task": declared.task,
         "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
         "targets": {name: declared.ranges[name] for name in encoded.roles.labels if name in declared.ranges},
     }
@@ -277,18 +274,23 @@ def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
     Raises: InvalidInput for an unknown column, and where several are called so.
     """
     require_columns(owners.names, path, rows.column_names)
-    if both := next((name for name in owners.names if name in repeated_names(rows)), None):
-        raise InvalidInput(f"the table {path} has more than one column called {both!r}; rename the others")
+    _require_once(owners.names, rows, path)
     return owners.joined(rows)
 
 
-def as_described(rows: pa.Table, declared: Declared, ignore_case: Sequence[str], path: str) -> pa.Table:
+def _require_once(names: Sequence[str], rows: pa.Table, path: str | Path) -> None:
+    if both := next((name for name in names if name in repeated_names(rows)), None):
+        raise InvalidInput(f"the table {path} has more than one column called {both!r}; rename the others")
+
+
+def as_described(rows: pa.Table, declared: Declared, path: str) -> pa.Table:
     """Return the rows with the columns of ``numbers`` as numbers, and the columns of ``ignore_case`` in lower case.
 
     Raises: InvalidInput for an unknown column.
     """
-    require_columns((*declared.numbers, *ignore_case), path, rows.column_names)
-    for name in (*declared.numbers, *ignore_case):
+    described = (*declared.numbers, *declared.ignore_case)
+    require_columns(described, path, rows.column_names)
+    for name in described:
         values = rows[name]
         if name in declared.numbers:
             values = parsed(values, declared.numbers[name])
@@ -310,10 +312,8 @@ def _expanded(named: Sequence[str], places: Mapping[str, Sequence[str]]) -> Sequ
 
 def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None, path: str) -> None:
     """Raises: InvalidInput where it is unclear which of several columns of one name is meant."""
-    repeat = repeated_names(rows)
-    if both := next((name for name in (*roles.labels, *roles.groups) if name in repeat), None):
-        raise InvalidInput(f"the table {path} has more than one column called {both!r}; rename the others")
-    if repeat and features is None:
+    _require_once((*roles.labels, *roles.groups), rows, path)
+    if (repeat := repeated_names(rows)) and features is None:
         raise InvalidInput(
             f"the table {path} has more than one column of the same name; list the `features`, where the second is "
             'called "name.1", rename them, or give the file a first line of names'
@@ -321,8 +321,7 @@ def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None
 
 
 def rows_left_out(tables: Sequence[tuple[pa.Table, npt.NDArray[np.int64]]], encoding: Encoding) -> tuple[str, ...]:
-    """Return how many rows are left out for lack of a value, by column, and by label and group where these are
-    declared.
+    """Return how many rows are left out for lack of a value, by column, and by declared label and group.
 
     tables: each with the indices of its complete rows. No guarantee is for the rows that are left out, as they are in
     no data set; the counts are exact.
@@ -430,9 +429,7 @@ def _roles(
 def used_columns(
     rows: pa.Table, roles: Roles, texts: Mapping[str, CellValues], path: str, numbers: Container[str] = ()
 ) -> pa.Table:
-    """Return the columns with a role: numbers and lists of owners unchanged, others as text, spelt like the values
-    declared in ``texts``.
-    """
+    """Return the columns with a role: numbers and owners unchanged, others as text, spelt as declared in ``texts``."""
     require_columns(roles.used, path, rows.column_names)
     columns = {name: rows[name] for name in roles.used}
     return pa.table(
@@ -447,9 +444,7 @@ def used_columns(
 
 
 def encoding_of(rows: pa.Table, roles: Roles, declared: Declared) -> Encoding:
-    """Return the declared encoding; ranges, categories, classes and groups not declared are taken from the complete
-    rows.
-    """
+    """Return the encoding; ranges, categories, classes and groups not declared are taken from the complete rows."""
     targets = roles.labels if declared.task == "regression" else ()
     for name in itertools.chain(*declared.ways):
         if name not in roles.features and not (name in targets and name in declared.ranges):

@@ -200,9 +200,7 @@ def _read_files(
     owners: OwnerColumns,
     encoding: str | None,
 ) -> list[_File]:
-    """Return the training file, and the test file if there is one. Raises: InvalidInput and DataCorruption as
-    `text`.
-    """
+    """Return the training file, and the test file if there is one. Raises: as `text`."""
     if text in (*roles.used, *owners.names):
         raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
     flags: dict[str, CellValues] = dict.fromkeys(roles.labels if declared.task == "multi_label" else (), ())
@@ -266,9 +264,6 @@ class _File:
         numbers = [name for name in roles.labels if name not in texts]
         columns_read = _Columns(text, numbers, texts)
         for rows in _stream(found, columns_read, encoding):
-            require_columns(columns_read.used, found, rows.schema.names)
-            if repeat := repeated(rows.schema.names):
-                refuse_repeated(repeat, found)
             given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
             kept.append(rows.select(columns_read.used[1:]))
         if not given:
@@ -287,9 +282,7 @@ class _File:
         return self.columns.append_column(self.text, pa.array(self.has_text, mask=~self.has_text))
 
     def blocks(self, encoder: TextEncoder, learn: Learn, first: int) -> RowBlocks:
-        """Return features, labels if they are made from tokens, and flaws of the complete rows, block by block.
-        `first`: id of the first row.
-        """
+        """Yield features, any labels made from tokens, and flaws of the complete rows. `first`: id of the first row."""
         start = 0
         for texts in texts_of(self.path, self.text, self.encoding, encoder.at_once):
             block, flaws = encoder.encode([each or "" for each in texts])
@@ -302,18 +295,21 @@ class _File:
 def texts_of(path: Path, name: str, encoding: str | None, size: int) -> Iterator[list[str | None]]:
     """Yield the texts of column ``name``, at most ``size`` at a time; None where a row has none."""
     for batch in _stream(path, _Columns(name), encoding):
-        require_columns((name,), path, batch.schema.names)
-        if repeat := repeated(batch.schema.names):
-            refuse_repeated(repeat, path)
         for at in range(0, batch.num_rows, size):
             yield _strings(batch.slice(at, size), name, path).to_pylist()
 
 
 def _stream(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
-    """Yield the rows of a file in blocks; one block is in memory at a time."""
+    """Yield the rows of a file in blocks; one block is in memory at a time.
+
+    Raises: InvalidInput for a column that is missing or repeated.
+    """
     stream = reader_of(path, _STREAMS)
     with reading(path):
         for batch in stream(path, columns, encoding):
+            require_columns(columns.used, path, batch.schema.names)
+            if repeat := repeated(batch.schema.names):
+                refuse_repeated(repeat, path)
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
                 yield batch.slice(start, _ROWS_AT_ONCE)
 
@@ -344,12 +340,12 @@ def _csv_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterato
     with csv.open_csv(path, read, written.parse, options) as reader:
         for batch in reader:
             rows += batch.num_rows
-            told = zip(batch.schema.names, batch.columns, strict=True)
-            yield pa.record_batch([_told(values, name, columns) for name, values in told], batch.schema.names)
+            named = zip(batch.schema.names, batch.columns, strict=True)
+            yield pa.record_batch([_as_in_tables(values, name, columns) for name, values in named], batch.schema.names)
     require_closed_quotes(path, written, rows)
 
 
-def _told(values: pa.Array, name: str, columns: _Columns) -> pa.Array:
+def _as_in_tables(values: pa.Array, name: str, columns: _Columns) -> pa.Array:
     """Return a column of a CSV file as tables read it, but for the blanks around a text."""
     if name == columns.text:
         return compute.if_else(compute.is_in(values, pa.array(MISSING_SPELLINGS)), None, values)
@@ -363,16 +359,12 @@ def _parquet_batches(path: Path, columns: _Columns, encoding: str | None) -> Ite
 
 
 def _only(used: Sequence[str], there: Sequence[str]) -> list[str] | None:
-    """Return the columns to read; None (all) if a used column is missing or any is repeated, which is reported
-    later.
-    """
+    """Return the columns to read; None (all) if one is missing or repeated, which `_stream` reports."""
     return [*used] if set(used) <= set(there) and len(set(there)) == len(there) else None
 
 
 def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
-    """Batches of the columns used. Types that Arrow finds in the first block hold for all, but a text is read as it
-    stands, and whole numbers to predict may be followed by others.
-    """
+    """Batches of the columns used, of the types that Arrow finds in the first block but for `_type_to_read`."""
     refuse_encoding(path, encoding)
     require_shallow_lines(path)
     read = arrow_json.ReadOptions(block_size=BYTES_AT_ONCE)
@@ -380,7 +372,8 @@ def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterat
         found = reader.schema
     only = _only(columns.used, found.names)
     types = [
-        found.field(name).with_type(_told_type(found.field(name).type, name in columns.numbers)) for name in only or ()
+        found.field(name).with_type(_type_to_read(found.field(name).type, name in columns.numbers))
+        for name in only or ()
     ]
     others = "infer" if only is None else "ignore"
     options = arrow_json.ParseOptions(explicit_schema=pa.schema(types), unexpected_field_behavior=others)
@@ -388,10 +381,13 @@ def _json_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterat
         yield from reader
 
 
-def _told_type(kind: pa.DataType, is_number: bool) -> pa.DataType:
-    """Return the type by which to read a column of JSON lines, from that of its first rows."""
+def _type_to_read(kind: pa.DataType, is_number: bool) -> pa.DataType:
+    """Return the type of a column of JSON lines, given that of its first rows.
+
+    Texts that look like times stay texts, and whole numbers to predict may be followed by others.
+    """
     if pa.types.is_list(kind):
-        return pa.list_(_told_type(kind.value_type, is_number))
+        return pa.list_(_type_to_read(kind.value_type, is_number))
     if is_number and (pa.types.is_integer(kind) or pa.types.is_null(kind)):
         return pa.float64()
     return pa.string() if pa.types.is_timestamp(kind) or pa.types.is_null(kind) else kind
