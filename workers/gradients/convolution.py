@@ -6,7 +6,7 @@ Of weight-standardised ones, the kernel's gradient is projected by the Jacobian 
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
@@ -180,14 +180,20 @@ class Correlations(Planned):
         """K: rows per example."""
         return len(self.grads) // self.examples
 
-    def _chunks(self, numbers: int) -> Iterator[Correlations]:
-        """Yield parts of the batch. numbers: values that the computation needs per example."""
+    def _in_chunks(self, numbers: int, compute: Callable[[Correlations], Tensor]) -> Tensor:
+        """Return what ``compute`` returns of parts of the batch, by example. numbers: values it needs per example."""
         at_once = CACHED_NUMBERS if self.grads.device.type == "cpu" else NUMBERS_AT_ONCE
-        size = max(1, at_once // numbers)
+        size, joined = max(1, at_once // numbers), None
         for start in range(0, self.examples, size):
             rows = slice(start * self._rows, (start + size) * self._rows)
             part = self.grads[rows]
-            yield Correlations(self.inputs[rows], part, self.geometry, len(part) // self._rows)
+            chunk = compute(Correlations(self.inputs[rows], part, self.geometry, len(part) // self._rows))
+            if len(chunk) == self.examples:
+                return chunk
+            joined = chunk.new_empty(self.examples, *chunk.shape[1:]) if joined is None else joined
+            joined[start : start + len(chunk)] = chunk
+        assert joined is not None, "a batch has examples"
+        return joined
 
     # -- by instantiation ---------------------------------------------------------------------------------------------
 
@@ -220,7 +226,7 @@ class Correlations(Planned):
 
         In half precision it would round its results.
         """
-        return self._joined(chunk._stacked_kernels() for chunk in self._chunks(prod(self.geometry.shape) * self._rows))
+        return self._in_chunks(prod(self.geometry.shape) * self._rows, Correlations._stacked_kernels)
 
     def _stacked_kernels(self) -> Tensor:
         rows = len(self.grads)
@@ -233,7 +239,7 @@ class Correlations(Planned):
 
     def _instantiate_by_unfolding(self) -> Tensor:
         numbers = self.geometry.groups * prod(self.geometry.shape[1:]) * prod(self.grads.shape[2:]) * self._rows
-        return self._joined(chunk._products_of_patches() for chunk in self._chunks(numbers))
+        return self._in_chunks(numbers, Correlations._products_of_patches)
 
     def _products_of_patches(self) -> Tensor:
         geometry, rows = self.geometry, len(self.grads)
@@ -242,18 +248,6 @@ class Correlations(Planned):
         by_output = self.grads.view(rows * geometry.groups, geometry.shape[0] // geometry.groups, -1)
         per_row = product(by_output, by_group.mT)
         return summed_rows(per_row.view(-1, *geometry.shape), self.examples)
-
-    def _joined(self, chunks: Iterable[Tensor]) -> Tensor:
-        """Return what is computed of all chunks, by example. Each is freed before the next one is computed."""
-        joined, start = None, 0
-        for chunk in chunks:
-            if len(chunk) == self.examples:
-                return chunk
-            joined = chunk.new_empty(self.examples, *chunk.shape[1:]) if joined is None else joined
-            joined[start : start + len(chunk)] = chunk
-            start += len(chunk)
-        assert joined is not None, "a batch has examples"
-        return joined
 
     # -- by Gram matrices ---------------------------------------------------------------------------------------------
 
@@ -283,7 +277,7 @@ class Correlations(Planned):
         operations of a product of unfolded patches.
         """
         numbers = (self._rows * prod(self.inputs.shape[2:])) ** 2
-        return self._joined(chunk._norms_of_pixels() for chunk in self._chunks(numbers))
+        return self._in_chunks(numbers, Correlations._norms_of_pixels)
 
     def _norms_of_pixels(self) -> Tensor:
         grads = _by_example(self.grads, self.examples).flatten(2)
@@ -293,7 +287,7 @@ class Correlations(Planned):
     def _gram_of_patches(self) -> Tensor:
         """Ghost norms from unfolded patches: more products than from pixels, and fewer passes over memory."""
         numbers = self._rows * prod(self.grads.shape[2:]) * prod(self.geometry.shape[1:])
-        return self._joined(chunk._norms_of_patches() for chunk in self._chunks(numbers))
+        return self._in_chunks(numbers, Correlations._norms_of_patches)
 
     def _norms_of_patches(self) -> Tensor:
         patches = self.geometry.patches(self.inputs, self.grads.shape[2:])
