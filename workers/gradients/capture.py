@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Final
@@ -105,8 +105,8 @@ class Capture:
         """Capture the gradient of an output.
 
         A hook receives it as soon as it is known, so that memory of layers with small gradients is freed in the
-        backward pass. Autograd runs hooks of tensors on the way to what it differentiates by: not that of a layer
-        whose activation depends on no other one.
+        backward pass. Autograd only runs hooks on the way to the tensors it differentiates by. It skips the hook of a
+        layer whose activation depends on no other layer.
         """
         read = Input.now(layer, activation)
         if layer.name in self.held or not activation.requires_grad:
@@ -187,16 +187,11 @@ def capturing(
     input and output, whatever hooks the user has registered, and is faster.
     """
     capture = Capture(rows, examples, on_copies(layers), without_output, held)
-    replaced: list[tuple[dict[str, Any], Callable[..., Any] | None]] = []
-    try:
+    with ExitStack() as replaced:
         for layer in layers:
-            attributes = layer.module.__dict__
-            replaced.append((attributes, attributes.get("forward")))
-            attributes["forward"] = partial(_RUN[layer.form], layer, capture, layer.module.forward)
+            run = partial(_RUN[layer.form], layer, capture, layer.module.forward)
+            replaced.enter_context(_forwarding(layer.module, run))
         yield capture
-    finally:
-        for attributes, before in reversed(replaced):
-            _restore_forward(attributes, before)
 
 
 def _run_by_rule(layer: Layer, capture: Capture, original: Callable[..., Tensor], *args: Any, **kwargs: Any) -> Any:
@@ -265,7 +260,7 @@ def _without_batch(layer: Layer, capture: Capture, activation: Tensor, run: Call
 
 def _run_by_rewrite(layer: Layer, capture: Capture, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Run a layer without a rule as linear maps if its rewrite covers the call, else row by row."""
-    with _patched(layer.module, original):
+    with _forwarding(layer.module, original):
         if layer.rewrite is not None:
             args, kwargs = pytree.tree_map(as_batch, (args, kwargs))
             output = layer.rewrite(layer.module, _Recorder(layer, capture), *args, **kwargs)
@@ -360,18 +355,15 @@ _RUN: Final[Mapping[Form, Callable[..., Any]]] = {
 
 
 @contextmanager
-def _patched(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
+def _forwarding(module: nn.Module, forward: Callable[..., Any]) -> Iterator[None]:
     """Replace the forward of the module within this context."""
-    before = module.__dict__.get("forward")
-    module.__dict__["forward"] = forward
+    attributes = vars(module)
+    before = attributes.get("forward")
+    attributes["forward"] = forward
     try:
         yield
     finally:
-        _restore_forward(module.__dict__, before)
-
-
-def _restore_forward(attributes: dict[str, Any], forward: Callable[..., Any] | None) -> None:
-    if forward is None:
-        del attributes["forward"]
-    else:
-        attributes["forward"] = forward
+        if before is None:
+            del attributes["forward"]
+        else:
+            attributes["forward"] = before
