@@ -7,8 +7,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Final, Literal
 
 import numpy as np
@@ -33,18 +31,6 @@ _ATTRIBUTES: Final[Mapping[str, tuple[str, ...]]] = {
 }
 _TASKS: Final = {name: _ATTRIBUTES[name] for name in ("age", "gender")}
 """Class names by task."""
-
-
-@dataclass(frozen=True)
-class _Face:
-    """A file named ``age_gender_race_*.jpg``. values: index into each of `_ATTRIBUTES`."""
-
-    file: Path
-    values: Mapping[str, int]
-
-    @property
-    def race(self) -> int:
-        return self.values["race"]
 
 
 def utkface(
@@ -77,31 +63,31 @@ def utkface(
             "as whoever is there twice is protected half as well"
         ) from PrivateDetail(repeat)
     group_of = {lookup(_RACE_CODES, race, "race"): group for group, race in enumerate(races)}
-    parsed = [_parse(file) for file in files]
-    named = {place: face for place, face in enumerate(parsed) if face is not None and face.race in group_of}
-    ids, faces = np.array(list(named), dtype=np.int64), list(named.values())
+    parsed = [_values(file.name) for file in files]
+    faces = {place: each for place, each in enumerate(parsed) if each is not None and each["race"] in group_of}
     if not faces:
         raise InvalidInput(
             f"data source 'utkface': {folder} holds no pictures named age_gender_race_*.jpg of races {', '.join(races)}"
         )
-    targets = np.array([face.values[task] for face in faces], dtype=np.int64)
+    found = {name: np.array([face[name] for face in faces.values()], dtype=np.int64) for name in _ATTRIBUTES}
     select = lookup(_SELECTIONS, labels, "UTKFace labels")
-    kept = select(targets, np.array([group_of[face.race] for face in faces], dtype=np.int64))
+    kept = select(found[task], np.array([group_of[race] for race in found["race"].tolist()], dtype=np.int64))
     if not len(kept):
         raise InvalidInput(f"data source 'utkface': no race has faces {' and '.join(classes)}; set labels: all")
     notes = ("pictures without age, gender and race in their names are left out",) if None in parsed else ()
-    features = read_images([faces[index].file for index in kept], size)
-    shown = {name: [_ATTRIBUTES[name][faces[index].values[name]] for index in kept] for name in values}
-    split = make_split(features, targets[kept], intersected_indices(pa.table(shown), values), example_ids=ids[kept])
+    ids = np.array([*faces], dtype=np.int64)[kept]
+    features = read_images([files[place] for place in ids], size)
+    shown = {name: [_ATTRIBUTES[name][index] for index in found[name][kept]] for name in values}
+    split = make_split(features, found[task][kept], intersected_indices(pa.table(shown), values), example_ids=ids)
     return Source("utkface", split, None, intersected(values), classes, IMAGENET_SCALING, notes)
 
 
-def _parse(file: Path) -> _Face | None:
-    match = _NAME.match(file.name)
+def _values(name: str) -> Mapping[str, int] | None:
+    """Return the index into each of `_ATTRIBUTES` of a file ``age_gender_race_*.jpg``; None for another name."""
+    match = _NAME.match(name)
     if match is None:
         return None
-    under_30 = int(int(match["age"]) < 30)
-    return _Face(file, {"race": int(match["race"]), "age": under_30, "gender": int(match["gender"])})
+    return {"race": int(match["race"]), "age": int(int(match["age"]) < 30), "gender": int(match["gender"])}
 
 
 def _balanced(targets: Indices, groups: Indices) -> Indices:
