@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol
+from typing import Final
 
 import torch
 from torch import Tensor
@@ -19,24 +19,12 @@ from dpsweep.accounting.registry import build
 from dpsweep.workers.spec import Component
 
 
-class Augmentation(Protocol):
-    """Random transformations of a batch of prepared features."""
-
-    @property
-    def multiplicity(self) -> int:
-        """K: copies per example."""
-        ...
-
-    def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
-        """[b, ...] -> [b * K, ...]; the copies of one example are consecutive. ``generator`` is on the CPU."""
-        ...
-
-
 @dataclass(frozen=True)
 class FlipAndCrop:
     """Random horizontal flip, and a random crop after reflection padding of ``padding`` pixels on each side."""
 
     multiplicity: int = 1
+    """K: copies per example."""
     padding: int = 4
 
     def __post_init__(self) -> None:
@@ -44,6 +32,7 @@ class FlipAndCrop:
         keep_whole(self, "padding", "padding of flip_and_crop", at_least=0)
 
     def __call__(self, features: Tensor, generator: torch.Generator) -> Tensor:
+        """[b, ...] -> [b * K, ...]; the copies of one example are consecutive. ``generator`` is on the CPU."""
         if features.ndim != 4:
             raise InvalidInput(f"flip_and_crop needs images [b, channels, height, width], not {tuple(features.shape)}")
         if min(features.shape[2:]) <= self.padding:
@@ -64,7 +53,7 @@ class FlipAndCrop:
         return padded[row, :, ys, xs].permute(0, 3, 1, 2).contiguous()
 
 
-def augmented(augmentation: Augmentation, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
+def augmented(augmentation: FlipAndCrop, x: Tensor, y: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Return augmented copies [b * K, ...] of prepared features and of their labels; masks [b, h, w] are transformed
     alike.
 
@@ -81,11 +70,9 @@ def augmented(augmentation: Augmentation, x: Tensor, y: Tensor, generator: torch
     return together[:, :-1].contiguous(), together[:, -1].round().to(y.dtype)
 
 
-AUGMENTATIONS: Final[Mapping[str, Callable[..., Augmentation]]] = {"flip_and_crop": FlipAndCrop}
+AUGMENTATIONS: Final[Mapping[str, Callable[..., FlipAndCrop]]] = {"flip_and_crop": FlipAndCrop}
 
 
-def make_augmentation(component: Component) -> Augmentation:
-    """Return the augmentation that a trial names. Raises: InvalidInput for unknown names, keys and impossible
-    values.
-    """
+def make_augmentation(component: Component) -> FlipAndCrop:
+    """Return the augmentation that a trial names. Raises: InvalidInput for unknown names, keys and bad values."""
     return build(AUGMENTATIONS, component.name, component.params, "augmentation")
