@@ -11,7 +11,7 @@ import hashlib
 import sys
 from collections import OrderedDict, deque
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
@@ -69,7 +69,6 @@ Contents = Mapping[str, Hashable]
 """A fingerprint of each value, by its place, such as ``1.mean`` or ``1.seen[0]``."""
 
 
-@dataclass
 class HiddenState:
     """The attributes of a model's modules and of its loss, and the globals of the modules that define them.
 
@@ -79,25 +78,19 @@ class HiddenState:
     are seen, and they are not restored.
     """
 
-    model: nn.Module
-    loss: object
-    _undo: list[Callable[[], None]] = field(default_factory=list)
-
-    def __post_init__(self) -> None:
-        self._registered = {id(each) for each in (*self.model.parameters(), *self.model.buffers())}
-        self._modules = {id(module): module for module in self.model.modules()}
-        self._roots = {type(module).__module__ for module in self.model.modules()} | _homes(self.loss)
+    def __init__(self, model: nn.Module, loss: object) -> None:
+        """Remember the current values, which `restore` returns to."""
+        self._model, self._loss = model, loss
+        self._registered = {id(each) for each in (*model.parameters(), *model.buffers())}
+        self._modules = {id(module): module for module in model.modules()}
+        self._roots = {type(module).__module__ for module in model.modules()} | _homes(loss)
         self._own = {name for name in self._roots if not is_of_a_package(name)}
-        self.keep()
-
-    def keep(self) -> None:
-        """Take the current values as those that `restore` returns to."""
-        self._undo = []
+        self._undo = list[Callable[[], None]]()
         for _ in self._walk(partial(_remember, self._undo)):
             pass
 
     def restore(self) -> None:
-        """Restore the state at the last `keep`."""
+        """Restore the state at the beginning."""
         for undo in self._undo:
             undo()
 
@@ -111,7 +104,7 @@ class HiddenState:
     def _walk(self, visit: Callable[[object], None]) -> Iterator[tuple[str, Hashable]]:
         """Name and fingerprint of every value. visit: called with every container, tensor and array on the way."""
         seen = dict[int, object](self._modules)
-        for name, module in self.model.named_modules():
+        for name, module in self._model.named_modules():
             visit(_attributes(module))
             for key, value in list(vars(module).items()):
                 if key in _OF_TORCH:
@@ -122,8 +115,8 @@ class HiddenState:
                     yield place, 0
                 else:
                     yield from self._entries(place, value, visit, seen)
-        yield from self._entries("loss", self.loss, visit, seen)
-        for kind in {kind for module in self.model.modules() for kind in type(module).__mro__}:
+        yield from self._entries("loss", self._loss, visit, seen)
+        for kind in {kind for module in self._model.modules() for kind in type(module).__mro__}:
             if kind.__module__ in self._own:
                 yield from self._of_namespace(f"class {kind.__qualname__}", _class(kind), visit, seen)
         for home in sorted(self._own):
@@ -146,9 +139,7 @@ class HiddenState:
         if isinstance(value, type):
             yield name, _qualified(value)
             return
-        if id(value) in self._registered:
-            return
-        if id(value) in seen:
+        if id(value) in self._registered or id(value) in seen:
             return
         seen[id(value)] = value  # kept, so that no other object gets its id
         if isinstance(value, Tensor | np.ndarray):
