@@ -62,15 +62,12 @@ def require_reached(
         )
     slow = [name for name in missing if name not in unused]
     unmatched = [each for each in allowed if not any(fnmatchcase(name, each) for name in trained)]
-    return (
-        *(
-            (f"has no trainable parameter called {listed_layers(unmatched)}, as without_gradient has",)
-            if unmatched
-            else ()
-        ),
-        *((f"gives {listed_layers(unused)} no gradient, as without_gradient allows",) if unused else ()),
-        *((f"gives {listed_layers(slow)} {_ONLY_AFTER_NOISE}",) if slow else ()),
-    )
+    facts = {
+        f"has no trainable parameter called {listed_layers(unmatched)}, as without_gradient has": unmatched,
+        f"gives {listed_layers(unused)} no gradient, as without_gradient allows": unused,
+        f"gives {listed_layers(slow)} {_ONLY_AFTER_NOISE}": slow,
+    }
+    return tuple(fact for fact, names in facts.items() if names)
 
 
 _ONLY_AFTER_NOISE: Final = (
