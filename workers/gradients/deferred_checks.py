@@ -20,14 +20,14 @@ from dpsweep.workers.gradients.pass_results import BatchNorms, infinite_for_nan
 T = TypeVar("T")
 
 
-class Looks:
-    """Looks whether the norms of the micro-batches of a step are finite.
+class FinitenessCheck:
+    """Checks that the norms of the micro-batches of a step are finite.
 
-    A look makes the host wait for the device, and looks after every layer would leave the device idle. All checks are
+    A check makes the host wait for the device, and one after every layer would leave the device idle. All checks are
     therefore expressed by the sum of the norms, which is not finite if any norm must be computed again.
 
-    The sums are looked at together, until in some step any of them is not finite or must be computed again; from then
-    on each micro-batch is looked at by itself.
+    The sums of a step are checked together, until in some step one is not finite. From then on each micro-batch is
+    checked by itself.
     """
 
     def __init__(self) -> None:
@@ -37,7 +37,7 @@ class Looks:
     def are_finite(self, norms: BatchNorms, total: Tensor) -> bool:
         """Return whether ``total``, the sum of ``norms``, is finite.
 
-        True also where it is looked at later; NaN among the norms becomes infinity then, in place.
+        True also where it is checked later; NaN among the norms becomes infinity then, in place.
         """
         if self._later is None:
             return math.isfinite(float(total))
@@ -62,7 +62,7 @@ class Looks:
         return compute()
 
 
-class Outputs:
+class OutputPrecision:
     """Tracks, for the layers whose rule reads the output of the layer, whether the output is precise enough.
 
     This depends on parameters, which change from step to step. A pass relies on the last finding, and is repeated if it

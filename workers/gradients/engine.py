@@ -17,7 +17,7 @@ from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.checks import check_model, require_trained, unchanged
-from dpsweep.workers.gradients.deferred_checks import Looks
+from dpsweep.workers.gradients.deferred_checks import FinitenessCheck
 from dpsweep.workers.gradients.deterministic_passes import draws
 from dpsweep.workers.gradients.divided import any_divided
 from dpsweep.workers.gradients.factors import ExampleGradients, square_together, sum_together, widen
@@ -112,7 +112,8 @@ class GradientEngine:
         self._verified = VerifiedModel(
             model, per_example_loss, self._parameters, micro_batch_size, last_micro_batch, multiplicity, autocast
         )
-        self._named_layers, self._outputs, self._looks = self._verified.layers, self._verified.outputs, Looks()
+        self._named_layers, self._outputs = self._verified.layers, self._verified.outputs
+        self._finiteness = FinitenessCheck()
         self._modes: Modes = ()
         can_record = micro_batch_size is not None and next(iter(self._read.values())).device.type == "cuda"
         self._recordings = Recordings(model, per_example_loss) if launches == "recorded" and can_record else None
@@ -191,12 +192,12 @@ class GradientEngine:
         before = RandomState.of(x.device)
         try:
             batches = self._micro_batches(x, y)
-            return self._looks.settled(batches, partial(compute, batches))
+            return self._finiteness.settled(batches, partial(compute, batches))
         except Unverified as error:
             self._verified.adapt_to(error)
         before.restore()
         batches = self._micro_batches(x, y)
-        return self._looks.settled(batches, partial(compute, batches))
+        return self._finiteness.settled(batches, partial(compute, batches))
 
     def _rowwise(self, x: Tensor, weigh: WeighRows, batches: Sequence[MicroBatch]) -> WeightedSum:
         parts, weights, sums, start, non_finite = [], [], Sums(self._parameters), 0, 0
@@ -266,7 +267,7 @@ class GradientEngine:
         if recording is None:
             return None
         norms, total = recording.norms(batch.x, batch.y)
-        if not self._looks.are_finite(norms, total):
+        if not self._finiteness.are_finite(norms, total):
             return None
         return recording, norms.of_first(batch.examples)
 
@@ -343,7 +344,7 @@ class GradientEngine:
         forward = partial(self._forward, batch.x, batch.y, keep=keep)
         norms, total, gradients, squares = self._in_room(forward, batch.x.device)
         finite = None
-        if not self._looks.are_finite(norms, total):
+        if not self._finiteness.are_finite(norms, total):
             if before is not None and self._outputs.look_again():
                 before.restore()
                 return self._pass(batch, keep=keep)

@@ -200,8 +200,8 @@ def without_batch(layers: Sequence[Layer]) -> set[str]:
     return {layer.name for layer in layers if layer.rule or layer.rewrite if layer.axes.without_batch}
 
 
-def told_apart_by_rows(layers: Sequence[Layer]) -> set[str]:
-    """Return the names of the layers whose rows are told apart by the lengths of what they read."""
+def identified_by_length(layers: Sequence[Layer]) -> set[str]:
+    """Return the names of the layers that find the rows of the batch by the lengths of their inputs."""
     return {layer.name for layer in layers if layer.form == "parameters per row"} | without_batch(layers)
 
 
@@ -250,8 +250,7 @@ def find_rule(module: nn.Module) -> Rule | None:
 
 
 def find_layers(model: nn.Module, whole: Mapping[str, str] = NONE) -> tuple[Layer, ...]:
-    """Return the modules that own trainable parameters, outermost first. Each trainable parameter is in at least one
-    layer.
+    """Return the modules that own trainable parameters, outermost first. Each such parameter is in at least one layer.
 
     whole: names of modules that must run per example, with their children, and the reason for each.
     """
@@ -260,8 +259,9 @@ def find_layers(model: nn.Module, whole: Mapping[str, str] = NONE) -> tuple[Laye
 
 
 def around(model: nn.Module, name: str, names: Iterable[str]) -> set[str]:
-    """Return the nearest modules with a forward of their own around layer ``name`` and around those of its class among
-    ``names``; none for the outermost module, which has none around it.
+    """Return the nearest callable modules around layer ``name``, and around the layers of its class in ``names``.
+
+    The outermost module has none around it.
     """
     kind = type(_module(model, name))
     alike = {name, *(each for each in names if type(_module(model, each)) is kind)} - {OUTERMOST}

@@ -72,13 +72,13 @@ def verify_rows(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:
 
     def compare() -> bool:
         with _comparing(model, loss, passes) as comparison:
-            done, found = comparison.where_possible()
+            done, found = comparison.compare()
             if _is_degenerate(found):
                 with _perturbed([parameter for parameter in model.parameters() if parameter.requires_grad]):
-                    found += comparison.where_possible()[1]
+                    found += comparison.compare()[1]
         return not done or any(bool(_norm(gradients) > 0.0) for gradients in found)
 
-    return _whatever_other_threads_draw(compare)
+    return _repeated_if_others_draw(compare)
 
 
 def check(model: nn.Module, loss: object, passes: ComparedPasses) -> None:
@@ -91,9 +91,9 @@ def check(model: nn.Module, loss: object, passes: ComparedPasses) -> None:
 
     def compare() -> None:
         with _comparing(model, loss, passes) as comparison:
-            comparison.of_a_batch()
+            comparison.compare_batch()
 
-    _whatever_other_threads_draw(compare)
+    _repeated_if_others_draw(compare)
 
 
 class _DrawnElsewhere(InvalidInput):
@@ -104,7 +104,7 @@ _ATTEMPTS: Final = 3
 """Comparisons after which the model itself draws: another thread, such as one that starts Ray, draws now and then."""
 
 
-def _whatever_other_threads_draw(compare: Callable[[], T]) -> T:
+def _repeated_if_others_draw(compare: Callable[[], T]) -> T:
     for _ in range(_ATTEMPTS - 1):
         with suppress(_DrawnElsewhere):
             return compare()
@@ -142,36 +142,36 @@ class _Comparison:
     start: Start
     hidden: HiddenState
 
-    def where_possible(self) -> ComparedGradients:
+    def compare(self) -> ComparedGradients:
         """Compare in the model's own mode; if its draws cannot be replaced there, in evaluation mode."""
-        done, found = self._without_chance_or_as_it_is()
+        done, found = self._with_constant_draws_if_possible()
         if done:
             return done, found
         with _evaluating(self.model):
-            return self._without_chance_or_as_it_is()
+            return self._with_constant_draws_if_possible()
 
-    def of_a_batch(self) -> None:
-        """Compare as the model is, if it draws nothing, and else as `where_possible`."""
-        done, _ = self._with(None)
+    def compare_batch(self) -> None:
+        """Compare as the model is, if it draws nothing, and else as `compare`."""
+        done, _ = self._compared(None)
         if not done:
-            self.where_possible()
+            self.compare()
 
-    def _without_chance_or_as_it_is(self) -> ComparedGradients:
+    def _with_constant_draws_if_possible(self) -> ComparedGradients:
         try:
-            return self._without_chance()
+            return self._with_constant_draws()
         except RuntimeError as error:  # higher-order operators fail in a dispatch mode; genuine errors occur again
             if lacks_memory(error):
                 raise
-            return self._with(None)
+            return self._compared(None)
 
-    def _without_chance(self) -> ComparedGradients:
+    def _with_constant_draws(self) -> ComparedGradients:
         """Compare with all random draws replaced by a low constant and then, if there were any, by a high one."""
         low, high = (ConstantDraws(self.device, constants) for constants in (LOW, HIGH))
-        done, found = self._with(low)
+        done, found = self._compared(low)
         _refuse_own_generator(low)
-        return done, found + self._with(high)[1] if low.replaced else found
+        return done, found + self._compared(high)[1] if low.replaced else found
 
-    def _with(self, draws: ConstantDraws | None) -> ComparedGradients:
+    def _compared(self, draws: ConstantDraws | None) -> ComparedGradients:
         """Compare every example; nothing is compared if passes were not deterministic.
 
         draws: replaces random draws by constants; None replaces nothing.
@@ -514,11 +514,10 @@ class _Call:
 def _where_rows_mix(
     model: nn.Module, reset: Callable[[], object], passes: Sequence[Callable[[], object]], rows: int, kept: Tensor
 ) -> str | None:
-    """Return the innermost module whose outputs for the rows ``kept`` change between two passes, though its arguments
-    do not.
+    """Return the innermost module whose outputs for the rows ``kept`` change between two passes, though not its inputs.
 
-    `reset`: called before each pass. `passes`: two, of a batch, and of the same one with all other rows replaced. None
-    if there is no such module.
+    `reset`: called before each pass. `passes`: of a batch, and of the same one with all other rows replaced. None if
+    there is no such module.
     """
     calls: list[list[_Call]] = []
     for run in passes:

@@ -23,18 +23,18 @@ from dpsweep.workers.gradients.compared_passes import (
     order_of,
     sides_of,
 )
-from dpsweep.workers.gradients.deferred_checks import Outputs
+from dpsweep.workers.gradients.deferred_checks import OutputPrecision
 from dpsweep.workers.gradients.fallback import WithoutBatch
 from dpsweep.workers.gradients.layers import (
     Unverified,
     are_aligned,
     around,
     find_layers,
+    identified_by_length,
     keep_axes,
     on_copies,
     open_axes,
     settle_axes,
-    told_apart_by_rows,
     without_batch,
 )
 from dpsweep.workers.gradients.micro_batches import LastMicroBatch
@@ -76,7 +76,7 @@ class VerifiedModel:
         self._micro_batch_size, self._last_micro_batch = micro_batch_size, last_micro_batch
         self._multiplicity, self._autocast = multiplicity, autocast
         self.layers = find_layers(model)
-        self.outputs = Outputs(self.layers)
+        self.outputs = OutputPrecision(self.layers)
         self._covered, self._held = set[Modes](), set[str]()
         self._later, self._called_anew = LaterBatches(), False
 
@@ -168,7 +168,7 @@ class VerifiedModel:
 
     def _verify_per_example(self, x: Tensor, y: Tensor, refused: Exception) -> bool:
         """Verify with what reads its own parameters run per example. Raises: ``refused`` if nothing does."""
-        per_row = told_apart_by_rows(self.layers)
+        per_row = identified_by_length(self.layers)
         if not per_row or lacks_memory(refused):
             raise refused
         at = "" if isinstance(refused, InvalidInput) else f" ({public_text(refused)})"
@@ -179,7 +179,7 @@ class VerifiedModel:
                 return self._compare(x, y)
             except Exception as error:  # a layer that was not reached before may fail likewise
                 name = error.layer if isinstance(error, WithoutBatch) else None
-                wider = (around(self.model, name, whole) if name else told_apart_by_rows(self.layers)) - whole.keys()
+                wider = (around(self.model, name, whole) if name else identified_by_length(self.layers)) - whole.keys()
                 if not wider or lacks_memory(error):
                     raise
                 whole |= dict.fromkeys(wider, "it gives layers other rows than those of the batch")
