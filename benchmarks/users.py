@@ -28,7 +28,7 @@ from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.sampling.users import population_of
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
 from dpsweep.workers.training.batch_gradients import parts_of
-from dpsweep.workers.training.norm_recorder import StoredNorms
+from dpsweep.workers.training.norm_recorder import stored_norms
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 
@@ -75,7 +75,12 @@ def trainer_of(model: Component, dataset: Dataset, users: UserSpec | None, folde
     mechanism = mechanism_of(spec, method, population_of(spec, dataset))
     noise = make_noise_source("seeded", 0, torch.device("cpu"))
     trainer = Trainer(
-        spec, mechanism, dataset, noise, StoredNorms(TrialFiles(folder)), parts_of(spec, method, dataset, NO_CODE)
+        spec,
+        mechanism,
+        dataset,
+        noise,
+        stored_norms(TrialFiles(folder), spec.norms),
+        parts_of(spec, method, dataset, NO_CODE),
     )
     trainer.begin()
     return trainer

@@ -217,13 +217,13 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         "workers/trials/trial.py",
         ("tests/workers/training/test_background_norms.py",),
         B(
-            "        for recorder in trainer.recorders:\n            recorder.wait()\n",
+            "        for store in trainer.stores:\n            store.wait()\n",
             "",
             "a checkpoint is ahead of the norms",
             True,
         ),
         B(
-            "with closed_afterwards(trainer.recorders):\n        if group",
+            "with closed_afterwards(trainer.stores):\n        if group",
             "if True:\n        if group",
             "two writers",
         ),

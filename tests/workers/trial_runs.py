@@ -20,7 +20,7 @@ from dpsweep.workers.sampling.users import population_of
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.batch_gradients import parts_of
 from dpsweep.workers.training.history import TrainingResult
-from dpsweep.workers.training.norm_recorder import StoredNorms
+from dpsweep.workers.training.norm_recorder import stored_norms
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 from dpsweep.workers.trials.trial import run_trial
@@ -46,7 +46,7 @@ def made_trainer(
     dataset = dataset or load_dataset(spec.data, code)
     noise = noise or make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, method, population_of(spec, dataset))
-    stores, parts = StoredNorms(TrialFiles(str(root))), parts_of(spec, method, dataset, code)
+    stores, parts = stored_norms(TrialFiles(str(root)), spec.norms), parts_of(spec, method, dataset, code)
     return Trainer(spec, mechanism, dataset, noise, stores, parts)
 
 

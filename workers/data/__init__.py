@@ -28,6 +28,7 @@ from dpsweep.workers.data.given import (
     as_bytes,
     as_tensor,
     columns_of,
+    groups_of,
     parquet_of,
     source_of_arrays,
     source_of_bytes,
@@ -129,9 +130,7 @@ def load_dataset(spec: DataSpec, code: UserCode = NO_CODE) -> Dataset:
 
 
 def describe(dataset: Dataset, caps: Collection[int] = ()) -> DatasetDescription:
-    """Return the description of a data set. caps: most rows per user that trials ask for; `rows_kept` has them and
-    others, or nothing if none is asked for.
-    """
+    """Return the description of a data set. caps: most rows per user that trials ask for, for `rows_kept`."""
     sizes, test_sizes = (
         tuple(np.bincount(part.groups.numpy(), minlength=dataset.num_groups).tolist())
         for part in (dataset.train, dataset.test)
@@ -219,6 +218,7 @@ __all__ = [
     "columns_of_rows",
     "dependent_rows",
     "describe",
+    "groups_of",
     "load_dataset",
     "load_source",
     "made_preparation",

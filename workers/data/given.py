@@ -102,7 +102,7 @@ def source_of_arrays(
     members: Sequence[npt.NDArray[Any] | None] = [None] * len(parts)
     called = names if task == "classification" else NO_GROUPS
     if groups is not None:
-        members, called, of_groups = _groups([each for _, _, each in parts], group_names)
+        members, called, of_groups = groups_of([each for _, _, each in parts], group_names)
         reasons = (*reasons, *of_groups)
     owners = None if users is None else _owners(users)
     splits, first = list[Split](), 0
@@ -161,8 +161,8 @@ def _labels(given: Sequence[Any], classes: Sequence[Any] | None, task: str) -> _
     return [_places(each, known, "labels", "classes") for each in columns], tuple(map(str, known)), reasons
 
 
-def _groups(given: Sequence[Any], named: Sequence[str] | None) -> _Read:
-    """Return the groups of each part, and their names."""
+def groups_of(given: Sequence[Any], named: Sequence[str] | None) -> _Read:
+    """Return the groups of each part, and their names; read off the rows unless they are given."""
     columns = [_values(each, "groups") for each in given]
     if named is None:
         known = np.unique(np.concatenate(columns)).tolist()

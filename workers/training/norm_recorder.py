@@ -11,11 +11,13 @@ from typing import Any, Protocol
 import numpy as np
 import torch
 from torch import Tensor
+from torch.utils import _pytree as pytree
 
 from dpsweep.accounting.records.shards import NormShardWriter, NormSnapshot
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import ClipRule, Examples
 from dpsweep.workers.gradients.pass_results import BatchNorms
+from dpsweep.workers.spec import NormSpec
 from dpsweep.workers.training.batch_gradients import BatchGradients, TrainingData
 from dpsweep.workers.training.snapshot_intervals import EndedInterval, Measurement, SnapshotInterval
 
@@ -28,37 +30,30 @@ class NormStore(Protocol):
         ...
 
     def wait(self) -> None:
-        """Return when all that was written is certain."""
+        """Return when every snapshot is stored. Raises: StorageError where one could not be."""
         ...
 
     def complete(self) -> None:
-        """Note that no snapshot follows."""
+        """Mark the stored snapshots as complete. Raises: StorageError."""
         ...
 
     def close(self) -> None:
-        """Keep nothing more."""
+        """Store nothing more, and wait for writes in progress."""
         ...
 
 
-class NormStores(Protocol):
-    """The stores of a run: of all examples, and of those whose norms are stored at every step."""
-
-    def everyone(self, rows_per_part: int) -> NormStore: ...
-
-    def exact(self, rows_per_part: int) -> NormStore: ...
-
-
 @dataclass(frozen=True)
-class StoredNorms:
-    """Norms as files of a trial."""
+class NormStores:
+    """The stores of a run. exact: of the examples whose norms are stored at every step, if there are any."""
 
-    files: TrialFiles
+    everyone: NormStore
+    exact: NormStore | None = None
 
-    def everyone(self, rows_per_part: int) -> NormStore:
-        return NormShardWriter(self.files.norms, rows_per_part)
 
-    def exact(self, rows_per_part: int) -> NormStore:
-        return NormShardWriter(self.files.exact_norms, rows_per_part)
+def stored_norms(files: TrialFiles, norms: NormSpec) -> NormStores:
+    """Return the stores that write norms as files of a trial."""
+    exact = NormShardWriter(files.exact_norms, norms.rows_per_part) if norms.exact_examples else None
+    return NormStores(NormShardWriter(files.norms, norms.rows_per_part), exact)
 
 
 class NormRecorder:
@@ -109,32 +104,18 @@ class NormRecorder:
             self._write(interval)
 
     def so_far(self) -> tuple[NormSnapshot, ...]:
-        """Return the snapshots that `store` would queue; the open interval does not change, so that the run goes on
-        alike.
-        """
+        """Return the snapshots that `store` would queue, without a change of the open interval."""
         if self._interval is None or self._interval.steps == 0:
             return ()
         copied = replace(self._interval, renewals=[*self._interval.renewals])
         return tuple(map(self._snapshot, copied.settled()))
 
-    def wait(self) -> None:
-        """Return when every snapshot is stored. Raises: StorageError where one could not be."""
-        self._writer.wait()
-
-    def complete(self) -> None:
-        """Mark the stored snapshots as complete. Raises: StorageError."""
-        self._writer.complete()
-
-    def close(self) -> None:
-        """Store nothing more, and wait for writes in progress."""
-        self._writer.close()
-
     def state(self) -> dict[str, Any] | None:
         return None if self._interval is None else self._interval.state()
 
     def restore(self, state: Mapping[str, Any] | None) -> None:
-        device = self._data.device
-        self._interval = None if state is None else SnapshotInterval.restored(state, device, self._measurement)
+        here = pytree.tree_map_only(Tensor, lambda each: each.to(self._data.device), state)
+        self._interval = None if here is None else SnapshotInterval.restored(here, self._measurement)
 
     @property
     def measured(self) -> Measurement:
@@ -176,20 +157,19 @@ class NormRecorder:
 
 
 @contextlib.contextmanager
-def closed_afterwards(recorders: Sequence[NormRecorder]) -> Iterator[None]:
-    """Close the recorders however the ``with`` block ends, so that none writes while the next attempt does."""
+def closed_afterwards(stores: Sequence[NormStore]) -> Iterator[None]:
+    """Close the stores however the ``with`` block ends, so that none writes while the next attempt does."""
     try:
         yield
     finally:
-        for recorder in recorders:
-            recorder.close()
+        for store in stores:
+            store.close()
 
 
 def is_due(step: int, times_per_epoch: float, steps_per_epoch: int) -> bool:
-    """Return whether an event that occurs ``times_per_epoch`` times per epoch is due at ``step``: at 0, then evenly
-    spaced.
+    """Return whether an event that occurs ``times_per_epoch`` times is due at ``step``: at 0, then evenly spaced.
 
-    An act that occurs 0 times is never due.
+    One that occurs 0 times is never due.
 
     >>> [step for step in range(20) if is_due(step, times_per_epoch=2, steps_per_epoch=10)]
     [0, 5, 10, 15]

@@ -33,7 +33,7 @@ from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples
 from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.shards import NormSnapshot
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
-from dpsweep.workers.data import Dataset, Split, as_tensor, columns_of, preparation_as_stored
+from dpsweep.workers.data import Dataset, Split, as_tensor, columns_of, groups_of, preparation_as_stored
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.gradients.checks import precision_named
 from dpsweep.workers.gradients.modes import RandomState, modes_of, set_modes
@@ -54,7 +54,7 @@ from dpsweep.workers.spec import (
 from dpsweep.workers.tasks.losses import Loss, build_loss, of_each_row
 from dpsweep.workers.training.batch_gradients import ClippedParts
 from dpsweep.workers.training.history import reasons_of_trial
-from dpsweep.workers.training.norm_recorder import NormStore
+from dpsweep.workers.training.norm_recorder import NormStores
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
 from dpsweep.workers.training.reproducible import explained, reproducible
 from dpsweep.workers.training.trainer import Trainer
@@ -136,7 +136,7 @@ class PrivateTraining:
         of sweep files, or your own. noise: a noise multiplier, or a schedule (``"exponential:decay=0.1"``) that
         ``target_epsilon`` at ``delta`` calibrates. sampling: the expected size of Poisson batches, or as in sweep
         files. groups: of each example, for methods and epsilons by group; indices into ``group_names``, which are
-        public. norms: how often those of all examples are taken, as ``norms.refreshes_per_epoch``; ``off`` for no
+        public. norms: how often the norms of all examples are taken, as ``norms.refreshes_per_epoch``; ``off`` for no
         epsilons of examples. seed: research mode: reproducible, and no guarantee. By default noise and batches come
         from secret keys. execution: micro-batches and other settings of speed and memory.
 
@@ -180,7 +180,7 @@ class PrivateTraining:
         parts = ClippedParts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
         with self._own_randomness():
             source = make_noise_source(self._spec.noise_source, self._spec.seed, device)
-            self._trainer = Trainer(self._spec, mechanism, self._dataset, source, self._norms, parts)
+            self._trainer = Trainer(self._spec, mechanism, self._dataset, source, NormStores(self._norms), parts)
             self._trainer.begin()
 
     @contextlib.contextmanager
@@ -277,7 +277,7 @@ class PrivateTraining:
     def trace(self) -> Trace:
         """The mechanisms of the steps so far, which accountants take; `dpsweep.accounting.write_trace` stores it.
 
-        Before the planned end it says so (`Trace.ended_by_results`): results may decide to stop there.
+        Before the planned end it notes this (`Trace.ended_by_results`), as results may decide to stop there.
         """
         return replace(self._trainer.trace(), ended_by_results=0 < self.steps < len(self))
 
@@ -397,12 +397,6 @@ class _KeptNorms:
 
     snapshots: dict[int, NormSnapshot] = field(default_factory=dict)
 
-    def everyone(self, rows_per_part: int) -> NormStore:
-        return self
-
-    def exact(self, rows_per_part: int) -> NormStore:
-        raise AssertionError("a loop tracks no examples at every step besides")
-
     def write(self, snapshot: NormSnapshot) -> None:
         self.snapshots[snapshot.step] = snapshot
 
@@ -417,10 +411,9 @@ class _KeptNorms:
 
     def state(self) -> list[dict[str, Any]]:
         """Return the snapshots as values that ``torch.load`` reads without running code."""
-        columns = (dataclasses.asdict(each) for each in self.snapshots.values())
         return [
-            {name: value if name == "step" else torch.from_numpy(np.array(value)) for name, value in each.items()}
-            for each in columns
+            {name: value if name == "step" else torch.from_numpy(np.array(value)) for name, value in vars(each).items()}
+            for each in self.snapshots.values()
         ]
 
     def restore(self, state: Sequence[Mapping[str, Any]]) -> None:
@@ -546,25 +539,22 @@ def _dataset(data: object, groups: npt.ArrayLike | None, group_names: Sequence[s
     if isinstance(data, Dataset):
         return data
     features, labels = _columns(data)
-    count, reasons = len(features), list[Reason]()
+    count, reasons = len(features), tuple[Reason, ...]()
+    names: tuple[str, ...] = NO_GROUPS
     if len(labels) != count:
         raise InvalidInput(
             f"there are {count_of(count, 'example')} and {count_of(len(labels), 'label')}; give each example one"
         )
-    names: tuple[str, ...] = NO_GROUPS
     places = torch.zeros(count, dtype=torch.int64)
     if groups is not None:
-        given = np.asarray(groups)
-        if group_names is None:
-            found, given = np.unique(given, return_inverse=True)
-            group_names, reasons = [str(each) for each in found], ["groups_from_rows"]
-        names, places = tuple(group_names), torch.from_numpy(given.astype(np.int64))
+        (given,), names, reasons = groups_of([groups], group_names)
+        places = torch.from_numpy(given.astype(np.int64))
         if not 0 <= int(places.min()) <= int(places.max()) < len(names):
             raise InvalidInput(f"groups must be indices of the {len(names)} group_names, from 0 to {len(names) - 1}")
     train = Split(features, labels, places, torch.arange(count))
     nobody = train.select(np.empty(0, dtype=np.int64))
     kept = preparation_as_stored(features)
-    return Dataset("own", train, nobody, None, names, ("output",), kept, reasons=tuple(reasons))
+    return Dataset("own", train, nobody, None, names, ("output",), kept, reasons=reasons)
 
 
 def _columns(data: object) -> tuple[Tensor, Tensor]:

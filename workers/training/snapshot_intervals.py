@@ -18,8 +18,7 @@ _LARGEST_RATE: Final = 600.0
 
 
 def generator_rate(order: float, noise_multiplier: float) -> float:
-    """Return the rate r of the generator exp(r c^2) of mean contributions: order (order - 1) / (2 sigma^2), at most
-    600.
+    """Return the rate r of the generator exp(r c^2) of mean contributions: order (order - 1) / (2 sigma^2), up to 600.
 
     exp(r c^2) is the moment of that order of the Gaussian's privacy loss at contribution c.
     """
@@ -63,9 +62,9 @@ class Renewal:
         return {"steps": self.steps, "rows": self.rows, "norms": vars(self.norms)}
 
     @staticmethod
-    def restored(state: Mapping[str, Any], device: torch.device) -> Renewal:
+    def restored(state: Mapping[str, Any]) -> Renewal:
         """Return the renewal of a `state`."""
-        return Renewal(state["steps"].to(device), state["rows"].to(device), _norms_restored(state["norms"], device))
+        return Renewal(state["steps"], state["rows"], BatchNorms(**state["norms"]))
 
 
 @dataclass(frozen=True)
@@ -115,12 +114,6 @@ MeasurementOf = Callable[[BatchNorms], Measurement]
 """Makes the measurement of a recorder's examples from their norms and losses, which is what a checkpoint stores."""
 
 
-def _norms_restored(state: Mapping[str, Any], device: torch.device) -> BatchNorms:
-    """Norms and losses that were stored by `vars`, on the device."""
-    columns: dict[str, Any] = {name: None if column is None else column.to(device) for name, column in state.items()}
-    return BatchNorms(**columns)
-
-
 @dataclass(frozen=True)
 class EndedInterval:
     """An interval without further steps, as a snapshot stores it.
@@ -144,10 +137,9 @@ class EndedInterval:
         return {**vars(self), "measured": self.measured.state()}
 
     @staticmethod
-    def restored(state: Mapping[str, Any], device: torch.device, measurement: MeasurementOf) -> EndedInterval:
+    def restored(state: Mapping[str, Any], measurement: MeasurementOf) -> EndedInterval:
         """Return the interval of a `state`."""
-        measured = measurement(_norms_restored(state["measured"], device))
-        return EndedInterval(state["start"], measured, state["rate"], state["steps"], state["moments"].to(device))
+        return EndedInterval(**{**state, "measured": measurement(BatchNorms(**state["measured"]))})
 
 
 @dataclass
@@ -198,9 +190,7 @@ class SnapshotInterval:
         return SnapshotInterval(start, measured, measured, rate, zeros, zeros, zeros, zeros)
 
     def continued(self, start: int, rate: float) -> SnapshotInterval:
-        """Return the interval after this one, with the norms that are known; the interval ``before`` this one is
-        settled.
-        """
+        """Return the interval after this one, with the norms that are known; the one ``before`` is settled."""
         *_, ended = self.settled()
         after = SnapshotInterval.from_step(start, self.latest, rate)
         after.before, after.since, after.ruled_since = ended, self.since - self.steps, self.ruled_since - self.steps
@@ -307,22 +297,21 @@ class SnapshotInterval:
         return rule.contributions(examples).square_().mul_(self.rate).expm1_().div_(math.expm1(self.rate))
 
     @staticmethod
-    def restored(state: Mapping[str, Any], device: torch.device, measurement: MeasurementOf) -> SnapshotInterval:
-        """Return the interval of a `state`; its rule is not part of it."""
-        measured = measurement(_norms_restored(state["measured"], device))
+    def restored(state: Mapping[str, Any], measurement: MeasurementOf) -> SnapshotInterval:
+        """Return the interval of a `state`, whose tensors are on the device; its rule is not part of it."""
+        measured = measurement(BatchNorms(**state["measured"]))
         latest, before = state["latest"], state["before"]
         return SnapshotInterval(
             measured=measured,
-            latest=measured if latest is None else measurement(_norms_restored(latest, device)),
-            renewals=[Renewal.restored(each, device) for each in state["renewals"]],
-            before=None if before is None else EndedInterval.restored(before, device, measurement),
-            **{name: state[name] for name in _NUMBERS},
-            **{name: state[name].to(device) for name in _COLUMNS},
+            latest=measured if latest is None else measurement(BatchNorms(**latest)),
+            renewals=[Renewal.restored(each) for each in state["renewals"]],
+            before=None if before is None else EndedInterval.restored(before, measurement),
+            **{name: state[name] for name in _AS_THEY_ARE},
         )
 
     def state(self) -> dict[str, Any]:
         return {
-            **{name: getattr(self, name) for name in (*_NUMBERS, *_COLUMNS)},
+            **{name: getattr(self, name) for name in _AS_THEY_ARE},
             "measured": self.measured.state(),
             "latest": None if self.latest is self.measured else self.latest.state(),
             "renewals": [Renewal.joined(self.renewals).state()] if self.renewals else [],
@@ -330,8 +319,7 @@ class SnapshotInterval:
         }
 
 
-_NUMBERS: Final = ("start", "rate", "ruled_since", "steps")
-_COLUMNS: Final = ("moments", "counted", "added", "since")
+_AS_THEY_ARE: Final = ("start", "rate", "ruled_since", "steps", "moments", "counted", "added", "since")
 """Fields of a `SnapshotInterval` that a checkpoint stores as they are."""
 
 

@@ -21,7 +21,7 @@ from dpsweep.accounting.calibration.planned_runs import TrialMechanism
 from dpsweep.accounting.errors import START_ANEW, InvalidInput
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.records.shards import NormSnapshot
-from dpsweep.workers.clipping import NORM_ERROR, ClippingState, ClipRule, Examples, released_bound
+from dpsweep.workers.clipping import NORM_ERROR, ClippingState, ClipRule, released_bound
 from dpsweep.workers.data import Dataset, Split
 from dpsweep.workers.evaluation.attack_results import AuditResult
 from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_evaluated_on
@@ -29,7 +29,7 @@ from dpsweep.workers.evaluation.rates import mean_by_group
 from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.gradients.checks import trained_parameters
 from dpsweep.workers.gradients.modes import RandomState, cuda_state, modes_of, set_cuda_state, set_modes
-from dpsweep.workers.gradients.pass_results import WeightedSum
+from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
 from dpsweep.workers.machine.devices import sent
 from dpsweep.workers.noise.gaussian_sources import NoiseSource, derive_seed, seed_torch
 from dpsweep.workers.noise.step_noise import OtherShares, make_step_noise
@@ -61,7 +61,6 @@ class Trainer:
         norms: NormStores,
         parts: ClippedParts,
     ) -> None:
-        """norms: where norms are kept."""
         self._method = parts.clipping
         spec = with_chosen_norms(spec, mechanism, self._method)
         self._spec, self._noise = spec, noise
@@ -93,8 +92,8 @@ class Trainer:
         self._planned = mechanism
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(norms)
-        self.recorders = tuple(filter(None, (self._everyone, self._exact))) if not spec.norms.are_off else ()
-        """The writer of norms: wait for it before a checkpoint, and close it in any case."""
+        self.stores = () if spec.norms.are_off else tuple(filter(None, (norms.everyone, norms.exact)))
+        """Where norms are stored: wait for it before a checkpoint, and close it in any case."""
         self._facts = local.facts
         self._order = moment_order(spec, mechanism)
         self._rule = ClipRule(float("inf"), lambda examples: torch.ones_like(examples.norms))
@@ -131,14 +130,12 @@ class Trainer:
         return None, GradientCanaries(spec, audit, self._parameters, self._method, self.local.facts, trace)
 
     def _make_recorders(self, stores: NormStores) -> tuple[NormRecorder, NormRecorder | None]:
-        norms, population = self._spec.norms, len(self._data)
-        everyone = NormRecorder(
-            self._data, torch.arange(population), self.gradients, stores.everyone(norms.rows_per_part)
-        )
-        if norms.exact_examples == 0:
+        count, population = self._spec.norms.exact_examples, len(self._data)
+        everyone = NormRecorder(self._data, torch.arange(population), self.gradients, stores.everyone)
+        if stores.exact is None:
             return everyone, None
-        rows = choose_rows(population, norms.exact_examples, derive_seed(self._spec.seed, "exact examples"))
-        return everyone, NormRecorder(self._data, rows, self.gradients, stores.exact(norms.rows_per_part))
+        rows = choose_rows(population, count, derive_seed(self._spec.seed, "exact examples"))
+        return everyone, NormRecorder(self._data, rows, self.gradients, stores.exact)
 
     def divide(self, gradients: BatchGradients, noise: OtherShares, in_turn: InTurn | None) -> None:
         """Use ``gradients``, which several processes compute with the same model, and their ``noise`` from here on.
@@ -147,7 +144,7 @@ class Trainer:
         """
         self.gradients, self._in_turn = gradients, in_turn
         self._step_noise.divide(noise)
-        for recorder in self.recorders:
+        for recorder in filter(None, (self._everyone, self._exact)):
             recorder.gradients = gradients
 
     def begin(self) -> None:
@@ -308,35 +305,33 @@ class Trainer:
             self._run.contributions = "estimate"
 
     def norms_so_far(self) -> tuple[NormSnapshot, ...]:
-        """Return the snapshots that are not stored yet, as they would be if the run ended here; the run does not
-        change.
-        """
+        """Return the snapshots that are not stored yet, as they would be if the run ended here."""
         return () if self._spec.norms.are_off else self._everyone.so_far()
 
     def complete_norms(self) -> None:
         """Have all snapshots stored that are not yet, and marked as complete, at the end of training."""
         self._everyone.store()
-        for recorder in self.recorders:
-            recorder.complete()
+        for store in self.stores:
+            store.complete()
 
     def _clipped_sum(self, rows: Tensor) -> WeightedSum:
         """Return the clipped sum under the rule of this step.
 
         A method without a query chooses its rule before the batch, which saves a second pass over micro-batches.
         """
-        if self._method.query is None:
+        query = self._method.query
+        if query is None:
             self._decide(NO_ANSWER)
             assert self._decided_from is not None, "the rule of this step was decided from it"
             return self.gradients.weighted_sum_rowwise(rows, Decision(self._rule, self._decided_from))
-        return self.gradients.weighted_sum(rows, lambda norms: self._weigh(self._data.examples(rows, norms)))
 
-    def _weigh(self, batch: Examples) -> Tensor:
-        """Weights by the rule that the method chooses from the noisy answer to its query."""
-        query = self._method.query
-        assert query is not None, "methods without a query decide before the batch"
-        answer = self._method.answer(self._run.clipping, batch, self._facts)
-        self._decide(self._noise.added(answer, query.noise_std).cpu())
-        return self._rule.weights(batch)
+        def weigh(norms: BatchNorms) -> Tensor:
+            batch = self._data.examples(rows, norms)
+            answer = self._method.answer(self._run.clipping, batch, self._facts)
+            self._decide(self._noise.added(answer, query.noise_std).cpu())
+            return self._rule.weights(batch)
+
+        return self.gradients.weighted_sum(rows, weigh)
 
     def _decide(self, noisy_answer: Tensor) -> None:
         """Set the rule of this step; without a query, the last rule is reused while the clipping state is unchanged."""
@@ -404,13 +399,10 @@ class Trainer:
         return test, None if public is None else evaluate(shown, public, *others)
 
     def predictions(self) -> tuple[Predictions, Predictions | None]:
-        """Return predictions of the current model on test data and, if there are any, on the examples that it is chosen
-        by.
-        """
+        """Return predictions of the current model on test data and, if there are any, on held-out examples."""
         shown, dataset, loss = self.released_model(), self._dataset, self.local.loss
-        tested = self._tested or self._predict(shown, dataset.test, dataset, loss)
-        chosen_by = dataset.held_out
-        return tested, None if chosen_by is None else self._predict(shown, chosen_by, dataset, loss)
+        tested, held_out = self._tested or self._predict(shown, dataset.test, dataset, loss), dataset.held_out
+        return tested, None if held_out is None else self._predict(shown, held_out, dataset, loss)
 
     def _predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
         """Predictions on ``split``; those on test data are kept until the model changes."""
@@ -492,9 +484,7 @@ def _sizes(groups: Tensor) -> list[tuple[int, int]]:
 
 
 def _means(values: Tensor, groups: Tensor, finite: Tensor) -> list[float | None]:
-    """Return the mean by group of the ``values`` [n] where ``finite`` [n] is true; None for a group without such
-    values.
-    """
+    """Return the mean of the finite ``values`` [n] by group; None for a group without any."""
     known = finite.cpu().numpy()
     of_groups = groups.cpu().numpy()
     means = mean_by_group(values.double().cpu().numpy()[known], of_groups[known], int(of_groups.max()) + 1)

@@ -42,7 +42,7 @@ from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import AttackSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import Loss
 from dpsweep.workers.training.batch_gradients import LocalGradients, parts_of
-from dpsweep.workers.training.norm_recorder import StoredNorms
+from dpsweep.workers.training.norm_recorder import stored_norms
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
 
@@ -144,9 +144,7 @@ def likelihood_ratio_attack(
 
 
 def log_ratio(losses: Floats, references: Floats) -> Floats:
-    """Return log r [n]. losses: [n], under the attacked model. references: [models, n], losses under the reference
-    models.
-    """
+    """Return log r [n]. losses: [n], under the attacked model. references: [models, n], under reference models."""
     own, others = (np.minimum(np.nan_to_num(each, nan=math.inf), _LARGEST_LOSS) for each in (losses, references))
     return np.asarray(-own - logsumexp(-others, axis=0) + math.log(len(others)))
 
@@ -163,9 +161,7 @@ def _gradient_norms(model: nn.Module, pool: Dataset, spec: TrialSpec, code: User
 def attack_result(
     name: str, scores: Floats, losses: Floats, lengths: Floats, is_member: npt.NDArray[np.bool_]
 ) -> MembershipAttack:
-    """Return the result for one group of equally many members and non-members, from what each of them [n] has: its
-    score, its loss, and the norm of its gradient.
-    """
+    """Return the result for equally many members and others, by the score, loss and gradient norm of each [n]."""
     auc, *others = (
         area(each, is_member) for each in (scores, *(-np.nan_to_num(each, nan=math.inf) for each in (losses, lengths)))
     )
@@ -202,9 +198,7 @@ def joined(first: Split, second: Split) -> Split:
 
 
 def halves(examples: int, models: int, seed: int) -> Iterator[RowNumbers]:
-    """Yield the rows on which each reference model trains. Models 2 k and 2 k + 1 train on complementary halves of
-    all rows.
-    """
+    """Yield the rows on which each reference model trains: for models 2 k and 2 k + 1 complementary halves."""
     generator = np.random.default_rng(derive_seed(seed, "reference models"))
     for _ in range(models // 2):
         order = generator.permutation(examples)
@@ -240,7 +234,7 @@ def _reference_models(
         noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
         half = replace(dataset, train=pool.select(rows))
         parts = parts_of(reference, method, half, code)
-        trainer = Trainer(reference, mechanism, half, noise, StoredNorms(files), parts)
+        trainer = Trainer(reference, mechanism, half, noise, stored_norms(files, reference.norms), parts)
         yield _train(trainer)
 
 

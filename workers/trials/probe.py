@@ -69,7 +69,7 @@ def _measured(
     clock = _gpu_clock if device.type == "cuda" else time.thread_time
     _forget_peak(device)
     trainer = begin(spec, files, code, releases).trainer
-    with closed_afterwards(trainer.recorders):
+    with closed_afterwards(trainer.stores):
         if trainer.needs_norms:
             trainer.refresh()
         first = _seconds(clock, trainer.advance)

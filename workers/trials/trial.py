@@ -1,6 +1,6 @@
 """Runs one trial in this process, from its spec to the stored model, norm shards and trace, without Ray or MLflow.
 
-Of a trial that a scheduler stopped, `close_trial` stores what its accounting needs.
+`close_trial` stores what the accounting of a trial needs that a scheduler stopped.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ from dpsweep.workers.tasks.losses import build_loss
 from dpsweep.workers.training.batch_gradients import ClippedParts, LocalGradients, parts_of
 from dpsweep.workers.training.counters import TextCounts, write_counters
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result, reasons_of_trial
-from dpsweep.workers.training.norm_recorder import StoredNorms, closed_afterwards, is_due
+from dpsweep.workers.training.norm_recorder import closed_afterwards, is_due, stored_norms
 from dpsweep.workers.training.one_run_audit import audit
 from dpsweep.workers.training.preprocessing import make_preprocessing
 from dpsweep.workers.training.reproducible import explained, reproducible
@@ -199,7 +199,7 @@ def close_trial(
                 f"the checkpoint is at step {trainer.step_count}, but the trial was stopped at step {step}, and one "
                 "process rounds sums otherwise than its ranks; set execution.checkpoint_every_epochs to 1"
             )
-        with closed_afterwards(trainer.recorders):
+        with closed_afterwards(trainer.stores):
             while trainer.step_count < step:
                 trainer.step()
                 if trainer.at_epoch_end:
@@ -294,11 +294,11 @@ def begin(
     if stored:
         _require_rounding(spec, stored["rounding"], rounding)
     parts, optimizer = _divided(parts_of(spec, method, dataset, code), spec, group)
-    trainer = Trainer(spec, mechanism, dataset, noise, StoredNorms(files), parts)
+    trainer = Trainer(spec, mechanism, dataset, noise, stored_norms(files, spec.norms), parts)
 
     def save() -> None:
-        for recorder in trainer.recorders:
-            recorder.wait()
+        for store in trainer.stores:
+            store.wait()
         others = trainer.gradients.random_states() or random_states
         more = {**({"ranks": others} if others else {}), **({"users": drawn} if drawn else {})}
         state = {"preprocessing": fitted, "trainer": trainer.state(), "rounding": rounding, **more}
@@ -371,8 +371,7 @@ def _divided(
 
 
 def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:
-    """Return random states of the other ranks in a checkpoint. Raises: InvalidInput unless the checkpoint has ``ranks``
-    ranks.
+    """Return random states of the other ranks in a checkpoint. Raises: InvalidInput unless it is of so many ranks.
 
     Another number of ranks rounds sums differently, and repeated noise would not hide the difference.
     """
@@ -407,19 +406,15 @@ def _train(
 ) -> TrainingResult:
     begun = begin(spec, files, code, releases, 1 if group is None else group.size, group)
     trainer, meter = begun.trainer, DeviceMeter(begun.trainer.local.data.device)
-    with closed_afterwards(trainer.recorders):
+    with closed_afterwards(trainer.stores):
         if group is not None:
             group.meet()
             in_turn = None if begun.optimizer is None else DividedUpdate(begun.optimizer, group)
             trainer.divide(DividedGradients(trainer.local, group, begun.random_states), DividedNoise(group), in_turn)
         _train_to_the_end(spec, trainer, begun.save, report, meter)
         trainer.complete_norms()
-        predictions = trainer.predictions()
     write_device_use(files.device, meter.use())
-    inputs = describe_inputs(spec, begun.source, begun.dataset, begun.fitted)
-    values = whole_values(trainer.released_model().state_dict(keep_vars=True))
-    weights = {name: value.cpu() for name, value in values.items()}
-    result = _finish(spec, files, trainer, begun.dataset, predictions, weights, inputs, code)
+    result = _finish(spec, files, begun, code)
     trainer.gradients.finish()
     forget_checkpoint(files.checkpoint)
     return result
@@ -463,36 +458,35 @@ def _end_epoch(trainer: Trainer, device: DeviceUse) -> Progress:
     )
 
 
-def _finish(
-    spec: TrialSpec,
-    files: TrialFiles,
-    trainer: Trainer,
-    dataset: Dataset,
-    predictions: tuple[Predictions, Predictions | None],
-    weights: Mapping[str, Tensor],
-    inputs: Mapping[str, Any],
-    code: UserCode,
-) -> TrainingResult:
-    """Store the results of the run. The training result is written last: its presence marks the trial as finished.
-
-    predictions: of the test and the held-out examples. weights: of the model. A model that was trained without noise is
-    private data, as the examples are.
-    """
-    unprotected = not spec.is_private
-    write_bytes_atomically(files.model, _saved(weights), unprotected)
-    write_bytes_atomically(files.inputs, _saved(inputs), unprotected)
-    trace = trainer.trace()
-    write_trace(files.trace, trace)
+def _finish(spec: TrialSpec, files: TrialFiles, begun: Begun, code: UserCode) -> TrainingResult:
+    """Store the results of the run. The training result is written last: its presence marks the trial as finished."""
+    trainer, dataset = begun.trainer, begun.dataset
+    tested, held_out = trainer.predictions()
+    values = whole_values(trainer.released_model().state_dict(keep_vars=True))
+    inputs = describe_inputs(spec, begun.source, dataset, begun.fitted)
+    is_private_data = not spec.is_private  # trained without noise, a model is as private as the examples
+    write_bytes_atomically(files.model, _saved({name: value.cpu() for name, value in values.items()}), is_private_data)
+    write_bytes_atomically(files.inputs, _saved(inputs), is_private_data)
+    write_trace(files.trace, trainer.trace())
     write_counters(files.private_training, trainer.counters)
     if spec.attacks != AttackSpec() or spec.audit is not None:
         write_attacks(files.attacks, _attacked(spec, trainer, dataset, files, code))
-    tested, held_out = predictions
     if dataset.held_out is not None and held_out is not None:
         write_wrong(files.held_out, held_out, dataset.held_out)
     write_outcomes(files.outcomes, outcomes_of(tested, dataset.test, dataset))
+    result = _result(spec, trainer, dataset, inputs, tested)
+    note_written(files)
+    write_bytes_atomically(files.training, result.to_json())
+    return result
+
+
+def _result(
+    spec: TrialSpec, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any], tested: Predictions
+) -> TrainingResult:
+    """Return the result of a finished run. inputs: of `describe_inputs`. tested: predictions of the test examples."""
     columns = None if dataset.columns is None else columns_of_rows(dataset.columns)
     row, prediction = example_of(columns, spec.loss.name, dataset.num_classes) if columns else (None, None)
-    result = TrainingResult(
+    return TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,
         steps=trainer.step_count,
@@ -511,13 +505,10 @@ def _finish(
         example_shape=tuple(inputs["example_shape"]),
         example_type=inputs["example_type"],
         output_axes=len(task_called(dataset.task).output_shape(dataset.train.labels, dataset.class_names)),
-        squared_errors=squared_errors(trace),
+        squared_errors=squared_errors(trainer.trace()),
         example_row=row,
         example_prediction=prediction,
     )
-    note_written(files)
-    write_bytes_atomically(files.training, result.to_json())
-    return result
 
 
 def _of_norms(spec: TrialSpec) -> tuple[str, ...]:
@@ -551,9 +542,7 @@ def _attacked(spec: TrialSpec, trainer: Trainer, dataset: Dataset, files: TrialF
 
 
 def _saved(content: Mapping[str, Any]) -> bytes:
-    """Return the bytes of a file with tensors, numbers, strings and containers of them, which loads without running
-    code.
-    """
+    """Return the bytes of a file of tensors, numbers, strings and containers, which loads without running code."""
     buffer = io.BytesIO()
     torch.save(dict(content), buffer)
     return buffer.getvalue()

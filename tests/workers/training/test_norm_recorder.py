@@ -58,7 +58,7 @@ def test_contributions_under_several_rules_lie_between_root_mean_square_and_maxi
 
 def test_a_restored_interval_repeats_every_bit() -> None:
     made = interval([1.0, 3.0], 1.2)
-    again = SnapshotInterval.restored(made.state(), torch.device("cpu"), measurement)
+    again = SnapshotInterval.restored(made.state(), measurement)
     for each in (made, again):
         each.extend(rule(2.0))
     assert torch.equal(made.ended().contributions, again.ended().contributions)

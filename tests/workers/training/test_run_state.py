@@ -99,8 +99,8 @@ def differences(one: Any, other: Any, at: str = "") -> list[str]:
 
 
 def attributes(trainer: Trainer) -> dict[str, Any]:
-    for recorder in trainer.recorders:  # they write beside the training
-        recorder.wait()
+    for store in trainer.stores:  # they write beside the training
+        store.wait()
     return {
         **{name: picture(value) for name, value in vars(trainer).items()},
         "torch": picture(torch.default_generator),

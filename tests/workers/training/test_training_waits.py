@@ -38,7 +38,7 @@ def test_a_step_waits_once_and_once_more_for_the_answer_to_a_query(
     spec = small_trial(**changes)
     with reproducible(spec.execution, spec.seed):
         trainer = begin(spec, TrialFiles(str(tmp_path)), NO_CODE, ()).trainer
-        with closed_afterwards(trainer.recorders):
+        with closed_afterwards(trainer.stores):
             trainer.step()  # takes norms, if they are not off, and verifies the model
             trainer.step()  # may compare it again
             counted = Waits()
