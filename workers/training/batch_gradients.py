@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Final, Protocol, assert_never
+from typing import Final, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -97,9 +97,7 @@ class BatchGradients(Protocol):
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
-        """Return the bits of `dpsweep.workers.evaluation.predictions.predict`. model: the trained one, or one like
-        it.
-        """
+        """Return the bits of `dpsweep.workers.evaluation.predictions.predict`. model: the trained one, or a copy."""
         ...
 
     def model_changed(self) -> None:
@@ -272,12 +270,6 @@ class UserData(TrainingData):
 def training_data(dataset: Dataset, users: UserSpec | None, device: torch.device) -> TrainingData:
     """Return the population that is sampled: the rows of the training split, or its users."""
     room = room_for_data(device)
-    if users is None:
+    if users is None or users.sampling == "els":
         return TrainingData(dataset, device, room)
-    match users.sampling:
-        case "els":
-            return TrainingData(dataset, device, room)
-        case "uls":
-            return UserData(dataset, device, room, users.max_records)
-        case _:
-            assert_never(users.sampling)
+    return UserData(dataset, device, room, users.max_records)
