@@ -293,9 +293,7 @@ class Dataset:
         return len(self.group_names)
 
     def digest(self) -> str:
-        """Return sha256 of all examples of all splits. Private data, because a guess of a row can be tested
-        against it.
-        """
+        """Return sha256 of all examples. Private data, because a guess of a row can be tested against it."""
         digest = hashlib.sha256()
         for split in (self.train, self.test, self.public, self.held_out):
             if split is not None:

@@ -106,8 +106,7 @@ _ORDERS: Final[tuple[tuple[Convention, Convention], ...]] = (("point", "comma"),
 
 
 def written_numbers(counts: Mapping[str, int]) -> Written | None:
-    """Return how these texts write numbers; None unless they are numbers of one unit, but for markers of missing
-    values.
+    """Return how these texts write numbers; None unless they are numbers of one unit, or markers of missing values.
 
     counts: number of rows by text. Other texts without digits are taken for markers, too, where they are rare. Where
     both conventions read all numbers, such as 13,440, ``point`` is taken, and the result says that it is ambiguous.

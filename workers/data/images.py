@@ -42,8 +42,7 @@ def image_folder(
     group_names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
     group: str | Sequence[str] = "group",
 ) -> Source:
-    """Return pictures in one folder per class, below ``path``, or below ``path/train`` and ``path/test`` if it has only
-    these.
+    """Return pictures in one folder per class, below ``path``, or ``path/train`` and ``path/test`` if these are all.
 
     size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
     and group; without it the groups are the classes. group: name of the group column, if it is another; or several

@@ -98,9 +98,7 @@ class NoLabels:
 
 
 def label_columns(label: str | Sequence[str], task: TableTask) -> tuple[str, ...]:
-    """Return the columns that ``label`` names. Raises: InvalidInput for none, a repeated one, or several in
-    classification.
-    """
+    """Return the columns of ``label``. Raises: InvalidInput for none, repeated ones, and several in classification."""
     named = (label,) if isinstance(label, str) else tuple(label)
     if not named or len(set(named)) < len(named):
         raise InvalidInput(f"label is {label!r}, but must be one column or several different ones")

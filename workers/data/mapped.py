@@ -58,8 +58,7 @@ class ColumnFiles:
     key: str
 
     def columns(self, forms: Sequence[RowForm], blocks: Callable[[], RowBlocks]) -> tuple[Tensor, ...]:
-        """Return the columns, each a tensor [n, *shape]. blocks: their rows; called only if no process has written them
-        yet.
+        """Return the columns, each a tensor [n, *shape]. blocks: their rows; called only if no process has written any.
 
         Raises: InvalidInput for a folder that cannot be written, and if a key that encrypts private files is set.
         """
@@ -83,9 +82,7 @@ class ColumnFiles:
         return tuple(_mapped(file, form) for file, form in zip(files, forms, strict=True))
 
     def select(self, columns: Sequence[Tensor], at: Tensor) -> tuple[ColumnFiles | None, tuple[Tensor, ...]]:
-        """Return the location and values of the rows ``at`` of columns at this place; None if so few that they stay in
-        memory.
-        """
+        """Return the rows ``at`` of columns at this place, and where they are; None for few, which stay in memory."""
         if len(at) <= _MAX_ROWS_IN_MEMORY:
             return None, tuple(column[at] for column in columns)
         place = ColumnFiles(self.folder, digest_of_parts(self.key, at.numpy().data))

@@ -41,9 +41,7 @@ AS_STORED: Final = Scaling()
 
 @lru_cache(maxsize=32)
 def _constant(values: tuple[float, ...], device: torch.device) -> Tensor:
-    """Return the values as a tensor on the device, cached there: sending them with every batch would make a GPU
-    wait.
-    """
+    """Return the values as a tensor that stays on the device: sending them with every batch makes a GPU wait."""
     return torch.tensor(values, device=device)
 
 
@@ -91,6 +89,6 @@ def plain_preparation(preparation: Preparation) -> tuple[str, dict[str, Any]] | 
 
 
 def made_preparation(name: str, fields: Mapping[str, Any]) -> Preparation:
-    """Return the preparation of a `plain_preparation`. Raises: KeyError and TypeError for what is none."""
+    """Return the preparation of a `plain_preparation`. Raises: KeyError and TypeError for other values."""
     given: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value for key, value in fields.items()}
     return _PREPARATIONS[name](**given)

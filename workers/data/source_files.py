@@ -67,9 +67,7 @@ def require_path(path: str) -> Path:
 
 
 def reader_of(path: Path, readers: Mapping[str, T]) -> T:
-    """Return the reader of the file's extension. Raises: InvalidInput for another extension, and for a folder
-    without one.
-    """
+    """Return the reader for the file's extension. Raises: InvalidInput for an unknown extension, and for a folder."""
     if path.is_dir() and path.suffix.lower() not in readers:
         raise InvalidInput(f"{path} is a folder; give the path of a file of a type in {', '.join(readers)}")
     suffix = path.suffix.lower()
@@ -188,9 +186,7 @@ def _fetch(source: str, download: Download, folder: Path) -> None:
 
 
 def downloads(address: str, folder: str, checksums: Mapping[str, str]) -> Download:
-    """Return a `Download` of files below ``address`` into ``folder`` of the cache. checksums: md5 by file name,
-    verified.
-    """
+    """Return a `Download` of files at ``address`` to ``folder`` of the cache. checksums: md5 by name, verified."""
 
     def download(cache: Path) -> None:
         from torchvision.datasets.utils import download_url  # late: importing torchvision takes seconds

@@ -312,9 +312,7 @@ def _with_places(rows: pa.Table, texts: Mapping[str, CellValues]) -> pa.Table:
 
 
 def _stored(path: Path) -> pa.Table:
-    """Return all columns. Lists of a fixed size of which rows have none are all null: Arrow writes, but cannot read
-    them.
-    """
+    """Return all columns. Lists of a fixed size that no row has are null: Arrow writes, but cannot read them."""
     try:
         return read_parquet(path)
     except pa.ArrowInvalid:
@@ -341,9 +339,7 @@ def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
 
 
 def _places(name: str, values: pa.ChunkedArray) -> list[tuple[str, pa.ChunkedArray]]:
-    """Return the columns ``name[0]``, ``name[1]``, ... of lists of numbers, all of one length; none for any other
-    column.
-    """
+    """Return the columns ``name[0]``, ``name[1]``, ... of lists of equally many numbers; none for another column."""
     kind = values.type
     if not holds_lists(kind) or not (pa.types.is_floating(kind.value_type) or pa.types.is_integer(kind.value_type)):
         return []

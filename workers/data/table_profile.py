@@ -45,8 +45,8 @@ class ColumnProfile:
     write numbers, if they do. `markers`: texts besides the empty one that count as missing. `unreadable`: the type
     of values that cannot be read. `places`: number of places of an embedding, whose numbers are described together;
     0 for one value a row. `all_different`: whether no two rows have the same value. `is_order`: whether whole
-    numbers only count the rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: of the
-    listed values, those of fewer than `FEW_ROWS` rows. `least`: number of rows that have the rarest listed value.
+    numbers only count the rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: the
+    listed values of fewer than `FEW_ROWS` rows. `least`: number of rows that have the rarest listed value.
     `largest`: share of the rows that have the most frequent listed value. `apart`: a number that many rows share,
     far from all others. `ways`: texts that write numbers in several ways. `strange`: a text among others that write
     numbers. `tells_class`: whether its values alone give the class of nearly every row, as those of a column do
@@ -202,9 +202,7 @@ def _of_values(column: ColumnProfile, known: pa.ChunkedArray) -> ColumnProfile:
 
 
 def _apart(present: npt.NDArray[np.float64]) -> float | None:
-    """Return the smallest or largest number if many rows share it. It lies further from the others than these do
-    from each other, as -999 does that stands for a missing value.
-    """
+    """Return the smallest or largest number if many rows share it and it lies far from all others, as -999 does."""
     different, counts = np.unique(present, return_counts=True)
     if len(different) < _FEWEST_BESIDE + 1:
         return None
@@ -273,9 +271,7 @@ def _may_be_thousands(spelt: pa.ChunkedArray) -> bool:
 
 
 def _as_spelt(column: ColumnProfile, spelt: pa.ChunkedArray) -> ColumnProfile:
-    """Return the profile with the texts that count as missing, those that are no numbers included, and whether its
-    numbers may be thousands.
-    """
+    """Return the profile with the texts that count as missing, and whether its numbers may be thousands."""
     unread = column.written.unread if column.written else ()
     markers = tuple(dict.fromkeys((*_markers(spelt), *unread)))
     doubtful = column.span is not None and column.written is None and _may_be_thousands(spelt)

@@ -149,9 +149,7 @@ def as_numbers(values: pa.ChunkedArray, name: str) -> npt.NDArray[np.float64]:
 
 
 def as_text(values: pa.Array | pa.ChunkedArray, what: str) -> pa.Array | pa.ChunkedArray:
-    """Return values as strings: whole numbers without a decimal point, NaN as null. Raises: InvalidInput for nested
-    types.
-    """
+    """Return strings, of whole numbers without a decimal point; NaN is null. Raises: InvalidInput for nested types."""
     if pa.types.is_floating(values.type):
         values = compute.if_else(compute.is_nan(values), None, values)
     try:
@@ -198,9 +196,7 @@ def without(columns: Sequence[Column], exclude: Collection[str], source: str) ->
 def choose_groups(
     source: str, group: str | Sequence[str], known: Mapping[str, tuple[str, ...]]
 ) -> dict[str, tuple[str, ...]]:
-    """Return the values of the attributes that ``group`` names. Raises: InvalidInput as `attributes`, and for an
-    unknown one.
-    """
+    """Return the values of the `attributes` that ``group`` names. Raises: InvalidInput also for an unknown one."""
     chosen = attributes(source, group)
     for name in chosen:
         if name not in known:

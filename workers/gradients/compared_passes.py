@@ -265,9 +265,7 @@ class ComparedPasses:
             return losses.detach(), capture.backward(losses, 1.0 / self.multiplicity)
 
     def _forward(self, x: Tensor, y: Tensor) -> tuple[Tensor, Capture]:
-        """Return the losses, and what is captured: the layers, and the input where the model runs on one that has a
-        gradient.
-        """
+        """Return the losses, and what is captured: layers, and the input if the model runs on one with a gradient."""
         try:
             with _leaves(x, y) as (inputs, leaves), torch.enable_grad(), self.capturing(len(x)) as capture:
                 losses = self.losses(inputs, y)
@@ -282,11 +280,10 @@ class ComparedPasses:
 
 @contextmanager
 def _algorithms_for_the_input() -> Iterator[None]:
-    """Let torch differentiate by the input where it has no deterministic algorithm for that, as no step of training
-    does.
+    """Let torch differentiate by the input, as no training step does, where it has no deterministic algorithm.
 
-    It is compared with 0 alone, which every order of a sum gives. Where torch has a deterministic algorithm it stays
-    with it, so that gradients of parameters are the same bits.
+    The gradient is only compared with 0, which every order of a sum gives. Where torch has a deterministic algorithm it
+    stays with it, so that gradients of parameters are the same bits.
     """
     if torch.get_deterministic_debug_mode() != _ERROR:
         yield

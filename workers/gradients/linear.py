@@ -68,12 +68,12 @@ class OuterProducts(Planned):
 
     @property
     def is_small(self) -> bool:
-        """Whether a gradient has few positions and few values."""
+        """Return whether a gradient has few positions and few values."""
         return self.has_few_positions and self.activations.shape[2] * self.grads.shape[2] <= _FEW_VALUES
 
     @property
     def has_few_positions(self) -> bool:
-        """Whether starting the operations of ghost norms takes longer than computing them."""
+        """Return whether ghost norms take longer to start than to compute."""
         return 0 < self.activations.shape[1] <= _FEW_POSITIONS
 
     @property

@@ -56,10 +56,9 @@ class Reading:
     operations: int = 0
 
     def per_row(self, argument: int, length: int) -> int:
-        """Return the number of entries that each row of the batch has on the first axis of an argument of the current
-        operation.
+        """Return the entries of each row on the first axis of an argument of the current operation; 0 for another axis.
 
-        `length`: of that axis. 0 if it does not hold the batch.
+        `length`: of the axis.
         """
         return self.layer.entries((f"operation {self.operations}", argument), length, self.rows)
 
@@ -125,8 +124,7 @@ _BROADCAST: Final = frozenset(
 
 
 def as_batch(value: Any) -> Any:
-    """Return a `PerRow` with a first axis of length 1 as the tensor of the batch that it represents; other values
-    unchanged.
+    """Return a `PerRow` with a first axis of length 1 as a tensor of the batch, and other values unchanged.
 
     Raises: NotCovered for a `PerRow` of another shape.
     """

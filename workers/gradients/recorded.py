@@ -221,7 +221,7 @@ def _recording(graph: torch.cuda.CUDAGraph, device: torch.device, pool: _Pool) -
     """Record what is started within this context as a graph. pool: of its memory.
 
     Models may ask whether they are recorded, to take a way that never waits for the device, such as a mask in place of
-    none. They are told that they are not: a pass is recorded as it has just run, without waiting.
+    none. The answer is no: a pass is recorded as it has just run, without waiting.
     """
     told, before = torch.cuda.is_current_stream_capturing, torch.cuda.current_stream(device)
     with torch.cuda.device(device):

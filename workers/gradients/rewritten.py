@@ -85,8 +85,7 @@ SequenceRun = tuple[Tensor, tuple[Tensor, ...]]
 def lstm(
     module: nn.LSTM, record: Recorder, input: Tensor | PackedSequence, hx: tuple[Tensor, Tensor] | None = None
 ) -> Any:
-    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None for a call that is not
-    covered.
+    """Return the output of ``module.forward`` for inputs [b, t, width], packed or not; None if not covered.
 
     An LSTM with projections is not covered.
     """

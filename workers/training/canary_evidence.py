@@ -295,7 +295,7 @@ _NAME: Final = "canaries"
 
 
 class OwnParameters:
-    """Parameters that canaries have of their own, one for each, for audits of the last model; 0 before the first step.
+    """Separate parameters of canaries, one for each, for audits of the last model; 0 before the first step.
 
     Such an audit takes the canaries' directions away from the model. The clipped sum of the real examples is projected
     off them before noise is added, which lengthens no contribution: the claim covers the run. The part of the noisy sum

@@ -9,7 +9,7 @@ distributions that the claim is computed from, and the claim covers it. Under a 
 that its budget pays for all steps: one that is used up early is lost in the noise of the last model.
 
 The guarantee of every real example is unchanged: what is added to the sum does not depend on the data, and its noise
-stays as it was. The canaries do change the model. With the transcript ``last_model`` they have parameters of their own
+stays as it was. The canaries do change the model. With the transcript ``last_model`` they have separate parameters
 (`OwnParameters`) instead, in directions that the model then lacks. Right guesses from the transcript ``iterates`` read
 the noise of the run, and no epsilon covers that: only the owner of the data may see them.
 """
@@ -53,8 +53,9 @@ _WITNESSES: Final = 64
 
 
 class Directions:
-    """Orthonormal directions in the space of all parameters: rows of a cosine transform, with a random sign for each
-    parameter. Projections on all of them take one fast transform.
+    """Orthonormal directions in the space of all parameters: rows of a cosine transform with random signs.
+
+    Projections on all of them take one fast transform.
     """
 
     def __init__(self, shapes: Mapping[str, torch.Size], count: int, seed: int) -> None:
@@ -234,9 +235,7 @@ def times_of(trace: Trace) -> int:
 
 
 def canary_share(trace: Trace) -> float:
-    """Return the contribution of a canary over the sensitivity: 1, or under a filter the largest one up to 1 with which
-    its budget pays for all steps.
-    """
+    """Return the contribution of a canary over the sensitivity: at most 1, and what its budget under a filter pays."""
     limit = trace.filter
     if limit is None:
         return 1.0
@@ -252,9 +251,7 @@ def canary_share(trace: Trace) -> float:
 
 
 def seen_run(trace: Trace, share: float) -> Trace:
-    """Return the steps of a run as canaries see them that add ``share`` of the sensitivity: with so much larger noise,
-    without releases and without a filter.
-    """
+    """Return the steps of a run as seen by canaries that add ``share`` of the sensitivity: with larger noise alone."""
     segments = (replace(each, noise_multiplier=each.noise_multiplier / share) for each in trace.segments)
     return replace(trace, segments=tuple(segments), filter=None, releases=())
 

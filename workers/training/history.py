@@ -60,11 +60,11 @@ class Progress:
 class TrainingResult:
     """A finished training run.
 
-    stopped: ``completed`` after all planned epochs, ``budget`` if another epoch would have exceeded the budget.
+    stopped: ``completed`` after all planned epochs, ``budget`` if one more would have exceeded the budget.
     evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
     (`reasons_of_trial`). references: scores of simple models that were trained beside it
     (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
-    output_axes: number of axes of what the model returns for one example. squared_errors: of the noise
+    output_axes: number of axes of the model's output for one example. squared_errors: of the noise
     (`dpsweep.accounting.mechanism.correlated.squared_errors`). example_row, example_prediction: made of
     declarations (`dpsweep.workers.trials.predicted_table.example_of`); None where the model reads no rows of a table.
     """

@@ -155,9 +155,7 @@ class AdamW(Adam):
 
 
 def _foreach(parameters: Parameters) -> bool | None:
-    """Return whether torch updates all parameters in one call: not on a CPU, and elsewhere as torch decides at each
-    step.
-    """
+    """Return whether torch updates all parameters in one call: not on a CPU, elsewhere as torch decides (None)."""
     return False if all(each.device.type == "cpu" for each in parameters.values()) else None
 
 

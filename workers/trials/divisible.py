@@ -38,8 +38,7 @@ def is_shared_out(parameter: nn.Parameter, shard: Shard) -> bool:
 
 
 def layers_to_divide(model: nn.Module, shard: Shard) -> list[nn.Module]:
-    """Return the layers, such as the blocks of a transformer: members of a ModuleList or Sequential with several that
-    have parameters to divide.
+    """Return the layers with parameters to divide: the members of a ModuleList or Sequential that has several.
 
     Raises: InvalidInput for a model without such layers, with a parameter that several of them share, or with one that
     gradients are computed from after a pass.

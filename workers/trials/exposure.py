@@ -31,7 +31,7 @@ _LARGEST_SHARE: Final = 0.5
 
 
 def with_secrets(spec: TrialSpec, dataset: Dataset) -> Dataset:
-    """Return the data set in which secrets stand in place of random training examples, each ``repeats`` times.
+    """Return the data set in which secrets replace random training examples, each ``repeats`` times.
 
     The secrets and their places depend on the seed alone, and on no example. So any other example keeps its guarantee,
     and the examples written over are not trained on. Raises: InvalidInput where the data do not predict next tokens.

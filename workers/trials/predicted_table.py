@@ -95,7 +95,7 @@ def _each(names: Sequence[str], outputs: Values, is_likelihood: bool) -> dict[st
 
 
 def _spread(values: Values, rows: NewRows) -> Values:
-    """Return values of the complete rows with those of the others, which are missing, in between."""
+    """Return an entry for every row: the values of the complete rows, and missing ones between them."""
     if len(rows.complete) == rows.total:
         return values
     is_text = values.dtype == object

@@ -46,7 +46,7 @@ class RankLost(DpsweepError):
 class Lending:
     """Parameters that ranks have divided, and lend each other group by group, in rounds.
 
-    In a round every rank says which group it needs, if any, and all lend their parts of the groups that are needed. So
+    In each round all ranks name the group that they need, if any, and lend their parts of those that are needed. So
     ranks may need other groups at the same time, or another number of them. size: number of ranks. shard: which
     parameters they divide.
 
@@ -107,9 +107,7 @@ class RankGroup:
         self.broadcast(torch.zeros(1))
 
     def broadcast(self, values: Tensor) -> Tensor:
-        """Return the values of rank 0. Others pass a tensor of the same shape, dtype and device, which may be
-        overwritten.
-        """
+        """Return the values of rank 0. Others pass a tensor like it, which may be overwritten."""
         if not values.numel():
             return values
         sent = self._ready(values)
@@ -118,9 +116,7 @@ class RankGroup:
         return sent.to(values.device)
 
     def shared(self, values: Tensor | None, device: torch.device) -> Tensor | None:
-        """Return the tensor or None that rank 0 passes; others pass None. On ``device``, unless rank 0 has it on the
-        CPU.
-        """
+        """Return the tensor or None of rank 0; others pass None. It is on ``device``, or on the CPU if it is there."""
         header = torch.full((_MOST_AXES + 3,), -1)
         if values is not None:
             place = int(values.device.type != "cpu")
@@ -132,9 +128,7 @@ class RankGroup:
         return self.broadcast(sent).to(device if place else sent.device)
 
     def gathered(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Return, at rank 0, the rows ``part`` and what others `give`, in the order of ranks. sizes: rows of
-        each rank.
-        """
+        """Return, at rank 0, the rows ``part`` and what others `give`, by rank. sizes: rows of each rank."""
         sent = with_padding(self._ready(part), max(1, *sizes))
         received = self._gather_equal(sent)
         return torch.cat([each[:size] for each, size in zip(received, sizes, strict=True)]).to(part.device)
@@ -161,9 +155,7 @@ class RankGroup:
         return own[: len(like)].to(like.device)
 
     def total(self, part: Tensor) -> Tensor:
-        """Return, at rank 0, the sum [n] of ``part`` and what others `add`, in double precision, in the order
-        of ranks.
-        """
+        """Return, at rank 0, the sum [n] of ``part`` and what others `add`, in double precision and rank order."""
         sums = []
         for piece in torch.split(self._ready(part), _VALUES_AT_ONCE):
             first, *others = self._gather_equal(piece)

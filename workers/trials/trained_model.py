@@ -163,9 +163,7 @@ def describe_inputs(spec: TrialSpec, source: Dataset, dataset: Dataset, fitted: 
 
 
 def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, Any] | None:
-    """Return the preparation as plain values; None for one of the user's own, which may be code or hold statistics
-    of rows.
-    """
+    """Return the preparation as plain values; None for the user's own, which may be code or statistics of rows."""
     if is_import_path(spec.data.name) and preparation not in (Scaling(), Tokens()):
         return None
     kept = plain_preparation(preparation)
@@ -174,8 +172,7 @@ def _kept_preparation(spec: TrialSpec, preparation: Preparation) -> dict[str, An
 
 @torch_defaults()
 def load_model(files: TrialFiles, spec: TrialSpec, code: UserCode = NO_CODE) -> nn.Module:
-    """Return the trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if averaging was
-    on.
+    """Return the trained model of ``spec`` on the CPU, in evaluation mode, with averaged parameters if it has any.
 
     Raises:
         InvalidInput: the trial has not finished training, the weights do not fit, the
@@ -274,9 +271,7 @@ def _damaged(uri: str) -> DataCorruption:
 
 
 def _read(uri: str, keys: Set[str] = frozenset()) -> dict[str, Any]:
-    """Return the mapping stored at ``uri``. Raises: InvalidInput if missing, DataCorruption if damaged or without
-    ``keys``.
-    """
+    """Return the mapping at ``uri``. Raises: InvalidInput if missing, DataCorruption if damaged or without ``keys``."""
     try:
         content = read_bytes(uri)
     except FileNotFoundError:
