@@ -22,7 +22,7 @@ from dpsweep.workers.data.owners import are_shared, first_owners, ownership
 from dpsweep.workers.data.preparations import AS_STORED, Preparation
 from dpsweep.workers.own_code.imports import blamed_on
 from dpsweep.workers.spec import DataPart, DataSpec
-from dpsweep.workers.tasks import labelled, task_called
+from dpsweep.workers.tasks import labelled, require_indices, task_called
 
 _TRIED_EXAMPLES: Final = 8
 """Number of examples on which a preparation is tried."""
@@ -198,7 +198,7 @@ class Source:
             raise InvalidInput(f"training and test examples of {self.name!r} differ: {shapes}")
         for split in splits:
             task.check_labels(f"labels of {self.name!r}", split.labels, self.class_names)
-            _check_indices(f"groups of {self.name!r}", split.groups, self.group_names)
+            require_indices(f"groups of {self.name!r}", split.groups, self.group_names)
         ids = torch.cat([split.example_ids for split in splits])
         if len(ids.unique()) < len(ids):
             raise InvalidInput(
@@ -231,13 +231,6 @@ def _texts(what: str, values: Iterable[object]) -> tuple[str, ...]:
 def _check_names(what: str, names: tuple[str, ...], at_least: int) -> None:
     if len(names) < at_least or repeated(names) is not None:
         raise InvalidInput(f"{what} must be at least {at_least}, all different") from PrivateDetail(repr(names))
-
-
-def _check_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
-    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
-        raise InvalidInput(
-            f"{what} must index its {len(names)} names: be whole numbers from 0 to {len(names) - 1}"
-        ) from PrivateDetail(f"they range from {int(values.min())} to {int(values.max())}")
 
 
 def numbered(what: str, count: int) -> tuple[str, ...]:

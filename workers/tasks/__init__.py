@@ -11,7 +11,7 @@ from dpsweep.workers.tasks.language_modelling import LanguageModelling
 from dpsweep.workers.tasks.multi_label import MultiLabel
 from dpsweep.workers.tasks.regression import Regression
 from dpsweep.workers.tasks.segmentation import Segmentation
-from dpsweep.workers.tasks.task import IGNORED, Score, ScoreUnit, Task, finite_numbers, labelled, share
+from dpsweep.workers.tasks.task import IGNORED, Score, ScoreUnit, Task, finite_numbers, labelled, require_indices, share
 
 TASKS: Final[Mapping[str, Task]] = {
     "classification": Classification(),
@@ -52,6 +52,7 @@ __all__ = [
     "labelled",
     "losses",
     "main_score",
+    "require_indices",
     "share",
     "task_called",
 ]

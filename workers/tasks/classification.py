@@ -5,8 +5,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from dpsweep.accounting.errors import InvalidInput, PrivateDetail
-from dpsweep.workers.tasks.task import Task, wrong_form
+from dpsweep.workers.tasks.task import Task, require_indices, wrong_form
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -22,10 +21,7 @@ class Classification(Task):
         if labels.ndim != 1 or labels.is_floating_point():
             takes = "must be int64 with one class for each example; name another task if they are not classes"
             raise wrong_form(what, labels, takes)
-        if len(labels) and not 0 <= int(labels.min()) <= int(labels.max()) < len(names):
-            raise InvalidInput(
-                f"{what} must index its {len(names)} names: be whole numbers from 0 to {len(names) - 1}"
-            ) from PrivateDetail(f"they range from {int(labels.min())} to {int(labels.max())}")
+        require_indices(what, labels, names)
 
     def outputs(self, names: tuple[str, ...]) -> str:
         return f"one logit for each of {len(names)} classes"

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, ClassVar, Final, Literal
 import numpy as np
 import numpy.typing as npt
 
-from dpsweep.accounting.errors import InvalidInput
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -86,6 +86,14 @@ class Task(ABC):
 def wrong_form(what: str, labels: Tensor, takes: str) -> InvalidInput:
     """Return the error for labels of another form than a task ``takes``."""
     return InvalidInput(f"{what} have shape {tuple(labels.shape)} and type {labels.dtype}, but {takes}")
+
+
+def require_indices(what: str, values: Tensor, names: tuple[str, ...]) -> None:
+    """Raise InvalidInput unless the values [n] are indices of ``names``."""
+    if len(values) and not 0 <= int(values.min()) <= int(values.max()) < len(names):
+        raise InvalidInput(
+            f"{what} must index its {len(names)} names: be whole numbers from 0 to {len(names) - 1}"
+        ) from PrivateDetail(f"they range from {int(values.min())} to {int(values.max())}")
 
 
 def labels_within(labels: Tensor, count: int) -> bool:
