@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field, fields
-from typing import Any, Final, Protocol
+from typing import Any, Protocol
 
 import torch
 from pydantic import ConfigDict, TypeAdapter
@@ -52,35 +52,28 @@ class RunState:
     history: tuple[EpochRecord, ...] = ()
 
     def state(self) -> dict[str, Any]:
-        return {each.name: _WRITERS.get(each.name, _unchanged)(getattr(self, each.name)) for each in fields(self)}
+        """Return the fields, those that grow with the epochs as JSON.
+
+        It keeps every bit of a double, a hundred times faster than `torch.save`, which stores each number by itself.
+        """
+        return {
+            **vars(self),
+            "clipping": asdict(self.clipping),
+            "counters": COUNTERS.dump_json(self.counters),
+            "history": _HISTORY.dump_json(self.history),
+        }
 
     def restore(self, state: Mapping[str, Any]) -> None:
         for each in fields(self):
-            setattr(self, each.name, _READERS.get(each.name, _unchanged)(state[each.name]))
+            setattr(self, each.name, state[each.name])
+        self.clipping = ClippingState(**state["clipping"])
+        self.counters = COUNTERS.validate_json(state["counters"])
+        self.history = _HISTORY.validate_json(state["history"])
 
 
 _HISTORY: TypeAdapter[tuple[EpochRecord, ...]] = TypeAdapter(
     tuple[EpochRecord, ...], config=ConfigDict(ser_json_inf_nan="constants")
 )
-_WRITERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "clipping": asdict,
-    "counters": COUNTERS.dump_json,
-    "history": _HISTORY.dump_json,
-}
-"""Writers of the fields that are dataclasses.
-
-Fields that grow with the epochs become JSON, which keeps every bit of a double and is a hundred times faster than
-`torch.save`, which stores each number by itself.
-"""
-_READERS: Final[Mapping[str, Callable[[Any], Any]]] = {
-    "clipping": lambda state: ClippingState(**state),
-    "counters": COUNTERS.validate_json,
-    "history": _HISTORY.validate_json,
-}
-
-
-def _unchanged(value: Any) -> Any:
-    return value
 
 
 def digest_of_frozen(model: nn.Module) -> str:
