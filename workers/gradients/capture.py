@@ -27,28 +27,6 @@ from dpsweep.workers.gradients.per_row import NotCovered, PerRow, Reading, as_ba
 from dpsweep.workers.gradients.rules import Differentiate
 
 
-@dataclass(frozen=True)
-class Input:
-    """The input of a layer, and the version counter of the tensor at the time of the call."""
-
-    layer: Layer
-    activation: Tensor
-    version: int
-
-    @staticmethod
-    def now(layer: Layer, activation: Tensor) -> Input:
-        """Return the input with its current version."""
-        return Input(layer, activation, activation._version)
-
-    def require_unchanged(self) -> None:
-        """Raise InvalidInput when the tensor was changed in place since."""
-        if self.activation._version != self.version:
-            raise InvalidInput(
-                f"{self.layer.described} read a tensor that was changed in place afterwards; "
-                "change a copy of it, so that gradients see what the layer saw"
-            )
-
-
 class Unreached(Unverified):
     """Gradients of outputs of ``layers`` did not arrive at their hooks."""
 
@@ -63,20 +41,34 @@ class Use:
     """One call of a layer.
 
     edges: graph edges by which the losses are differentiated; none where a hook receives the gradient. differentiate:
-    maps the gradients to per-example gradients; it may read ``input``.
+    maps the gradients to per-example gradients; it may read ``input``. version: counter of changes of the input in
+    place, at the time of the call.
     """
 
     layer: Layer
     edges: Sequence[GradientEdge]
     differentiate: Differentiate
-    input: Input | None = None
+    input: Tensor | None = None
+    version: int = 0
+
+    @staticmethod
+    def reading(layer: Layer, edges: Sequence[GradientEdge], differentiate: Differentiate, activation: Tensor) -> Use:
+        """Return a call that may read the activation later."""
+        return Use(layer, edges, differentiate, activation, activation._version)
+
+    def require_unchanged(self) -> None:
+        """Raise InvalidInput when the input was changed in place since."""
+        if self.input is not None and self.input._version != self.version:
+            raise InvalidInput(
+                f"{self.layer.described} read a tensor that was changed in place afterwards; "
+                "change a copy of it, so that gradients see what the layer saw"
+            )
 
     def gradients(self, *grads: Tensor | None) -> Mapping[str, ExampleGradients]:
         """Return the per-example gradients by parameter name; none without any gradient of an output."""
         if all(grad is None for grad in grads):
             return {}
-        if self.input is not None:
-            self.input.require_unchanged()
+        self.require_unchanged()
         names = self.layer.parameters
         return {names[local]: found for local, found in self.differentiate(*grads).items() if local in names}
 
@@ -108,11 +100,10 @@ class Capture:
         backward pass. Autograd only runs hooks on the way to the tensors it differentiates by. It skips the hook of a
         layer whose activation depends on no other layer.
         """
-        read = Input.now(layer, activation)
         if layer.name in self.held or not activation.requires_grad:
-            self.uses.append(Use(layer, [get_gradient_edge(output)], differentiate, read))
+            self.uses.append(Use.reading(layer, [get_gradient_edge(output)], differentiate, activation))
             return
-        self._awaited[len(self.uses)] = Use(layer, [], differentiate, read)
+        self._awaited[len(self.uses)] = Use.reading(layer, [], differentiate, activation)
         output.register_hook(partial(_arrive, ref(self), len(self.uses)))  # a cycle would hold the memory
         self.uses.append(Use(layer, [], _nothing))
 
@@ -147,8 +138,7 @@ class Capture:
                 grads = torch.autograd.grad(total, places, allow_unused=True) if places else ()  # type: ignore[arg-type]
         except RuntimeError:  # torch names no layer
             for use in (*self.uses, *self._awaited.values()):
-                if use.input is not None:
-                    use.input.require_unchanged()
+                use.require_unchanged()
             raise
         if self._awaited:
             raise Unreached({use.layer.name for use in self._awaited.values()})
@@ -295,7 +285,7 @@ class _Recorder:
                 f"{count_of(self.capture.rows, 'row')}; every layer must see the batch on its first axis"
             )
         edges = [get_gradient_edge(output) for output in outputs]
-        self.capture.uses.append(Use(self.layer, edges, differentiate, Input.now(self.layer, activation)))
+        self.capture.uses.append(Use.reading(self.layer, edges, differentiate, activation))
 
 
 def _reading(layer: Layer, capture: Capture) -> Reading:
