@@ -157,11 +157,10 @@ def check_spec(spec: TrialSpec, mechanism: TrialMechanism, method: ClippingMetho
 
     public_size: number of public examples in the data set.
 
-    Raises: InvalidInput for an unknown device, noise without clipping, and a filter without epsilon. InvalidInput also
-    for a clipping method that needs norms which the trial does not refresh, and a validation-driven schedule without
-    public data. So for an audit that its sampling or its clipping does not allow, and for all that is not proven per
-    user. UnsupportedMechanism for
-    correlated noise with batches for which no theorem is known here.
+    Raises: InvalidInput for an unknown device, noise without clipping, a filter without epsilon, a clipping method
+    whose norms the trial does not refresh, a validation-driven schedule without public data, an audit that sampling or
+    clipping do not allow, and all that is not proven per user. UnsupportedMechanism for correlated noise with batches
+    for which no theorem is known here.
     """
     require_per_user(spec, [release.name for release in mechanism.releases])
     trace = mechanism.trace(spec.epochs)

@@ -309,16 +309,23 @@ def begin(
 
     if stored is None:
         trainer.begin()
-        if not exists(files.spec):  # else the code is that of the start before, which has been compared
-            store_code(files, spec, code)
-        write_bytes_atomically(files.spec, spec.to_json().encode())
-        _write_users(spec, files, dataset)
-        write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
+        _store_beginning(spec, files, code, dataset, digest)
         save()
     else:
         trainer.restore(stored["trainer"])
     trainer.counters.texts = texts
     return Begun(trainer, source, dataset, fitted, random_states, save, optimizer)
+
+
+def _store_beginning(spec: TrialSpec, files: TrialFiles, code: UserCode, dataset: Dataset, digest: str) -> None:
+    """Store code, specification and digest of the data, and who owns the training examples whose norms are taken."""
+    if not exists(files.spec):  # else the code is that of the start before, which has been compared
+        store_code(files, spec, code)
+    write_bytes_atomically(files.spec, spec.to_json().encode())
+    train = dataset.train
+    if train.user_ids is not None and spec.users is None:
+        write_users(files.users, train.example_ids.numpy(), *ownership(train.user_ids), spec.norms.rows_per_part)
+    write_private_sealed(files.data_fingerprint, json.dumps({"data": digest}).encode())
 
 
 def _counted_texts(train: Split) -> TextCounts | None:
@@ -418,13 +425,6 @@ def _train(
     trainer.gradients.finish()
     forget_checkpoint(files.checkpoint)
     return result
-
-
-def _write_users(spec: TrialSpec, files: TrialFiles, dataset: Dataset) -> None:
-    """Store the users of each training example, if the data name users and norms of examples are taken."""
-    train = dataset.train
-    if train.user_ids is not None and spec.users is None:
-        write_users(files.users, train.example_ids.numpy(), *ownership(train.user_ids), spec.norms.rows_per_part)
 
 
 def _train_to_the_end(
