@@ -273,9 +273,9 @@ prepare_environment(EMBEDDED)
 import ray
 from dpsweep.orchestration.execution.cluster import connected
 def share():
-    from dpsweep.workers.data.mapped import once_on_node, Form
+    from dpsweep.workers.data.mapped import RowForm, once_on_node
     import numpy, torch, dpsweep.workers.machine.folders
-    once_on_node(lambda: "key", [Form(torch.uint8, (2,))], 1, lambda: iter([[numpy.zeros((1, 2), numpy.uint8)]]))
+    once_on_node(lambda: "key", [RowForm(torch.uint8, (2,))], 1, lambda: iter([[numpy.zeros((1, 2), numpy.uint8)]]))
     return str(dpsweep.workers.machine.folders.node_folder())
 with connected(EMBEDDED, Path(sys.argv[1])):
     folder = Path(ray.get(ray.remote(num_cpus=0)(share).remote()))
