@@ -164,8 +164,8 @@ class Correlations(Planned):
         return sum_of(product(part, patches) for part in parts).view(len(patches), -1, *positions)
 
     def _patches(self) -> int:
-        """Return the number of values in the patches of the batch."""
-        return len(self.grads) * prod(self.grads.shape[2:]) * self.geometry.groups * prod(self.geometry.shape[1:])
+        """Return the number of values in the patches of an example."""
+        return self._rows * prod(self.grads.shape[2:]) * self.geometry.groups * prod(self.geometry.shape[1:])
 
     def instantiate(self) -> Tensor:
         _, gradients = min(self._instantiating().values(), key=lambda method: method.norm_seconds).prepare()
@@ -203,13 +203,16 @@ class Correlations(Planned):
         sweep = self.examples * size / rate.elementwise
         moved = sweep + (self.inputs.numel() + self.grads.numel()) / rate.elementwise
         operations = 2.0 * rows * length * size
-        copied = 0.0 if geometry.is_pointwise else self._patches() / rate.unfold
+        copied = 0.0 if geometry.is_pointwise else self.examples * self._patches() / rate.unfold
         unfold = operations / rate.gemm + copied
         grouped = operations / rate.grouped if self._reaches_grouped_rate() else unfold + copied
         kept = self.examples * size
-        by_unfolding = NormMethod(unfold + sweep, sweep, lambda: keep(self._instantiate_by_unfolding()), kept)
-        by_groups = NormMethod(grouped + moved + sweep, sweep, lambda: keep(self._instantiate_by_groups()), kept)
-        return {"grouped": by_groups, "unfold": by_unfolding}
+        by_groups = partial(self._in_chunks, size * self._rows, Correlations._by_groups)
+        by_unfolding = partial(self._in_chunks, self._patches(), Correlations._by_unfolding)
+        return {
+            "grouped": NormMethod(grouped + moved + sweep, sweep, lambda: keep(by_groups()), kept),
+            "unfold": NormMethod(unfold + sweep, sweep, lambda: keep(by_unfolding()), kept),
+        }
 
     def _reaches_grouped_rate(self) -> bool:
         """Return whether grouped convolutions of this shape are fast.
@@ -221,14 +224,11 @@ class Correlations(Planned):
             return prod(self.grads.shape[2:]) > 1
         return not any(number % CHANNEL_BLOCK for number in channels)
 
-    def _instantiate_by_groups(self) -> Tensor:
-        """Return one convolution with a group per row, as in the batching rule of torch.func (Rochette et al. 2019).
+    def _by_groups(self) -> Tensor:
+        """Return gradients by one convolution with a group per row, as does torch.func (Rochette et al. 2019).
 
         In half precision it would round its results.
         """
-        return self._in_chunks(prod(self.geometry.shape) * self._rows, Correlations._stacked_kernels)
-
-    def _stacked_kernels(self) -> Tensor:
         rows = len(self.grads)
         stacked = self.geometry.weight_gradient(
             widen(self.inputs).reshape(1, -1, *self.inputs.shape[2:]),
@@ -237,11 +237,7 @@ class Correlations(Planned):
         )
         return summed_rows(stacked.view(rows, *self.geometry.shape), self.examples)
 
-    def _instantiate_by_unfolding(self) -> Tensor:
-        numbers = self.geometry.groups * prod(self.geometry.shape[1:]) * prod(self.grads.shape[2:]) * self._rows
-        return self._in_chunks(numbers, Correlations._products_of_patches)
-
-    def _products_of_patches(self) -> Tensor:
+    def _by_unfolding(self) -> Tensor:
         geometry, rows = self.geometry, len(self.grads)
         patches = geometry.patches(self.inputs, self.grads.shape[2:])
         by_group = patches.reshape(rows * geometry.groups, prod(geometry.shape[1:]), -1)
@@ -260,36 +256,30 @@ class Correlations(Planned):
         sweeps = geometry.kernel[0] * pixels * length + sum(geometry.kernel[1:]) * length**2 + 2 * length**2
         seconds = self.examples * (products / rate.gemm + sweeps / rate.elementwise)
         again = 2.0 * self.examples * length * prod(geometry.shape) / rate.gemm
-        by_pixels = NormMethod(seconds, again, lambda: (self._gram_norm_sq(), self))
+        of_pixels = partial(self._in_chunks, pixels**2, Correlations._norms_of_pixels)
+        by_pixels = NormMethod(seconds, again, lambda: (of_pixels(), self))
         if self.grads.device.type == "cpu":
             return {"gram": by_pixels}
         width = prod(geometry.shape[1:])
         products = 2.0 * length**2 * (width + geometry.shape[0]) / rate.gemm
         copied = length * width / rate.unfold + 4 * length**2 / rate.elementwise
-        by_patches = NormMethod(self.examples * (products + copied), again, lambda: (self._gram_of_patches(), self))
+        of_patches = partial(self._in_chunks, length * width, Correlations._norms_of_patches)
+        by_patches = NormMethod(self.examples * (products + copied), again, lambda: (of_patches(), self))
         return {"gram": by_pixels, "gram of patches": by_patches}
 
-    def _gram_norm_sq(self) -> Tensor:
-        """Ghost norms without unfolding: inner products of patches are sums of inner products of pixels.
+    def _norms_of_pixels(self) -> Tensor:
+        """Return ghost norms without unfolding: inner products of patches are sums of inner products of pixels.
 
         <patch_t, patch_s> = sum_o <x[t + o], x[s + o]> over kernel offsets o. So the Gram matrix of patches is the
         Gram matrix of pixels summed along its diagonals, one axis after the other. This takes 1 / prod(kernel) of the
         operations of a product of unfolded patches.
         """
-        numbers = (self._rows * prod(self.inputs.shape[2:])) ** 2
-        return self._in_chunks(numbers, Correlations._norms_of_pixels)
-
-    def _norms_of_pixels(self) -> Tensor:
         grads = _by_example(self.grads, self.examples).flatten(2)
         grad_gram = product(grads.mT, grads)
         return gram_norm_sq(self._patch_gram().view(grad_gram.shape), grad_gram)
 
-    def _gram_of_patches(self) -> Tensor:
-        """Ghost norms from unfolded patches: more products than from pixels, and fewer passes over memory."""
-        numbers = self._rows * prod(self.grads.shape[2:]) * prod(self.geometry.shape[1:])
-        return self._in_chunks(numbers, Correlations._norms_of_patches)
-
     def _norms_of_patches(self) -> Tensor:
+        """Return ghost norms from unfolded patches: more products than from pixels, and fewer passes over memory."""
         patches = self.geometry.patches(self.inputs, self.grads.shape[2:])
         by_tap = patches.reshape(len(patches), prod(self.geometry.shape[1:]), -1)
         factors = (_by_example(each, self.examples).flatten(2) for each in (by_tap, self.grads))
