@@ -82,7 +82,7 @@ class TextEncoder:
         return max(1, _TOKENS_AT_ONCE // self.length)
 
     def encode(self, texts: Sequence[str]) -> tuple[Block, npt.NDArray[np.bool_]]:
-        """Return the tokens of the texts, and the flaws of each, as of a `Split`."""
+        """Return the tokens of the texts, and the flaws of each, as in a `Split`."""
         with _no_panic(self.place):
             found = self.tokenizer.encode_batch(list(texts))
         ids = np.array([each.ids for each in found], dtype=np.int32).reshape(len(texts), self.length)

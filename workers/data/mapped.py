@@ -96,7 +96,7 @@ class ColumnFiles:
 def cached_columns(
     cache: str | None, key: Callable[[], str], forms: Sequence[RowForm], rows: int, blocks: Callable[[], RowBlocks]
 ) -> tuple[tuple[Tensor, ...], ColumnFiles | None]:
-    """Return the columns, and their place if it is the user's folder ``cache``. Other parameters: as of `once_on_node`.
+    """Return the columns, and their place if it is the user's folder ``cache``. Other parameters: as in `once_on_node`.
 
     Raises: InvalidInput as `ColumnFiles.columns`.
     """

@@ -158,7 +158,7 @@ def proposed_encoding(path: Path, named: Sequence[str]) -> str | None:
     if content.startswith(tuple(_BYTE_ORDER_MARKS)):
         return None
     start = content[:_HEADER_BYTES]
-    if start.count(b"\0") > len(start) // 4:  # as of letters in two bytes, of which one is 0
+    if start.count(b"\0") > len(start) // 4:  # letters in two bytes, one of them 0
         return "utf-16-be" if start[:1] == b"\0" else "utf-16-le"
     if _spells(content, "utf-8", ()):
         return None

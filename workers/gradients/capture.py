@@ -191,7 +191,7 @@ def _run_by_rule(layer: Layer, capture: Capture, original: Callable[..., Tensor]
     def run(on: Tensor) -> Tensor:
         return original(on, *args[1:], **kwargs) if name is None else original(*args, **{**kwargs, name: on})
 
-    if activation.shape[:1] == (0,):  # no row of any example, such as of an expert that is given none
+    if activation.shape[:1] == (0,):  # no row of any example, such as those of an expert that is given none
         return original(*args, **kwargs)
     if not _holds_batch(layer, capture, activation) or isinstance(activation, PerRow):
         return _without_batch(layer, capture, activation, run)

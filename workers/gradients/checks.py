@@ -18,7 +18,7 @@ from dpsweep.workers.gradients.layers import RULES
 
 
 def _has_weight_from_a_hook(module: nn.Module) -> bool:
-    is_own = "weight" in module._parameters or hasattr(type(module), "weight")  # as of a parametrization or an adapter
+    is_own = "weight" in module._parameters or hasattr(type(module), "weight")  # of a parametrization or an adapter
     return isinstance(module, tuple(RULES)) and not is_own
 
 

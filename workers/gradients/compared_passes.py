@@ -383,7 +383,7 @@ def _use(name: str, leaf: Tensor, examples: int) -> Use:
 
 
 def _is_touched(others: ExampleGradients, weights: Tensor) -> bool:
-    """Return whether any gradient of these examples is not 0; NaN, as of 0 times infinity, is no evidence."""
+    """Return whether any gradient of these examples is not 0; NaN, such as 0 times infinity, is no evidence."""
     values = others.gradients if isinstance(others, Instantiated) else others.weighted_sum(weights)
     return bool(((values != 0.0) & ~values.isnan()).any())
 

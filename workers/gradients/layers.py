@@ -163,10 +163,10 @@ class Layer:
         """Return the number of consecutive entries that each row has in an argument; 0 if it does not hold the batch.
 
         Without the batch every row would get all of the argument. Raises: Unverified where it held the batch in the
-        passes that were verified. Also for an argument that none of them had, as of an expert that is called for the
+        passes that were verified. Also for an argument that none of them had, such as that of an expert called for the
         first time: rows of several examples may be in it.
         """
-        if length == 0:  # no row of any example, such as of an expert that is given none
+        if length == 0:  # no row of any example, such as those of an expert that is given none
             return 0
         axes = self.axes
         held = axes.verified is not None and position in axes.verified

@@ -59,7 +59,7 @@ class OuterProducts(Planned):
         sweep = width * height / rate.elementwise
         seconds = examples * (outer + sweep), examples * sweep
         instantiate = NormMethod(*seconds, lambda: keep(self.instantiate()), examples * width * height)
-        if length == 0 or self.is_small:  # 0 as of a batch without any text, trimmed to its longest one
+        if length == 0 or self.is_small:  # 0 in a batch without any text, trimmed to its longest one
             return {"instantiate": instantiate}
         return {
             "gram": NormMethod(examples * gram, examples * outer, lambda: (self._gram_norm_sq(), self)),

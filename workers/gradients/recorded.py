@@ -81,7 +81,7 @@ class Recording:
     ) -> None:
         """Record without running: zeros in place of the rows show in a comparison that something ran, or read values.
 
-        weights: as of `Done`. reads: holds tensors outside parameters and buffers that the pass may read, which the
+        weights: as in `Done`. reads: holds tensors outside parameters and buffers that the pass may read, which the
         model may replace. pool: recordings may share one, as all that a replay leaves to others is held.
         """
         self._x, self._y, self._reads = torch.zeros_like(x), torch.zeros_like(y), reads

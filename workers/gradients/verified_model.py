@@ -59,7 +59,7 @@ class VerifiedModel:
     Forms change only while a batch is verified, which `covers` asks for: the first one in each combination of modes,
     and one that calls a layer in a new way. Of later batches some are compared again.
 
-    layers: outermost first. outputs: which of them are precise enough to be read. Others as of `GradientEngine`.
+    layers: outermost first. outputs: which of them are precise enough to be read. Others as in `GradientEngine`.
     """
 
     def __init__(

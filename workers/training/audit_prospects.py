@@ -110,7 +110,7 @@ def prospect(
 def simulated(
     spec: TrialSpec, audit: AuditSpec, trace: Trace, parameters: int | None
 ) -> Callable[[int], Iterator[float]]:
-    """Return what yields the bounds of `SIMULATED` simulated audits with so many canaries. Others as of `prospect`."""
+    """Return what yields the bounds of `SIMULATED` simulated audits with so many canaries. Others as in `prospect`."""
     run, draw = _stated(spec, trace), _draws_of(spec, audit, trace)
     return lambda count: _bounds(replace(audit, canaries=count), run, parameters, draw)
 

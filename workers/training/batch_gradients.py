@@ -39,7 +39,7 @@ from dpsweep.workers.training.run_state import ModelValues, digest_of_frozen
 class ClippedParts:
     """A clipping method, and what is trained under it.
 
-    optimizer: makes one for parameters on their device. digest: of the frozen values of the model. launches: as of
+    optimizer: makes one for parameters on their device. digest: of the frozen values of the model. launches: as in
     `GradientEngine`.
     """
 

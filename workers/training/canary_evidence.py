@@ -111,7 +111,7 @@ class CanaryEvidence(Protocol):
 
     def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
         """Take in a step. `seen`: projections [directions] of the noisy sum less the real examples, witnesses last.
-        `drawn`: as of `CanaryBatches.next`. `length`: norm of a row's contribution. `std`: as of `StepNoise.released`.
+        `drawn`: as in `CanaryBatches.next`. `length`: norm of a row's contribution. `std`: as in `StepNoise.released`.
         """
         ...
 
@@ -322,7 +322,7 @@ class OwnParameters:
         self._average = make_average(spec.averaging, self._parameters) if spec.averaging else None
 
     def step(self, gradients: Array, factor: float, noise_std: float) -> None:
-        """Take a step. `gradients`: [count], noisy and over the batch size. Others as of `Optimizer.step`."""
+        """Take a step. `gradients`: [count], noisy and over the batch size. Others as in `Optimizer.step`."""
         self._optimizer.step({_NAME: torch.from_numpy(gradients)}, factor, noise_std)
         if self._average is not None:
             self._average.update(self._parameters)

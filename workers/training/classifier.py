@@ -26,7 +26,7 @@ class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sci
     ``classes`` are given, the classes, for which epsilon is an estimate: scale features by ranges that you know.
 
     `model`: makes the network for a number of features and of classes; by default a linear one. `clipping`, `sampling`:
-    as of `PrivateTraining`; batches are at most the data. After ``fit``: ``classes_``, ``model_``, ``trace_`` (what was
+    as in `PrivateTraining`; batches are at most the data. After ``fit``: ``classes_``, ``model_``, ``trace_`` (what was
     run), ``privacy_`` (what it cost, and what that claims).
 
     It passes scikit-learn's ``check_estimator`` with a seed; without one, all but the checks that compare two fits.
@@ -51,7 +51,7 @@ class DPClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]  # sci
 
     @torch_defaults()
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, groups: npt.ArrayLike | None = None) -> Self:
-        """Train on rows [n, features] and their classes [n]. groups: as of `PrivateTraining`.
+        """Train on rows [n, features] and their classes [n]. groups: as in `PrivateTraining`.
 
         Raises: InvalidInput for labels that are not among ``classes``, and as `PrivateTraining`.
         """

@@ -178,7 +178,7 @@ class GradientCanaries:
             self._known.see(seen, self._drawn, self._length, std)
 
     def left_of(self, mean: Mapping[str, Tensor], factor: float, noise_std: float) -> Mapping[str, Tensor]:
-        """Return the part of a noisy mean that trains the model. Others as of `Optimizer.step`."""
+        """Return the part of a noisy mean that trains the model. Others as in `Optimizer.step`."""
         if not isinstance(self._known, OwnParameters):
             return mean
         along = self.directions.along(mean)

@@ -187,7 +187,7 @@ class Standardised:
     """Numbers that declared ranges scale to [0, 1], centred, and divided by their common deviation.
 
     Guarantee: `fit` is one Gaussian mechanism with noise multiplier ``noise_multiplier``, under add/remove and zero-out
-    adjacency (`dpsweep.workers.training.preprocessing`). columns: as of `RobustRanges`, which asks for no ranges,
+    adjacency (`dpsweep.workers.training.preprocessing`). columns: as in `RobustRanges`, which asks for no ranges,
     but for more rows.
     """
 

@@ -93,7 +93,7 @@ class ModelValues:
     checkpoint holds a digest of these values instead, so the one of an adapter is as small as the adapter.
     Frozen parameters that the model changes in place are stored.
 
-    digest: `digest_of_frozen`, taken once, as of a divided model this process has a part only.
+    digest: `digest_of_frozen`, taken while the model is whole: this process may keep only a part of it.
     """
 
     def __init__(self, model: nn.Module, digest: str) -> None:

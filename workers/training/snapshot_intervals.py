@@ -118,7 +118,7 @@ MeasurementOf = Callable[[BatchNorms], Measurement]
 class EndedInterval:
     """An interval without further steps, as a snapshot stores it.
 
-    start, measured, rate, steps: as of `SnapshotInterval`. moments [n] float64: of all steps.
+    start, measured, rate, steps: as in `SnapshotInterval`. moments [n] float64: of all steps.
     """
 
     start: int

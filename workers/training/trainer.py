@@ -268,7 +268,7 @@ class Trainer:
         return self._method.refreshes or self._spec.norms.when_sampled
 
     def advance(self, rows: Tensor | None = None) -> None:
-        """Take the part of a step after the norms of all examples: clip, add noise, update. rows: as of `step`.
+        """Take the part of a step after the norms of all examples: clip, add noise, update. rows: as in `step`.
 
         It is counted before the update, because an interrupted update has shown a part.
         """

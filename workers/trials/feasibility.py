@@ -204,7 +204,7 @@ def _batch(augmentation: Component | None, dataset: Dataset, place: slice) -> tu
 def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: str, loss: Component) -> None:
     """Refuse logits of another shape than [rows, *output].
 
-    `loss`: where it is the user's, it may take further columns, as of a second head. `outputs`: what a row must have,
+    `loss`: where it is the user's, it may take further columns, such as a second head. `outputs`: what a row must have,
     for the error. Raises: InvalidInput.
     """
     shape = tuple(logits.shape) if isinstance(logits, Tensor) else ()
