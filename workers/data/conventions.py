@@ -22,11 +22,11 @@ MISSING_SPELLINGS: Final = (
     "", "#N/A", "#N/A N/A", "#NA", "-1.#IND", "-1.#QNAN", "-NaN", "-nan", "1.#IND", "1.#QNAN", "N/A", "NA", "NULL",
     "NaN", "n/a", "nan", "null",
 )  # fmt: skip
-"""What stands for a missing value in CSV, as in Arrow; a text that a sweep declares as a value is that value."""
+"""Spellings of a missing value in CSV, as in Arrow, unless the sweep declares one as a value."""
 _MARKERS: Final = frozenset(
     (*(each.casefold() for each in MISSING_SPELLINGS), "?", "-", "--", "–", "—", ".", "*", "none", "missing", "unknown")
 )
-"""What stands for a missing value among numbers, in lower case."""
+"""Spellings of a missing value among numbers, in lower case."""
 _CODES: Final = (
     "USD EUR GBP CHF JPY INR DKK SEK NOK PLN CZK HUF RON BGN TRY RUB UAH CNY KRW HKD SGD THB IDR MYR PHP VND ILS AED "
     "SAR ZAR NGN EGP BRL MXN ARS CLP COP CAD AUD NZD"
@@ -97,7 +97,7 @@ class Written:
 _MOST_UNREAD: Final = 0.05
 """Largest share of the rows whose text is no number and no known marker, in a column that is taken for numbers."""
 _MARKS: Final = 3
-"""So many different texts may stand for missing numbers in any share of the rows, such as "refused"."""
+"""Number of different texts, such as "refused", that may stand for missing numbers in any share of the rows."""
 _FEWEST_NUMBERS: Final = 10
 """Least number of different numbers beside such texts: fewer may be categories, such as 1, 2 and "several"."""
 

@@ -16,7 +16,7 @@ from dpsweep.workers.data.source_files import locate, reading
 
 _CLOTHES = ("t-shirt", "trouser", "pullover", "dress", "coat", "sandal", "shirt", "sneaker", "bag", "ankle boot")
 _LARGEST = 2**30
-"""Bytes of a file as it unfolds; those of MNIST have 47 million."""
+"""Maximum number of unpacked bytes of a file; MNIST has 47 million."""
 
 
 def mnist(root: str | None = None) -> Source:

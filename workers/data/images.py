@@ -28,7 +28,7 @@ IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The common scaling of colour pictures, which models pre-trained on ImageNet expect."""
 
 A_PICTURE: Final = "a picture"
-"""What errors call a file whose name, or whose folder's, tells of the example in it."""
+"""Name in errors of a file whose path tells of the example in it, such as by its class."""
 _PARTS = ("train", "test")
 _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 """Pillow modes with colours in 0..255; in other modes, Pillow would clamp colours at 255."""

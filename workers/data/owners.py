@@ -17,7 +17,7 @@ from dpsweep.accounting.errors import InvalidInput
 
 Ids = npt.NDArray[np.int64]
 NOBODY: Final = -1
-"""In place of a further owner that a row does not have."""
+"""Fills the places of further owners of a row that has fewer."""
 
 
 def are_shared(owners: Tensor | None) -> bool:

@@ -142,7 +142,7 @@ _REASONS: Mapping[str, str] = {
     r"Failed to convert JSON to int64": "a column of whole numbers holds another; write all with a point, or in quotes",
     r"was specified twice in row": "a row names a column twice",
 }
-"""What is wrong with a file, by a pattern of Arrow's message, which goes on with the content of the row."""
+"""Faults of files by patterns of Arrow's messages, which themselves also quote rows."""
 
 
 def _reason(error: Exception) -> str:

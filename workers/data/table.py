@@ -388,7 +388,7 @@ def user_names(tables: Sequence[pa.Table], user: str | None) -> tuple[str, ...]:
 
 
 A_COLUMN: Final = "a column"
-"""What errors call a column whose name only the file gives."""
+"""Name in errors of a column that only the file names."""
 
 
 def require_columns(needed: Iterable[str], path: str | Path, columns: Sequence[str]) -> None:

@@ -38,7 +38,7 @@ _BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
     codecs.BOM_UTF16_LE: "utf-16",
     codecs.BOM_UTF16_BE: "utf-16",
 }
-"""Encodings by the first bytes of a file; that of UTF-32 begins with that of UTF-16."""
+"""Encodings by the first bytes of a file; the mark of UTF-32 begins with the mark of UTF-16."""
 _PACKED: Final[Mapping[bytes, str]] = {
     b"\x1f\x8b": "it is packed by gzip; unpack it",
     b"\x28\xb5\x2f\xfd": "it is packed by zstd; unpack it",

@@ -170,12 +170,12 @@ def profile_table(
 
 _TEXT_FILES: Final = (".csv", ".tsv")
 _LOOKED_AT: Final = 1000
-"""Texts by which a column is said to write numbers in several ways, or lists."""
+"""Maximum number of texts of a column that are looked at for numbers, lists and dates."""
 
 
 FEW_ROWS: Final = 10
 _APART: Final = 0.01
-"""Least share of the rows whose number is taken for a mark, where it lies far from all others."""
+"""Minimum share of the rows that have a number far from all others, for it to count as a mark."""
 
 
 def _are_values(columns: Sequence[ColumnProfile]) -> bool:
@@ -216,7 +216,7 @@ def _apart(present: npt.NDArray[np.float64]) -> float | None:
 _UNTOLD: Final = 0.05
 """Share of the rows outside the most frequent class that a column which tells the class may leave unexplained."""
 _FEWEST_BESIDE: Final = 10
-"""Least number of different numbers beside one that lies apart from them."""
+"""Minimum number of different numbers beside a mark."""
 
 
 def _without_repetition(columns: list[ColumnProfile], rows: pa.Table) -> list[ColumnProfile]:

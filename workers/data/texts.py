@@ -58,10 +58,10 @@ from dpsweep.workers.tasks import IGNORED
 
 Objective = Literal["label", "masked_lm", "causal_lm"]
 _CAUSAL: Final[Mapping[Objective, bool | None]] = {"label": None, "masked_lm": False, "causal_lm": True}
-"""Whether a position of a model may depend on earlier ones alone."""
+"""Whether a position may only depend on earlier ones; None where both are allowed."""
 _MASKED: Final = 0.8
 _REPLACED: Final = 0.9
-"""Of the predicted tokens, 80% become the mask token, 10% a random one, 10% stay (Devlin et al. 2019)."""
+"""80% of the predicted tokens become the mask token, 10% a random one, 10% stay (Devlin et al. 2019)."""
 _TARGETS_AT_ONCE: Final = 4096
 _WORDS_PER_COUNTER: Final = 4
 """Number of 64-bit words that Philox4x64 makes from one counter."""

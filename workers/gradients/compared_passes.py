@@ -32,7 +32,7 @@ Gradients = Mapping[str, Tensor | None]
 """Gradient by parameter name; None for a parameter that was not used."""
 
 Kept = Mapping[str, Tensor]
-"""Of examples that are kept: `LOSSES`, and weighted sums of gradients by parameter name."""
+"""`LOSSES` of the examples that are kept, and weighted sums of their gradients by parameter name."""
 
 INPUT: Final = "the input"
 NUMBERS: Final = "numbers from whole numbers of the input"
@@ -41,7 +41,7 @@ NUMBERS: Final = "numbers from whole numbers of the input"
 _ERROR: Final = 2
 """The debug mode in which torch refuses what it has no deterministic algorithm for."""
 _CPU: Final = torch.device("cpu")
-"""Where choices are drawn, whatever torch's default device is."""
+"""Device on which choices are drawn, whatever torch's default device is."""
 _INTO_THE_FIRST: Final = frozenset({Tensor.__setitem__, Tensor.set_})
 """Functions that write into their first argument, and do not return it."""
 _HOLDS_TENSORS: Final = (Tensor, list, tuple, dict)

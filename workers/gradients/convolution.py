@@ -393,8 +393,7 @@ def _scaled_correlations(
 
 
 SMALLEST_GAIN = 0.1
-"""Smallest gain, relative to the largest gain or bias, by which outputs are divided; below it, the unscaled
-convolution is computed again."""
+"""Smallest accurate divisor of outputs, relative to the largest gain or bias; below it, the convolution runs again."""
 
 
 @dataclass(frozen=True)

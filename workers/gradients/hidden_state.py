@@ -55,7 +55,7 @@ _NAMESPACES: Final = frozenset({"argparse", "types"})
 """Modules of Python whose objects are looked into."""
 
 _OF_RANKS: Final = "dpsweep.workers.trials.divided_model"
-"""Home of the state by which ranks gather divided parameters; a pass leaves nothing of the examples in it."""
+"""Module of the state with which ranks gather divided parameters; a pass leaves nothing of the examples in it."""
 
 UNKNOWN: Final = "of a kind that is not known"
 """Fingerprint of an object that is not looked into."""
@@ -63,7 +63,7 @@ UNKNOWN: Final = "of a kind that is not known"
 _MOST_ENTRIES: Final = 10_000
 """Largest container whose entries are looked at."""
 _MOST_BYTES: Final = 2**24
-"""Of larger tensors and arrays, every k-th value is compared, so that about this many bytes are."""
+"""Approximate number of bytes that are compared: every k-th value of larger tensors and arrays."""
 
 Contents = Mapping[str, Hashable]
 """A fingerprint of each value, by its place, such as ``1.mean`` or ``1.seen[0]``."""

@@ -34,9 +34,9 @@ from dpsweep.workers.gradients.rules import Differentiate
 _ALIGNMENT: Final = 8
 """Gram matrices in matrix units have a multiple of it as rows, without which cuBLAS takes a slower kernel."""
 _FEW_POSITIONS: Final = 8
-"""Most positions of a gradient that has few."""
+"""Maximum number of positions of a gradient that counts as short."""
 _FEW_VALUES: Final = 1024
-"""Most values of a gradient that is then instantiated, in fewer operations than ghost norms take."""
+"""Maximum number of values at which a short gradient is instantiated, in fewer operations than ghost norms."""
 _SQUARES: Final = "ghost squares"
 """Name of squared norms that `gram_together` leaves with gradients for their next use."""
 

@@ -29,7 +29,7 @@ LastMicroBatch = Literal["shorter", "padded"]
 
 
 Launches = Literal["each", "recorded"]
-"""How the host starts the kernels of passes: each by itself, or by a recorded graph where device and pass allow it."""
+"""Start of the kernels of a pass: each by itself, or by a recorded graph where device and pass allow it."""
 
 
 def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: LastMicroBatch) -> list[MicroBatch]:

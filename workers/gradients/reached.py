@@ -25,7 +25,7 @@ _SCALES: Final = (0.1, 1.0, 3.0)
 _SMALLEST_SIZE: Final = 0.1
 """Size that a parameter near 0 is taken to have."""
 _ADAPTERS: Final = ("adapter", "adaption_", "lora_", "prompt_encoder")
-"""Substrings by which parameters of adapters are recognised where no class of peft names them."""
+"""Substrings of the names of adapter parameters, for adapters that no class of peft lists."""
 _SHOWN: Final = 24
 """Maximum number of names in one sentence."""
 _NUMBER: Final = re.compile(r"(?<=\.)\d+(?=\.)|^\d+(?=\.)|(?<=\.)\d+$")

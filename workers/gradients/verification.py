@@ -36,10 +36,10 @@ DISPLACEMENT = 0.1
 """Standard deviation by which parameters are perturbed if some gradient is 0, in units of 1 / sqrt(fan in)."""
 
 ROUNDING = 1e-9
-"""Tolerated relative difference, in double precision, of what must not depend on other rows."""
+"""Tolerated relative difference, in double precision, of values that must not depend on other rows."""
 
 ORDER_ROUNDING = 1e-5
-"""The same in single precision for what must not depend on the order of rows, by which kernels round differently."""
+"""Tolerated relative difference, in single precision, between orders of rows, which kernels round differently."""
 
 
 def verify_rows(model: nn.Module, loss: object, passes: ComparedPasses) -> bool:

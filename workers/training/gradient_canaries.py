@@ -47,7 +47,7 @@ _STRETCHES: Final = (1.0 - 1e-6, 1.0, 1e3)
 
 _HALVINGS: Final = 30
 _REFERENCES: Final = 4
-"""References for each canary, where the model has so many parameters."""
+"""Maximum number of references for each canary; the model may have fewer free parameters."""
 _WITNESSES: Final = 64
 """Directions from which the noise of a step is measured, if the model has as many besides."""
 

@@ -28,7 +28,7 @@ from dpsweep.workers.training.one_run_audit import check_audit
 from dpsweep.workers.training.preprocessing import planned_releases
 
 LEAST_ORDER: Final = 4.0
-"""Least `moment_order`: mean contributions are made for tails, which low orders neglect."""
+"""Minimum of `moment_order`: mean contributions are made for tails, which low orders neglect."""
 
 
 def mechanism_of(

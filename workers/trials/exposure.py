@@ -27,7 +27,7 @@ from dpsweep.workers.tasks.losses import Loss
 _DRAWS: Final = 0x5EC2E7
 """Separates these draws from others of the seed."""
 _LARGEST_SHARE: Final = 0.5
-"""Of the training examples that secrets may take."""
+"""Maximum share of the training examples that secrets may replace."""
 
 
 def with_secrets(spec: TrialSpec, dataset: Dataset) -> Dataset:

@@ -43,7 +43,7 @@ _COPIES: Final = 2
 _ROUNDING: Final = 1e-5
 """Tolerated change of a logit by later tokens, relative to the largest one."""
 _TIMES: Final = 4.0
-"""How many times the change of a row whose tokens stay may be that of the others: of experts that share a batch."""
+"""Tolerated ratio of changes to those of a row whose tokens stay, which experts that share a batch may cause."""
 _EMBEDDING_HINT: Final = "; whole numbers need a model that embeds them, such as transformer with `vocabulary`"
 
 

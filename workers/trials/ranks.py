@@ -34,7 +34,7 @@ _VALUES_AT_ONCE: Final = 2**24
 
 
 _NOTHING: Final = -1
-"""Place of what a rank needs that has nothing to compute."""
+"""Place that a rank names when it needs no group."""
 _MOST_AXES: Final = 8
 _DTYPES: Final = (torch.float64, torch.float32, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool)
 
