@@ -37,6 +37,9 @@ from dpsweep.workers.sampling.samplers import AUDITABLE, RowDraws, RowNumbers
 from dpsweep.workers.spec import AuditSpec, SamplingSpec
 from dpsweep.workers.tasks.losses import Loss
 
+Scores = npt.NDArray[np.floating[Any]]
+Coins = npt.NDArray[np.bool_]
+
 GUESSED = (1.0, 0.5, 0.25, 0.125)
 """Shares of the canaries that are guessed, the most extreme scores first; the share with the best bound is reported."""
 
@@ -48,7 +51,7 @@ class Canaries:
         chosen = np.random.default_rng(derive_seed(seed, "canaries")).choice(dataset_size, spec.canaries, replace=False)
         self.rows: RowNumbers = np.sort(chosen).astype(np.int64)
         heads = draws.each(2 * spec.canaries, spec.canaries)  # each with probability 1/2
-        self.included: npt.NDArray[np.bool_] = np.isin(np.arange(spec.canaries), heads)
+        self.included: Coins = np.isin(np.arange(spec.canaries), heads)
 
     @property
     def absent(self) -> RowNumbers:
@@ -92,8 +95,8 @@ def audit(
 
 
 def audit_scores(
-    scores: npt.NDArray[np.floating[Any]],
-    included: npt.NDArray[np.bool_],
+    scores: Scores,
+    included: Coins,
     groups: npt.NDArray[np.integer[Any]],
     group_names: Sequence[str],
     confidence: float,
@@ -140,13 +143,7 @@ _GUESSED: Final = 0.2
 """Share of the others that is guessed, except by the test ``gdp``, which guesses all."""
 
 
-def audit_gradient_scores(
-    scores: npt.NDArray[np.floating[Any]],
-    included: npt.NDArray[np.bool_],
-    spec: AuditSpec,
-    run: StatedRun,
-    seed: int,
-) -> AuditResult:
+def audit_gradient_scores(scores: Scores, included: Coins, spec: AuditSpec, run: StatedRun, seed: int) -> AuditResult:
     """Audit by scores of gradient canaries, and whether each was included.
 
     Both are of the canaries and of references after them, which take no part. A canary is guessed to be in if its score
@@ -180,28 +177,20 @@ def audit_gradient_scores(
     return AuditResult(run.delta, spec.confidence, everyone, (), found, spec.kind, spec.transcript, run.of_canary)
 
 
-def _middle(
-    scores: npt.NDArray[np.floating[Any]], included: npt.NDArray[np.bool_], chooses: npt.NDArray[np.int64]
-) -> float:
+def _middle(scores: Scores, included: Coins, chooses: npt.NDArray[np.int64]) -> float:
     """Return the middle between the mean scores of those in and out among ``chooses``; the median if all are alike."""
     joined, out = scores[chooses[included[chooses]]], scores[chooses[~included[chooses]]]
     return float(np.mean([joined.mean(), out.mean()]) if len(joined) and len(out) else np.median(scores))
 
 
-def _audit_group(
-    name: str,
-    scores: npt.NDArray[np.floating[Any]],
-    included: npt.NDArray[np.bool_],
-    delta: float,
-    confidence: float,
-) -> GroupAudit:
+def _audit_group(name: str, scores: Scores, included: Coins, delta: float, confidence: float) -> GroupAudit:
     order = np.argsort(scores, kind="stable")
     ways = [_guesses(included[order], int(share * len(order)) // 2) for share in GUESSED]
     epsilon, guesses = best_audited_epsilon(ways, delta, confidence)
     return GroupAudit(name, guesses.canaries, guesses.made, guesses.correct, epsilon)
 
 
-def _guesses(included: npt.NDArray[np.bool_], each_side: int) -> Guesses:
+def _guesses(included: Coins, each_side: int) -> Guesses:
     """Guess the first ``each_side`` canaries to be out and the last to be in. included: [m], ascending by score."""
     out, joined = included[:each_side], included[len(included) - each_side :]
     return Guesses(len(included), 2 * each_side, int(np.sum(~out) + np.sum(joined)))
