@@ -30,10 +30,12 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.registry import build, nearest
 from dpsweep.workers.data.base import Source, Split, make_split, repeated
 from dpsweep.workers.data.owner_columns import owners_in, people_in
+from dpsweep.workers.data.owners import Ids
 from dpsweep.workers.data.preparations import made_preparation, plain_preparation, preparation_as_stored
 from dpsweep.workers.data.table import table
 from dpsweep.workers.dataset_description import NO_GROUPS
 
+Values = npt.NDArray[Any]
 _COLUMNS: Final = ("features", "labels", "groups", "example_ids", "user_ids")
 
 
@@ -99,7 +101,7 @@ def source_of_arrays(
             raise InvalidInput("the training examples have groups, and the test examples none; give test as 3 columns")
         parts.append((further[0], further[1], tested))
     columns, names, reasons = _labels([each for _, each, _ in parts], classes, task)
-    members: Sequence[npt.NDArray[Any] | None] = [None] * len(parts)
+    members: Sequence[Values | None] = [None] * len(parts)
     called = names if task == "classification" else NO_GROUPS
     if groups is not None:
         members, called, of_groups = groups_of([each for _, _, each in parts], group_names)
@@ -121,13 +123,7 @@ def source_of_arrays(
     )
 
 
-def _split(
-    rows: Tensor,
-    labels: npt.NDArray[Any],
-    groups: npt.NDArray[Any] | None,
-    owners: npt.NDArray[np.int64] | None,
-    first: int,
-) -> Split:
+def _split(rows: Tensor, labels: Values, groups: Values | None, owners: Ids | None, first: int) -> Split:
     """Return the split of these examples. first: id of the first one."""
     stored = rows.float() if rows.dtype in (torch.float64, torch.float16, torch.bfloat16) else rows
     if len({len(each) for each in (stored, labels, groups, owners) if each is not None}) > 1:
@@ -138,7 +134,7 @@ def _split(
     return make_split(stored, labels, groups, first_id=first, user_ids=owners)
 
 
-_Read = tuple[Sequence[npt.NDArray[Any]], tuple[str, ...], tuple[Reason, ...]]
+_Read = tuple[Sequence[Values], tuple[str, ...], tuple[Reason, ...]]
 """A column of each part; the names that its numbers are indices of; and what was read off the rows."""
 
 
@@ -221,7 +217,7 @@ def _named(params: Mapping[str, Any]) -> list[str]:
     return [str(name) for names in listed for name in names]
 
 
-def _owners(users: Any) -> npt.NDArray[np.int64]:
+def _owners(users: Any) -> Ids:
     """Return the owner of each example [n], or its owners [n, k] where ``users`` lists them."""
     rows = users.tolist() if isinstance(users, Tensor | np.ndarray) else list(users)
     if not any(isinstance(each, list | tuple) for each in rows):
@@ -233,7 +229,7 @@ def _owners(users: Any) -> npt.NDArray[np.int64]:
     return owners_in(column, tuple(people_in(column).unique().to_pylist()))
 
 
-def _values(column: Any, what: str) -> npt.NDArray[Any]:
+def _values(column: Any, what: str) -> Values:
     """Return the values [n] of a column. Raises: InvalidInput for missing ones, and for several types."""
     values = column.detach().cpu().numpy() if isinstance(column, Tensor) else np.asarray(column)
     if values.dtype.kind not in "biu":
@@ -250,7 +246,7 @@ def _require_known(values: Iterable[Any], what: str) -> None:
         raise InvalidInput(f"some {what} are missing (NaN); leave out their rows, or give them a value")
 
 
-def _places(column: npt.NDArray[Any], values: Sequence[Any], what: str, named: str) -> npt.NDArray[np.int64]:
+def _places(column: Values, values: Sequence[Any], what: str, named: str) -> Ids:
     """Return the places of values in a list. Raises: InvalidInput for others."""
     places = {value: place for place, value in enumerate(values)}
     listed = column.tolist()

@@ -22,21 +22,15 @@ _LARGEST = 2**30
 def mnist(root: str | None = None) -> Source:
     """Return 60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
     names = tuple(str(digit) for digit in range(10))
-    return _load("mnist", "MNIST", root, names, (0.1307, 0.3081))
+    return _load("mnist", "MNIST", root, names, 0.1307, 0.3081)
 
 
 def fashion_mnist(root: str | None = None) -> Source:
     """Return 60,000 + 10,000 pictures of clothes of 28 x 28 pixels; groups are the ten classes."""
-    return _load("fashion_mnist", "FashionMNIST", root, _CLOTHES, (0.2860, 0.3530))
+    return _load("fashion_mnist", "FashionMNIST", root, _CLOTHES, 0.2860, 0.3530)
 
 
-def _load(
-    source: str,
-    folder: str,
-    root: str | None,
-    class_names: tuple[str, ...],
-    statistics: tuple[float, float],
-) -> Source:
+def _load(source: str, folder: str, root: str | None, names: tuple[str, ...], mean: float, std: float) -> Source:
     def download(cache: Path) -> None:
         import torchvision  # late: importing it takes seconds
 
@@ -48,13 +42,12 @@ def _load(
 
     train_images, train_labels = read("train-images-idx3-ubyte"), read("train-labels-idx1-ubyte")
     test_images, test_labels = read("t10k-images-idx3-ubyte"), read("t10k-labels-idx1-ubyte")
-    mean, std = statistics
     return Source(
         source,
         make_split(train_images[:, None], train_labels),
         make_split(test_images[:, None], test_labels, first_id=len(train_labels)),
-        class_names,
-        class_names,
+        names,
+        names,
         pixels((mean,), (std,)),
         (f"pixels scaled by the published mean {mean} and standard deviation {std}",),
     )
