@@ -157,7 +157,14 @@ def text(
     declared = Declared(kind, ranges or {}, {}, classes, declared_groups(by, groups))
     owners = OwnerColumns.of(user, user_separator)
     roles = Roles(labels, by, owners.column, (), frozenset((text,)))
-    files = _read_files(path, test_path, text, roles, declared, owners, encoding)
+    if text in (*roles.used, *owners.names):
+        raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
+    if test_path is not None:
+        require_other(test_path, path)
+    flags: dict[str, CellValues] = dict.fromkeys(labels if kind == "multi_label" else (), ())
+    texts = flags | declared.texts(labels, by, owners.names)
+    columns = _Columns(text, [name for name in labels if name not in texts], texts)
+    files = [_File.read(each, columns, roles, owners, encoding) for each in (path, test_path) if each is not None]
     encoded = encoding_of(files[0].columns, roles, declared)
     learner = _Learner(
         encoder,
@@ -189,26 +196,6 @@ def text(
             "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
         },
     )
-
-
-def _read_files(
-    path: str,
-    test_path: str | None,
-    text: str,
-    roles: Roles,
-    declared: Declared,
-    owners: OwnerColumns,
-    encoding: str | None,
-) -> list[_File]:
-    """Return the training file, and the test file if there is one. Raises: as `text`."""
-    if text in (*roles.used, *owners.names):
-        raise InvalidInput(f"the column {text!r} is the text, and also a label, group or user; name another of both")
-    flags: dict[str, CellValues] = dict.fromkeys(roles.labels if declared.task == "multi_label" else (), ())
-    texts = flags | declared.texts(roles.labels, roles.groups, owners.names)
-    if test_path is not None:
-        require_other(test_path, path)
-    places = (path,) if test_path is None else (path, test_path)
-    return [_File.read(each, text, roles, texts, owners, encoding) for each in places]
 
 
 def _labels(objective: Objective, label: str | Sequence[str] | None, task: TableTask) -> tuple[str, ...]:
@@ -251,30 +238,20 @@ class _File:
     encoding: str | None
 
     @classmethod
-    def read(
-        cls,
-        path: str,
-        text: str,
-        roles: Roles,
-        texts: Mapping[str, CellValues],
-        owners: OwnerColumns,
-        encoding: str | None,
-    ) -> _File:
+    def read(cls, path: str, named: _Columns, roles: Roles, owners: OwnerColumns, encoding: str | None) -> _File:
         found, kept, given = require_path(path), [], []
-        numbers = [name for name in roles.labels if name not in texts]
-        columns_read = _Columns(text, numbers, texts)
-        for rows in _stream(found, columns_read, encoding):
-            given.append(_strings(rows, text, found).is_valid().to_numpy(zero_copy_only=False))
-            kept.append(rows.select(columns_read.used[1:]))
+        for rows in _stream(found, named, encoding):
+            given.append(_strings(rows, named.text, found).is_valid().to_numpy(zero_copy_only=False))
+            kept.append(rows.select(named.used[1:]))
         if not given:
             raise InvalidInput(f"the table {found} has no rows; give a file with at least one")
         has_text = np.concatenate(given)
         columns = pa.table({"": pa.array(np.zeros(len(has_text), dtype=np.int8))})  # rows, where no column has a role
         if roles.used:
-            columns = used_columns(owned(pa.Table.from_batches(kept), owners, path), roles, texts, path)
+            columns = used_columns(owned(pa.Table.from_batches(kept), owners, path), roles, named.others, path)
         is_complete = np.zeros(len(has_text), dtype=bool)
         is_complete[complete_rows(columns)] = True
-        return cls(found, text, columns, has_text, np.flatnonzero(is_complete & has_text), encoding)
+        return cls(found, named.text, columns, has_text, np.flatnonzero(is_complete & has_text), encoding)
 
     @property
     def counted(self) -> pa.Table:
