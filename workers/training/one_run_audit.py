@@ -37,7 +37,7 @@ from dpsweep.workers.sampling.samplers import AUDITABLE, RowDraws, RowNumbers
 from dpsweep.workers.spec import AuditSpec, SamplingSpec
 from dpsweep.workers.tasks.losses import Loss
 
-Scores = npt.NDArray[np.floating[Any]]
+CanaryScores = npt.NDArray[np.floating[Any]]
 Coins = npt.NDArray[np.bool_]
 
 GUESSED = (1.0, 0.5, 0.25, 0.125)
@@ -95,7 +95,7 @@ def audit(
 
 
 def audit_scores(
-    scores: Scores,
+    scores: CanaryScores,
     included: Coins,
     groups: npt.NDArray[np.integer[Any]],
     group_names: Sequence[str],
@@ -143,7 +143,9 @@ _GUESSED: Final = 0.2
 """Share of the others that is guessed, except by the test ``gdp``, which guesses all."""
 
 
-def audit_gradient_scores(scores: Scores, included: Coins, spec: AuditSpec, run: StatedRun, seed: int) -> AuditResult:
+def audit_gradient_scores(
+    scores: CanaryScores, included: Coins, spec: AuditSpec, run: StatedRun, seed: int
+) -> AuditResult:
     """Audit by scores of gradient canaries, and whether each was included.
 
     Both are of the canaries and of references after them, which take no part. A canary is guessed to be in if its score
@@ -177,13 +179,13 @@ def audit_gradient_scores(scores: Scores, included: Coins, spec: AuditSpec, run:
     return AuditResult(run.delta, spec.confidence, everyone, (), found, spec.kind, spec.transcript, run.of_canary)
 
 
-def _middle(scores: Scores, included: Coins, chooses: npt.NDArray[np.int64]) -> float:
+def _middle(scores: CanaryScores, included: Coins, chooses: npt.NDArray[np.int64]) -> float:
     """Return the middle between the mean scores of those in and out among ``chooses``; the median if all are alike."""
     joined, out = scores[chooses[included[chooses]]], scores[chooses[~included[chooses]]]
     return float(np.mean([joined.mean(), out.mean()]) if len(joined) and len(out) else np.median(scores))
 
 
-def _audit_group(name: str, scores: Scores, included: Coins, delta: float, confidence: float) -> GroupAudit:
+def _audit_group(name: str, scores: CanaryScores, included: Coins, delta: float, confidence: float) -> GroupAudit:
     order = np.argsort(scores, kind="stable")
     ways = [_guesses(included[order], int(share * len(order)) // 2) for share in GUESSED]
     epsilon, guesses = best_audited_epsilon(ways, delta, confidence)
