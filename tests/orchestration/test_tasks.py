@@ -139,7 +139,7 @@ def test_the_best_and_the_table_go_by_its_main_number(ran: tuple[str, Path]) -> 
     task, output = ran
     sweep = dpsweep.open(output)
     if task in {"multi_label", "language_modelling"}:  # little of their data can be learnt
-        with pytest.raises(InvalidInput, match="no setting .* is of use: flat · constant .* always predicting the"):
+        with pytest.raises(InvalidInput, match=r"no setting .* is of use: flat · constant .* always predicting the"):
             sweep.best()
     else:
         best = sweep.best()
