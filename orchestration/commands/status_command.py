@@ -280,7 +280,8 @@ _AS_WRITTEN = (
 def _recording(recording: RecordingStatus) -> list[Text]:
     if missing := recording.missing() if recording.failure else "":
         return [plain_text(missing, "yellow")]
-    return [plain_text(f"MLflow: {recording.page}", "dim")]
+    served = "" if recording.store.startswith("http") else f"`mlflow ui --backend-store-uri {recording.store}`, then "
+    return [plain_text(f"MLflow: {served}{recording.page}", "dim")]
 
 
 def _chosen(
