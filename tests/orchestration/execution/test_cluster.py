@@ -218,9 +218,9 @@ def test_the_quickstart_as_it_is_shipped(address: str, tmp_path: Path) -> None:
     done = run_on(address, tmp_path, QUICKSTART.read_text())
     assert done.returncode == 0, done.stderr
     trials = json.loads(done.stdout)["trials"]
-    assert [trial["status"] for trial in trials] == ["finished"] * 14
+    assert [trial["status"] for trial in trials] == ["finished"] * 35
     private = [trial for trial in trials if trial["private"]]
-    assert len(private) == 12
+    assert len(private) == 30
     assert all(7.9 < trial["epsilon"] <= 8.0 for trial in private)
     assert all(trial["median_example_epsilon"] < trial["epsilon"] for trial in private)
     assert {trial["tuning"] for trial in trials} == {"unaccounted"}
