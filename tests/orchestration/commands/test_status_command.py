@@ -251,7 +251,10 @@ def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_ano
 
 def test_a_database_of_mlflow_is_shown_with_the_command_that_serves_it(tmp_path: Path, command: Command) -> None:
     for store, shown in (
-        ("sqlite:////srv/mlflow.db", "MLflow: `mlflow ui --backend-store-uri sqlite:////srv/mlflow.db`, then http://page"),
+        (
+            "sqlite:////srv/mlflow.db",
+            "MLflow: `mlflow ui --backend-store-uri sqlite:////srv/mlflow.db`, then http://page",
+        ),
         ("http://mlflow:5000", "MLflow: http://page"),
     ):
         seen = replace(snapshot(), recording=RecordingStatus(store=store, page="http://page"))
