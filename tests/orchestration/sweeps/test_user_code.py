@@ -237,8 +237,8 @@ class TestPlansWithoutCode:
         plan = json.loads(done.out)
         assert [trial["refused"] for trial in plan["trials"]] == [None] * 3
         assert {trial["noise_multiplier"] for trial in plan["trials"]} == {2.0}
-        warnings = [line for line in done.err.splitlines() if "was not tried on rows of the data" in line]
-        assert [line.split("'")[1] for line in warnings] == ["subprocess:getoutput", "unrun:narrow"]
+        untried = [note for note in plan["notes"] if "was not tried on rows of the data" in note]
+        assert [note.split("'")[1] for note in untried] == ["subprocess:getoutput", "unrun:narrow"]
         assert not marker.exists()
         assert command("plan", write(tmp_path, model="unrun:narrow")).code == 0
         assert marker.exists(), "with code, the plan tries it"
