@@ -47,6 +47,7 @@ _POWERS = 10
 """Largest power of that series; what is left out is at most 1e-13 of it."""
 
 
+@np.errstate(divide="ignore")  # no noise costs infinity
 def gaussian_rdp(noise_multiplier: float, orders: Array = ORDERS) -> Array:
     """Return RDP alpha / (2 sigma^2) of the Gaussian mechanism at each order."""
     return np.asarray(orders / (2.0 * noise_multiplier**2))

@@ -89,11 +89,11 @@ def test_noise_multipliers_may_be_given_instead_of_a_target() -> None:
     assert point.spec.noise.initial_noise_multiplier == 2.0
 
 
-@pytest.mark.parametrize("file", sorted(SWEEPS.glob("*.yaml")), ids=lambda file: file.stem)
+@pytest.mark.parametrize("file", sorted(SWEEPS.rglob("*.yaml")), ids=lambda file: file.stem)
 def test_shipped_sweeps_are_valid(file: Path) -> None:
     sweep = parse_sweep(file.read_text(), str(file))
     assert sweep.name == file.stem
-    assert any(point.baseline for point in grid(sweep))
+    assert any(point.baseline for point in grid(sweep)) or file.parent != SWEEPS, "papers compare private settings"
 
 
 @pytest.mark.parametrize("place", ['name: "{}"', 'model: "{}"', 'model: {{name: mlp, "{}": 1}}', '"{}": 1'])
