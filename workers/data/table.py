@@ -361,8 +361,9 @@ _COSTLY: Final = 0.1
 
 def _lacking_one(incomplete: Sequence[pa.Table], total: int, roles: Roles) -> Iterator[str]:
     """Yield how many rows lack one feature and nothing else, for each that costs many of all rows."""
+    lacking = [rows.filter(pa.array(sum(map(lacks, rows.columns)) == 1)) for rows in incomplete if rows.num_rows]
     for name in (each for each in roles.features if each in roles.known):
-        alone = sum(int((lacks(rows[name]) & (sum(map(lacks, rows.columns)) == 1)).sum()) for rows in incomplete)
+        alone = sum(int(lacks(rows[name]).sum()) for rows in lacking)
         if alone >= _COSTLY * total:
             yield f"{alone:,} of these lack {name!r} alone, and stay if it is no feature"
 

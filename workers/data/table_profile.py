@@ -159,9 +159,8 @@ def profile_table(
         for name in single
     ]
     if classes is not None:
-        columns = [
-            replace(each, tells_class=_tells(each, rows[each.name], rows[classes], most_values)) for each in columns
-        ]
+        codes = np.where(lacks(rows[classes]), -1, _codes(rows[classes]))
+        columns = [replace(each, tells_class=_tells(each, rows[each.name], codes, most_values)) for each in columns]
     lists = (_embedding(name, rows.select(places)) for name, places in embeddings.items())
     found = (*_without_repetition(columns, rows), *lists)
     are_values = file.suffix.lower() in _TEXT_FILES and _are_values(found)
@@ -334,16 +333,18 @@ def _column(
     )
 
 
-def _tells(column: ColumnProfile, values: pa.ChunkedArray, label: pa.ChunkedArray, most_values: int) -> bool:
+def _tells(column: ColumnProfile, values: pa.ChunkedArray, labels: npt.NDArray[np.int64], most_values: int) -> bool:
     """Return whether the column alone explains nearly all rows outside the most frequent class. Each listed value has
     one class, or each part of its numbers, which as many cuts divide as separate the classes.
+
+    labels [rows]: the class of each row, -1 without one.
     """
     if column.values is None and column.span is None:
         return False
     if column.written is not None:
         values = parsed(values, column.written.convention)
-    known = ~(lacks(values) | lacks(label))
-    classes = _codes(label)[known]
+    known = ~lacks(values) & (labels >= 0)
+    classes = labels[known]
     if not 2 <= (kinds := len(np.unique(classes))) <= most_values:
         return False
     if column.values is not None:
