@@ -39,7 +39,7 @@ from dpsweep.orchestration.comparison.sanity import without_changes
 from dpsweep.orchestration.comparison.settings import label_phrases
 from dpsweep.orchestration.report.prose import composed_cost
 from dpsweep.orchestration.store.published import NON_PRIVATE, Label, PublishedTrial, TrialState
-from dpsweep.orchestration.tracking.addresses import masked
+from dpsweep.orchestration.tracking.addresses import masked, serving
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 
 if TYPE_CHECKING:  # these modules load torch, Ray and MLflow
@@ -223,7 +223,7 @@ def print_outcome(outcome: Outcome) -> None:
         return
     console.print("Open MLflow:", style="bold")
     page = outcome.recording.page if outcome.recording else ""
-    serve = f"{python} -m mlflow ui --backend-store-uri {shlex.quote(uri)}"
+    serve = f"{python} -m {serving(uri)}"
     for line in [page or uri] if uri.startswith("http") else [serve, *([f"and then {page}"] if page else [])]:
         console.print(plain_text(f"  {line}"), soft_wrap=True)
 

@@ -47,6 +47,7 @@ from dpsweep.orchestration.store.status_snapshot import (
     TrialSnapshot,
     read_snapshot,
 )
+from dpsweep.orchestration.tracking.addresses import serving
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.execution.submission import SubmittedSweep
@@ -280,7 +281,7 @@ _AS_WRITTEN = (
 def _recording(recording: RecordingStatus) -> list[Text]:
     if missing := recording.missing() if recording.failure else "":
         return [plain_text(missing, "yellow")]
-    served = "" if recording.store.startswith("http") else f"`mlflow ui --backend-store-uri {recording.store}`, then "
+    served = "" if recording.store.startswith("http") else f"`{serving(recording.store)}`, then "
     return [plain_text(f"MLflow: {served}{recording.page}", "dim")]
 
 

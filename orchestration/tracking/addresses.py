@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import os
 import re
+import shlex
 import socket
 import sqlite3
 import urllib.request
@@ -26,6 +27,13 @@ VARIABLE: Final = "MLFLOW_EXPERIMENT_NAME"
 """Variable that names the experiment of all sweeps."""
 LOCAL_SERVER: Final = "http://127.0.0.1:5000"
 """Address of `mlflow ui`, which shows a database."""
+
+
+def serving(uri: str) -> str:
+    """Return the command, but for the interpreter, with which MLflow serves a database at `LOCAL_SERVER`."""
+    return f"mlflow ui --backend-store-uri {shlex.quote(uri)}"
+
+
 _DEFAULT_PORTS = {"http": 80, "https": 443, "postgresql": 5432, "mysql": 3306, "mssql": 1433}
 
 
