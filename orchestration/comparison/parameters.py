@@ -36,8 +36,15 @@ _LONG = ("ranges", "categories")
 the sweep file."""
 
 
-_FIELDS = {"schedule": "noise.schedule"}
-"""Fields of the specification whose name differs from their label, by label."""
+_AXES: Final = {
+    "noise.schedule": "schedule",
+    "noise.initial_noise_multiplier": "sigma",
+    "target_epsilon": "epsilon",
+    "users.sampling": "user_sampling",
+    "users.max_records": "max_records_per_user",
+}
+"""Axes of the grid, by the parameter that is called otherwise."""
+_FIELDS: Final = {axis: field for field, axis in _AXES.items()}
 
 
 def asked(point: GridPoint) -> dict[str, Label]:
@@ -99,16 +106,6 @@ def _choice(parameters: Mapping[str, Label]) -> dict[str, Component | Label]:
     return {**{_AXES.get(place, place): Component(each, params[place]) for place, each in named.items()}, **found}
 
 
-_AXES: Final = {
-    "noise.schedule": "schedule",
-    "noise.initial_noise_multiplier": "sigma",
-    "target_epsilon": "epsilon",
-    "users.sampling": "user_sampling",
-    "users.max_records": "max_records_per_user",
-}
-"""Axes of the grid, by the parameter that is called otherwise."""
-
-
 def choices(trials: Iterable[PublishedTrial]) -> list[dict[str, Label]]:
     """Return of each trial what was chosen differently in others, seeds apart, by the names of a sweep file.
 
@@ -120,7 +117,7 @@ def choices(trials: Iterable[PublishedTrial]) -> list[dict[str, Label]]:
         given = {name.removeprefix("spec.").replace(".params.", "."): value for name, value in trial.params.items()}
         labels = {name: value for name, value in trial.labels.items() if name not in _NOT_CHOSEN}
         for label in labels:
-            field = _FIELDS.get(label, f"{label}.name")
+            field = f"{_FIELDS.get(label, label)}.name"
             labels[label] = given.pop(field, given.pop(f"{label}.method", labels[label]))
         given.pop("noise.initial_noise_multiplier", None)
         found.append({name.replace("_", " "): value for name, value in {**labels, **given}.items()})

@@ -268,6 +268,16 @@ def test_each_choice_is_there_once_by_its_name_in_the_sweep_file() -> None:
         {"clipping.bound": 1.0, "optimizer.rate": 0.1},
         {"clipping.bound": 1.0, "optimizer.rate": 0.3},
     ]
+    names = {"spec.noise.schedule.name": "exponential"}
+    falling = [
+        replace(
+            each,
+            labels={**each.labels, "schedule": f"exponential (decay {decay})"},
+            params={**trials[0].params, **names, "spec.noise.schedule.params.decay": decay},
+        )
+        for each, decay in ((trials[0], 0.1), (trials[0], 0.2))
+    ]
+    assert choices(falling) == [{"noise.schedule.decay": 0.1}, {"noise.schedule.decay": 0.2}]
     other = replace(trials[0], labels={**trials[0].labels, "clipping": "individual"}, params={})
     assert [row["clipping"] for row in choices([trials[0], other])] == ["flat", "individual"]
 
