@@ -109,7 +109,6 @@ def _cost(trace: Trace, delta: float, name: str) -> float:
     if name not in ("pld", "auto", "gdp") or trace.selection is not None:
         return account_again(trace, delta, name).epsilon
     rows, size = by_rows(trace, 1)
-    found = (
-        Accountant("pld", functools.partial(bounds_pld, tolerance=_TOLERANCE)).estimate(rows, delta, size)[0].epsilon
-    )
+    coarse = Accountant("pld", functools.partial(bounds_pld, tolerance=_TOLERANCE))
+    found = coarse.estimate(rows, delta, size)[0].epsilon
     return found if trace.filter is None else min(found, enforced_epsilon(trace.filter, trace, delta))
