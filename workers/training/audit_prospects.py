@@ -1,8 +1,8 @@
 """Simulates audits of a planned run, before any training.
 
-Scores from the iterates, and scores of rows, are drawn from the trade-off function of the run, which no attack on a
-record passes. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from the
-iterates of plain batches, and less otherwise. Canaries that are seen in the last model have separate parameters,
+Scores from the iterates are drawn from the trade-off function of the run, which no attack on a record passes. Those of
+rows are too. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from the
+iterates of plain batches, and less otherwise. Canaries that are seen in the last model have parameters of their own,
 which are trained here as in the run. The audit itself uses the same tests.
 """
 
@@ -14,7 +14,7 @@ import math
 import statistics
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, assert_never
 
 import numpy as np
 import torch
@@ -95,10 +95,13 @@ def prospect(
     """Simulate audits of a planned run. `trace`: as planned. `examples`: for training. `parameters`: of the model."""
     bounds, factor = simulated(spec, audit, trace, parameters), noise_factor(spec, audit, trace, parameters)
     shown = sorted(bounds(audit.canaries))
-    if audit.leaves_out_rows:
-        room, of_canary, left_out = examples, claim, audit.canaries / 2.0 / examples
-    else:
-        room, of_canary, left_out = parameters or _NUMBERS[-1], _stated(spec, trace).of_canary, 0.0
+    match audit.kind:
+        case "rows":
+            room, of_canary, left_out = examples, claim, audit.canaries / 2.0 / examples
+        case "gradient":
+            room, of_canary, left_out = parameters or _NUMBERS[-1], _stated(spec, trace).of_canary, 0.0
+        case _:
+            assert_never(audit.kind)
     goal = GOALS[audit.transcript] * claim
     fitting = [count for count in _NUMBERS if count <= room]
     enough, most = next((count for count in fitting if _suffice(bounds(count), goal)), None), None

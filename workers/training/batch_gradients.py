@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property, partial
-from typing import Final, Protocol
+from typing import Final, Protocol, assert_never
 
 import torch
 from torch import Tensor, nn
@@ -97,7 +97,9 @@ class BatchGradients(Protocol):
         ...
 
     def predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
-        """Return the bits of `dpsweep.workers.evaluation.predictions.predict`. model: the trained one, or a copy."""
+        """Return the bits of `dpsweep.workers.evaluation.predictions.predict`. model: the trained one, or one like
+        it.
+        """
         ...
 
     def model_changed(self) -> None:
@@ -270,6 +272,12 @@ class UserData(TrainingData):
 def training_data(dataset: Dataset, users: UserSpec | None, device: torch.device) -> TrainingData:
     """Return the population that is sampled: the rows of the training split, or its users."""
     room = room_for_data(device)
-    if users is None or users.sampling == "els":
+    if users is None:
         return TrainingData(dataset, device, room)
-    return UserData(dataset, device, room, users.max_records)
+    match users.sampling:
+        case "els":
+            return TrainingData(dataset, device, room)
+        case "uls":
+            return UserData(dataset, device, room, users.max_records)
+        case _:
+            assert_never(users.sampling)
