@@ -29,6 +29,7 @@ from dpsweep.workers.gradients.micro_batches import (
     MicroBatch,
     micro_batches,
     require_equal_rows,
+    require_last,
     with_padding,
 )
 from dpsweep.workers.gradients.modes import RandomState, modes_of
@@ -101,6 +102,7 @@ class GradientEngine:
             raise InvalidInput(f"micro_batch_size is {micro_batch_size}, but must be at least 1, or None")
         if not multiplicity >= 1:
             raise InvalidInput(f"multiplicity is {multiplicity}, but must be at least 1")
+        require_last(last_micro_batch, micro_batch_size)
         check_model(model)
         self.model = model
         self._loss = per_example_loss

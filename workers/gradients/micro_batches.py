@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Literal, get_args
 
 import torch
 from torch import Tensor
@@ -43,6 +43,16 @@ def micro_batches(x: Tensor, y: Tensor, size: int, multiplicity: int, last: Last
     if 0 < rows <= step:  # without a view of all rows
         return [made(x, y)]
     return [made(x[start : start + step], y[start : start + step]) for start in range(0, rows, step)]
+
+
+def require_last(last: str, micro_batch_size: int | None) -> None:
+    """Raise InvalidInput for an unknown `LastMicroBatch`, and for "padded" without a micro-batch size."""
+    if last not in get_args(LastMicroBatch):
+        raise InvalidInput(f"last_micro_batch is {last!r}, but must be one of {', '.join(get_args(LastMicroBatch))}")
+    if last == "padded" and micro_batch_size is None:
+        raise InvalidInput(
+            "last_micro_batch is padded, but there is no micro_batch_size to which it could be; give micro_batch_size"
+        )
 
 
 def require_equal_rows(x: Tensor, y: Tensor, multiplicity: int) -> None:

@@ -149,6 +149,10 @@ def note_shape(seen: set[tuple[int, ...]], module: nn.Module, args: tuple[Tensor
     seen.add(tuple(args[0].shape))
 
 
-def test_padding_to_no_size_is_refused() -> None:
+def test_padding_to_no_size_and_unknown_forms_are_refused() -> None:
     with pytest.raises(InvalidInput, match=r"execution\.last_micro_batch is padded, .* give a micro_batch_size"):
         ExecutionSpec(last_micro_batch="padded")
+    with pytest.raises(InvalidInput, match=r"last_micro_batch is padded, .*; give micro_batch_size"):
+        GradientEngine(nn.Linear(2, 1), per_example_loss, last_micro_batch="padded")
+    with pytest.raises(InvalidInput, match="last_micro_batch is 'longer', but must be one of shorter, padded"):
+        GradientEngine(nn.Linear(2, 1), per_example_loss, last_micro_batch="longer")  # type: ignore[arg-type]
