@@ -21,11 +21,14 @@ NO_GROUPS: Final = ("all",)
 class DatasetDescription:
     """Sizes, names, notes and reasons of a data set, for planning.
 
-    group_sizes, test_group_sizes: training and test examples by group. notes, reasons: as in `Source`. rows_per_user:
-    of the training examples; empty if the data name no users. rows_kept: None unless rows may have several owners.
+    group_sizes, test_group_sizes: training and test examples by group.
+    notes, reasons: as in `Source`.
+    rows_per_user: of the training examples; empty if the data name no users.
+    rows_kept: None unless rows may have several owners.
     test_users: number of users of the test examples, and by group test_group_users; None if these name no users. Users
-    who share test rows count as one. shared_users: how many own training and test examples. rows_per_user and
-    shared_users are private.
+    who share test rows count as one.
+    shared_users: how many own training and test examples.
+    rows_per_user and shared_users are private.
     """
 
     name: str

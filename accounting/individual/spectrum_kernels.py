@@ -298,11 +298,13 @@ def certified_bounds(
     """Raise ``bounds`` [2, all rows] of ``rows``, upper and lower, to the bounds from ``sums`` where these are larger.
 
     sums [rows, 2 points + pieces + cuts]: real and imaginary parts of K, a bound on the error of K in each piece of the
-    contour, and the decay of |exp(K)| from each cut on. above, below [3, points]: real part, imaginary part and modulus
-    of the kernel that multiplies exp(K), for the upper and the lower bound. cuts [2, cuts]: number of points up to each
-    cut, and the bound of `inversion.truncation_bound` there. contour: tilt, spacing, bound on aliases from the left,
-    and damping; without damping, above equals below. tails [2, orders] and rdp [rows, orders] bound the aliases from
-    the right, see `_aliasing`. stop [all rows]: Renyi epsilons, the upper ends of the searches.
+    contour, and the decay of |exp(K)| from each cut on.
+    above, below [3, points]: real part, imaginary part and modulus of the kernel that multiplies exp(K), for the upper
+    and the lower bound.
+    cuts [2, cuts]: number of points up to each cut, and the bound of `inversion.truncation_bound` there.
+    contour: tilt, spacing, bound on aliases from the left, and damping; without damping, above equals below.
+    tails [2, orders] and rdp [rows, orders] bound the aliases from the right, see `_aliasing`. stop [all rows]: Renyi
+    epsilons, the upper ends of the searches.
 
     On entry ``bounds`` has the bounds of the other direction, or 0. If they are tight, and delta at the upper one is
     small enough in this direction too, they stay. Infinity (upper) or 0 (lower) means that nothing could be certified.

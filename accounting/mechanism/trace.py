@@ -202,13 +202,15 @@ class Trace:
     before the run and bound the true ones in every run. It is ``output_specific`` if they were read off the run and
     bound the true ones at every step of it (norms taken at every step, or individual clipping). Else ``estimate``.
     noise_follows_results: the noise was chosen from earlier results (a validation-driven schedule that reacted). The
-    cost of the noise that was used is then no proven bound but an estimate. ended_by_results: the run would have gone
-    on had its results been others (a scheduler stopped it). Then the cost of the steps that ran is an estimate, too,
-    as an end can be chosen that has leaked much. filter: the filter that limited the total cost of every example.
-    Its budget is a guarantee even if noise or end followed results. selection: how the run, the only one released, was
-    chosen among several (private selection, docs/accounting.md). All other fields then describe each of these runs, and
-    epsilons are those after the selection. strategy: how the noise of the steps is correlated. unit: whose privacy its
-    epsilons are. For users, all sizes and rates count the population that is sampled.
+    cost of the noise that was used is then no proven bound but an estimate.
+    ended_by_results: the run would have gone on had its results been others (a scheduler stopped it). Then the cost of
+    the steps that ran is an estimate, too, as an end can be chosen that has leaked much.
+    filter: the filter that limited the total cost of every example. Its budget is a guarantee even if noise or end
+    followed results.
+    selection: how the run, the only one released, was chosen among several (private selection, docs/accounting.md). All
+    other fields then describe each of these runs, and epsilons are those after the selection.
+    strategy: how the noise of the steps is correlated.
+    unit: whose privacy its epsilons are. For users, all sizes and rates count the population that is sampled.
 
     Raises: InvalidInput for an impossible run: segments with gaps, batches from a data set of another size, epochs of
     more batches than there are examples. UnsupportedMechanism for a sampling not accounted for under ``adjacency``, and

@@ -32,9 +32,11 @@ _LEAST_SPACING = 1e-300  # of that grid, far below any delta, and above where do
 class GroupRounds:
     """Dominating pairs of the rounds of a trace for one group; their product dominates the whole run.
 
-    laws: subsampled rounds and how often each occurs. gaussian: mean shift, in noise standard deviations, of all plain
-    Gaussian mechanisms together. pure: the epsilons of pure-DP releases. is_private: false without noise. allocated:
-    blocks of random allocation and how often each occurs.
+    laws: subsampled rounds and how often each occurs.
+    gaussian: mean shift, in noise standard deviations, of all plain Gaussian mechanisms together.
+    pure: the epsilons of pure-DP releases.
+    is_private: false without noise.
+    allocated: blocks of random allocation and how often each occurs.
     """
 
     laws: tuple[tuple[RoundLaw, int], ...] = ()

@@ -23,10 +23,13 @@ _SHARES = (1.0, 0.7, 0.5, 0.35, 0.25)  # tilts to try, as a share of the saddle 
 class LatticePlan:
     """How to compose: lattice ``spacing`` and ``points``, the window's first loss ``bottom``, and the tilts.
 
-    tilt: theta. log_delta: of the delta of interest, about. up, down: the Chernoff bounds on aliasing use the tilts
-    theta + up and theta - down. centre: the epsilon of interest. tail: probability that a round may lose to infinity.
-    floor: probability of the least losses; a round may round them up, or drop them for the lower bound. opposite: tilt
-    of the Chernoff bound on the other direction, None if no such bound is good enough.
+    tilt: theta.
+    log_delta: of the delta of interest, about.
+    up, down: the Chernoff bounds on aliasing use the tilts theta + up and theta - down.
+    centre: the epsilon of interest.
+    tail: probability that a round may lose to infinity.
+    floor: probability of the least losses; a round may round them up, or drop them for the lower bound.
+    opposite: tilt of the Chernoff bound on the other direction, None if no such bound is good enough.
     """
 
     direction: Direction

@@ -222,10 +222,13 @@ class EpsilonRequest:
 class EpsilonAnswers:
     """The answers to a request about a run; those that were not asked for are None or empty.
 
-    `estimates`: one for each group size. `compared`: reference values by group size. `selection`: by group size, the
-    number of runs, and epsilons without the selection. `together`: epsilon of the given examples. `spread`: epsilons of
-    single examples. `curves`: one for each group size, then that of the given examples. `risks`: bounds on attacks, one
-    for each curve.
+    `estimates`: one for each group size.
+    `compared`: reference values by group size.
+    `selection`: by group size, the number of runs, and epsilons without the selection.
+    `together`: epsilon of the given examples.
+    `spread`: epsilons of single examples.
+    `curves`: one for each group size, then that of the given examples.
+    `risks`: bounds on attacks, one for each curve.
     """
 
     run: AccountedRun

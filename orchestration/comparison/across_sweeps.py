@@ -156,10 +156,12 @@ class MatchedSetting:
 class Comparison:
     """The output of `dpsweep compare`.
 
-    `sweeps`: names by folder. `differences`: what the numbers do not promise, reasons why they do not compare, and
-    trials that are left out. `between`: parameters in which whole sweeps differ. `trials`: all trials of all sweeps,
-    whose composed cost is the cost of publishing everything; empty if the sweeps have different data. `is_sensitive`:
-    whether a sweep shows exact statistics of its training examples.
+    `sweeps`: names by folder.
+    `differences`: what the numbers do not promise, reasons why they do not compare, and trials that are left out.
+    `between`: parameters in which whole sweeps differ.
+    `trials`: all trials of all sweeps, whose composed cost is the cost of publishing everything; empty if the sweeps
+    have different data.
+    `is_sensitive`: whether a sweep shows exact statistics of its training examples.
     """
 
     sweeps: Mapping[str, str]

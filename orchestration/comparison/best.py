@@ -98,12 +98,15 @@ _NEAREST: Final = 3
 class Best:
     """The private setting with the best mean of a metric.
 
-    `by`: name of the metric. `value`: the mean over runs; for an extreme over groups, settings are ordered by
-    ``interval.corrected``. `interval`: allows for the choice; None if it is unknown. `alike`: differences to other
-    settings that are not distinguishable from it. `unordered`: differences that are unknown, with one common seed or
-    none. `more_private`: the report's sentence on a setting that costs less and may be as good; "" if none does.
-    `unknown_cost`: as in `Findings`. `warnings`: the others of the report's headline. `reasons`: why its epsilon
-    is an estimate, by its trials and by the choice itself.
+    `by`: name of the metric.
+    `value`: the mean over runs; for an extreme over groups, settings are ordered by ``interval.corrected``.
+    `interval`: allows for the choice; None if it is unknown.
+    `alike`: differences to other settings that are not distinguishable from it.
+    `unordered`: differences that are unknown, with one common seed or none.
+    `more_private`: the report's sentence on a setting that costs less and may be as good; "" if none does.
+    `unknown_cost`: as in `Findings`.
+    `warnings`: the others of the report's headline.
+    `reasons`: why its epsilon is an estimate, by its trials and by the choice itself.
     """
 
     setting: Setting

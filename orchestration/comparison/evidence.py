@@ -77,10 +77,11 @@ class _TestedTrial:
 class _Numbers:
     """Metrics of one trial on its test set and on B resamples of it.
 
-    `values`: [1 + B] by name; the first entry is on the original test examples. `units`: number of independent units
-    behind each rate, 0 for other numbers. `test_set`: identifies the test examples. `unit`: which of them are
-    independent, "test example" or "test user". `overlap`: number of test examples divided by number of training
-    examples.
+    `values`: [1 + B] by name; the first entry is on the original test examples.
+    `units`: number of independent units behind each rate, 0 for other numbers.
+    `test_set`: identifies the test examples.
+    `unit`: which of them are independent, "test example" or "test user".
+    `overlap`: number of test examples divided by number of training examples.
     """
 
     values: Mapping[NumberName, Single]

@@ -72,11 +72,14 @@ class ConfidenceInterval:
 class RunValues:
     """K numbers of each of R runs, such as the accuracy of K groups.
 
-    `values`: [R, K], on the original test examples. `resampled`: [R, B, K]; runs of one split have the same resample of
-    the test examples in row b. `splits`: [R], index of the split; runs of one split have the same test examples.
+    `values`: [R, K], on the original test examples.
+    `resampled`: [R, B, K]; runs of one split have the same resample of the test examples in row b.
+    `splits`: [R], index of the split; runs of one split have the same test examples.
     `units`: [K], number of resampled units (examples, or users) behind each number if it is a share or a difference of
-    shares, else 0. `reach`: [K, 2], least and largest possible value of a share. `overlap`: number of test examples
-    divided by number of training examples if splits are drawn from the same data, else 0.
+    shares, else 0.
+    `reach`: [K, 2], least and largest possible value of a share.
+    `overlap`: number of test examples divided by number of training examples if splits are drawn from the same data,
+    else 0.
     """
 
     values: Array
@@ -91,9 +94,11 @@ class RunValues:
 class SpreadOfSeeds:
     """Variance between the runs of private settings, pooled; each [K, K] for one run and K numbers.
 
-    `own`: covariance of the numbers of one setting. `shared`: covariance with the numbers of another setting of the
-    same seed. `own_chance`, `shared_chance`: the parts that come from single test examples, which the bootstrap
-    contains. `freedom`: degrees of freedom of one setting. `settings`: number of pooled settings.
+    `own`: covariance of the numbers of one setting.
+    `shared`: covariance with the numbers of another setting of the same seed.
+    `own_chance`, `shared_chance`: the parts that come from single test examples, which the bootstrap contains.
+    `freedom`: degrees of freedom of one setting.
+    `settings`: number of pooled settings.
     """
 
     own: Array
@@ -159,10 +164,13 @@ class _Pooled:
 class Moments:
     """Means over runs of K numbers and the covariances of these means.
 
-    `bias`: of the bootstrap. `examples`: by resampling test examples. `between`: between runs of one split; `chance`:
-    its part that comes from single test examples, which ``examples`` contains. `freedom`: degrees of freedom of
-    ``between``. `by_split`: [splits, K], means. `settings`: 2 where the second half of the numbers is of another
-    setting.
+    `bias`: of the bootstrap.
+    `examples`: by resampling test examples.
+    `between`: between runs of one split;
+    `chance`: its part that comes from single test examples, which ``examples`` contains.
+    `freedom`: degrees of freedom of ``between``.
+    `by_split`: [splits, K], means.
+    `settings`: 2 where the second half of the numbers is of another setting.
     """
 
     value: Array

@@ -29,9 +29,11 @@ class SweepSummary:
     """Summary of a sweep below a folder.
 
     `state`: the state in its status.json, ``stale`` if a running sweep is stale, ``unknown`` without that file.
-    `trials`: number of trials by the word for their state, from status.json or else from their results; those that
-    ran when the driver ended are ``interrupted``. `changed`: time of the last change, in seconds since 1970 UTC.
-    `problem`: why the folder cannot be read; if set, only ``folder`` is known besides. `snapshot`: of its status.json.
+    `trials`: number of trials by the word for their state, from status.json or else from their results; those that ran
+    when the driver ended are ``interrupted``.
+    `changed`: time of the last change, in seconds since 1970 UTC.
+    `problem`: why the folder cannot be read; if set, only ``folder`` is known besides.
+    `snapshot`: of its status.json.
     """
 
     folder: str

@@ -46,10 +46,13 @@ class ComposedGroup:
 class Composition:
     """The cost of publishing everything that some private trials have released.
 
-    `trials`: number of private trials. `attempts`: number of their earlier starts, which count too. `candidates`:
-    number of runs of an unaccounted tuning that chose what was trained, which count too. `estimate`: composed epsilon
-    for a record, or a user, that may be in the data of every run, with its reasons; None if no epsilon covers all runs.
-    `release_epsilon`: the part of it for the released statistics alone. `refusal`: why no epsilon covers all runs.
+    `trials`: number of private trials.
+    `attempts`: number of their earlier starts, which count too.
+    `candidates`: number of runs of an unaccounted tuning that chose what was trained, which count too.
+    `estimate`: composed epsilon for a record, or a user, that may be in the data of every run, with its reasons; None
+    if no epsilon covers all runs.
+    `release_epsilon`: the part of it for the released statistics alone.
+    `refusal`: why no epsilon covers all runs.
     `groups`: the cost for any k records together, for each k > 1 with an epsilon in the trials, ascending.
     """
 

@@ -33,15 +33,20 @@ class MetricTable(Enum):
 class Metric:
     """One number of a trial, and how it is shown.
 
-    `name`: its name in results.json. `tracked`: its name in MLflow, with the section (``final/``, ``fairness/``,
-    ``privacy/``); None if a parameter of the run has the same value. `heading`: heading of its column. `meaning`: its
-    explanation in the report, "" if the heading suffices. `of_model`: whether it describes the final model; if so, it
-    is not recorded as a final value for a stopped trial. `exact`: whether it is computed from training examples without
-    noise; if so, it is known only where exact statistics are shown. `whose`: returns the groups that the number belongs
-    to, if it is not that of all. `better`: whether higher or lower values are better; "" if neither is. `measure`:
-    computes the number from (resampled) outcomes of test examples, for its interval; None if it does not depend on
-    them. `task`: the task whose trials have it (`dpsweep.workers.tasks`); None for all tasks. `extreme`: the group
-    metrics whose extreme over groups it is, or None.
+    `name`: its name in results.json.
+    `tracked`: its name in MLflow, with the section (``final/``, ``fairness/``, ``privacy/``); None if a parameter of
+    the run has the same value.
+    `heading`: heading of its column.
+    `meaning`: its explanation in the report, "" if the heading suffices.
+    `of_model`: whether it describes the final model; if so, it is not recorded as a final value for a stopped trial.
+    `exact`: whether it is computed from training examples without noise; if so, it is known only where exact statistics
+    are shown.
+    `whose`: returns the groups that the number belongs to, if it is not that of all.
+    `better`: whether higher or lower values are better; "" if neither is.
+    `measure`: computes the number from (resampled) outcomes of test examples, for its interval; None if it does not
+    depend on them.
+    `task`: the task whose trials have it (`dpsweep.workers.tasks`); None for all tasks.
+    `extreme`: the group metrics whose extreme over groups it is, or None.
     """
 
     name: str

@@ -42,9 +42,11 @@ from dpsweep.workers.own_code.imports import NO_CODE
 class ReaccountingRequest:
     """The finished trials to account again, and the method.
 
-    `trial`: key of one trial; by default, all private ones. `delta`, `individual`: by default, as in the sweep.
-    `group_sizes`: sizes k of groups of any k records. `group_by`: a file of groups
-    (`dpsweep.accounting.records.user_files.read_user_groups`), or "". `users`: whether to account each user as well.
+    `trial`: key of one trial; by default, all private ones.
+    `delta`, `individual`: by default, as in the sweep.
+    `group_sizes`: sizes k of groups of any k records.
+    `group_by`: a file of groups (`dpsweep.accounting.records.user_files.read_user_groups`), or "".
+    `users`: whether to account each user as well.
     """
 
     trial: str | None = None

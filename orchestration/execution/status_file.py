@@ -41,10 +41,12 @@ _THREAD_TIMEOUT = 10.0
 class StatusFile:
     """Writes snapshots of a sweep to ``uri``.
 
-    `disclosure`: the release mode; a file that shows error texts is readable by its owner only. `cluster`: returns the
-    state of the cluster, given the keys of waiting trials and the number of those that train. `warn`: called once, with
-    a sentence, if trials wait for resources that no node has, and when the file can no longer be written: a full disk
-    is seen here first. `show`: called with every snapshot. `notices`: told how the sweep ends, and whether it is stuck.
+    `disclosure`: the release mode; a file that shows error texts is readable by its owner only.
+    `cluster`: returns the state of the cluster, given the keys of waiting trials and the number of those that train.
+    `warn`: called once, with a sentence, if trials wait for resources that no node has, and when the file can no longer
+    be written: a full disk is seen here first.
+    `show`: called with every snapshot.
+    `notices`: told how the sweep ends, and whether it is stuck.
     Failures to write raise nothing, because the next snapshot may succeed.
     """
 

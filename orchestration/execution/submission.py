@@ -84,10 +84,12 @@ ONLY_TO_RUN: Final = Asked()
 class JobDescription:
     """The sweep that a job runs.
 
-    `text`: of the sweep file. `origin`: name of the sweep file, for messages. `output`: absolute path or URI, as the
-    nodes see it. `code`: the user's modules at the locations that `sweeps.user_code.shipped_folders` ships them to.
-    `key_check`: identifies the key that private files must be encrypted with; the key itself is not sent. `tracking`:
-    where and as whom the driver records in MLflow, as `tracking.access.sealed` returns it.
+    `text`: of the sweep file.
+    `origin`: name of the sweep file, for messages.
+    `output`: absolute path or URI, as the nodes see it.
+    `code`: the user's modules at the locations that `sweeps.user_code.shipped_folders` ships them to.
+    `key_check`: identifies the key that private files must be encrypted with; the key itself is not sent.
+    `tracking`: where and as whom the driver records in MLflow, as `tracking.access.sealed` returns it.
     """
 
     text: str
@@ -231,9 +233,13 @@ _CODE: Final = "dpsweep.code"
 class SubmittedSweep:
     """A submitted sweep.
 
-    `id`: Ray's submission id. `sweep_id`: the same without the number of the attempt. `output`: the sweep's folder or
-    URI, as the cluster sees it. `state`: Ray's name for it. `submitted`: seconds since 1970 UTC. `owner`, `priority`:
-    as its `Turn`. `code`: JSON of `ShippedCode.code`.
+    `id`: Ray's submission id.
+    `sweep_id`: the same without the number of the attempt.
+    `output`: the sweep's folder or URI, as the cluster sees it.
+    `state`: Ray's name for it.
+    `submitted`: seconds since 1970 UTC.
+    `owner`, `priority`: as its `Turn`.
+    `code`: JSON of `ShippedCode.code`.
     """
 
     id: str

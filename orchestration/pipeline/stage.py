@@ -57,9 +57,12 @@ from dpsweep.workers.own_code.own_record import has_changed, names_weights
 class Outcome:
     """The record of a run, its files and its MLflow store, which may be `NO_TRACKING`.
 
-    `seconds`: duration of the run. `stopped`: the limit that ended the run early, else None. `recording`: in MLflow,
-    which may be incomplete; None without MLflow. `decision`: what to take, in sentences, as its report says.
-    `unknown_cost`: why no baseline tells what privacy costs, as of `Findings`. `spent`: of the limits, so far.
+    `seconds`: duration of the run.
+    `stopped`: the limit that ended the run early, else None.
+    `recording`: in MLflow, which may be incomplete; None without MLflow.
+    `decision`: what to take, in sentences, as its report says.
+    `unknown_cost`: why no baseline tells what privacy costs, as of `Findings`.
+    `spent`: of the limits, so far.
     `goes_on`: whether the run adds trials to the sweep and goes on.
     """
 
@@ -84,17 +87,24 @@ def is_over(record: SweepRecord) -> bool:
 class RunRequest:
     """A sweep to run, and where.
 
-    `text`: content of the sweep file. `output`: folder or URI; None for runs/NAME. `address`: ``--address``.
-    `tracking_uri`: None for the SQLite store in the sweep's folder, `NO_TRACKING` for none. `code`: the user's own
-    modules that may be imported. `limits`: when the run stops early. `retry`: trials to train again from nothing:
-    ``failed``, ``all``, keys or unique prefixes of keys; ignored by a driver that its job has restarted, which
-    continues within the same limits. `sources`: folders of sweeps whose finished trials are copied instead of training
-    them. `turn`: the place of the sweep among those that share a running cluster. `name`: of the sweep in MLflow; by
-    default that of the sweep file, or the one that an earlier run of the folder was given. `most_seeds`: add seeds, up
-    to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.run`); None for the seeds of the
-    file. `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
-    `connect`: connects to Ray; sweeps that run in turn may share the connection. `spent`: of the limits, by earlier
-    stages of the run. `goes_on`: whether the run will add trials to the sweep, by its record.
+    `text`: content of the sweep file.
+    `output`: folder or URI; None for runs/NAME.
+    `address`: ``--address``.
+    `tracking_uri`: None for the SQLite store in the sweep's folder, `NO_TRACKING` for none.
+    `code`: the user's own modules that may be imported.
+    `limits`: when the run stops early.
+    `retry`: trials to train again from nothing: ``failed``, ``all``, keys or unique prefixes of keys; ignored by a
+    driver that its job has restarted, which continues within the same limits.
+    `sources`: folders of sweeps whose finished trials are copied instead of training them.
+    `turn`: the place of the sweep among those that share a running cluster.
+    `name`: of the sweep in MLflow; by default that of the sweep file, or the one that an earlier run of the folder was
+    given.
+    `most_seeds`: add seeds, up to this number, until settings can be told apart (`dpsweep.orchestration.pipeline.run`);
+    None for the seeds of the file.
+    `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
+    `connect`: connects to Ray; sweeps that run in turn may share the connection.
+    `spent`: of the limits, by earlier stages of the run.
+    `goes_on`: whether the run will add trials to the sweep, by its record.
     `unrecorded`: in MLflow, by an earlier stage, which gave up; this one does without, and names it in its outcome.
     """
 

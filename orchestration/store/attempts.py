@@ -44,11 +44,14 @@ StoredTrace = Annotated[Trace, PlainValidator(_trace), PlainSerializer(to_plain)
 class Attempt:
     """One start of a trial from scratch, or one more release of its statistics.
 
-    `number`: number of the attempt within its trial, from 1. `trace`: with ``delta``, bounds the cost of everything
-    that the attempt has shown. `seed`: seed of its noise; None if the noise is secret. `ended`: whether it ran to its
-    planned end, so that its length reveals nothing. `statistics`: trace of the release of statistics alone, if it was
-    made. `reasons`: why the cost is an estimate, whatever the course of the attempt was
-    (`dpsweep.orchestration.sweeps.planned`). `folder`: of its sweep; not stored.
+    `number`: number of the attempt within its trial, from 1.
+    `trace`: with ``delta``, bounds the cost of everything that the attempt has shown.
+    `seed`: seed of its noise; None if the noise is secret.
+    `ended`: whether it ran to its planned end, so that its length reveals nothing.
+    `statistics`: trace of the release of statistics alone, if it was made.
+    `reasons`: why the cost is an estimate, whatever the course of the attempt was
+    (`dpsweep.orchestration.sweeps.planned`).
+    `folder`: of its sweep; not stored.
     """
 
     key: str

@@ -86,13 +86,20 @@ _SUFFIX: Final = ".json"
 class AuditRecord:
     """A run that was audited: a copy of a trial's settings, trained with canaries and then deleted.
 
-    `key`: of the trial. `canaries`, `kind`, `transcript`, `confidence`: as of `dpsweep.workers.spec.AuditSpec`. `seed`:
-    of the copy. `delta`: where bounds and claim hold. `claim`: epsilon that the trial claims. `lower_bound`: on
-    epsilon, the best of all tests; 0 proves nothing. `of_canary`: epsilon that a made-up canary pays, at most
-    the claim; of rows, the claim. A bound above it contradicts the claim. `lower_bounds`: of each test.
-    `groups`: of the canaries of each group with enough to prove anything. `guesses`, `correct`: of the test with the
-    best bound; 0 if that counts none. `seconds`: duration of the copy. `number`: among the audits of the trial of
-    this kind, from 1. All are kept, because whoever audits until a bound is low has shown nothing.
+    `key`: of the trial.
+    `canaries`, `kind`, `transcript`, `confidence`: as of `dpsweep.workers.spec.AuditSpec`.
+    `seed`: of the copy.
+    `delta`: where bounds and claim hold.
+    `claim`: epsilon that the trial claims.
+    `lower_bound`: on epsilon, the best of all tests; 0 proves nothing.
+    `of_canary`: epsilon that a made-up canary pays, at most the claim; of rows, the claim. A bound above it contradicts
+    the claim.
+    `lower_bounds`: of each test.
+    `groups`: of the canaries of each group with enough to prove anything.
+    `guesses`, `correct`: of the test with the best bound; 0 if that counts none.
+    `seconds`: duration of the copy.
+    `number`: among the audits of the trial of this kind, from 1. All are kept, because whoever audits until a bound is
+    low has shown nothing.
     """
 
     key: str

@@ -88,10 +88,12 @@ _STYLES: Mapping[TrialState, str] = {
 class PublishedPrivacy:
     """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
-    `group_epsilons`: epsilon of any group of k records, at the same delta, by group size k. `risks`: upper bounds on
-    attacks on any k records, by group size k including 1; empty without noise. `reasons`: why epsilon is an estimate
-    (`dpsweep.accounting.mechanism.reasons`). `unit`: whose privacy it is, "example" or "user".
-    `noise_strategy`: as of `NoiseSpec`. `squared_errors`: as of a `TrainingResult`.
+    `group_epsilons`: epsilon of any group of k records, at the same delta, by group size k.
+    `risks`: upper bounds on attacks on any k records, by group size k including 1; empty without noise.
+    `reasons`: why epsilon is an estimate (`dpsweep.accounting.mechanism.reasons`).
+    `unit`: whose privacy it is, "example" or "user".
+    `noise_strategy`: as of `NoiseSpec`.
+    `squared_errors`: as of a `TrainingResult`.
     """
 
     epsilon: float
@@ -167,12 +169,15 @@ class PublishedGroup:
 class PublishedQuality:
     """Evaluation on test data. `task`: a name in `dpsweep.workers.tasks.TASKS`.
 
-    `accuracy`, `accuracy_change`, `fairness`, `counts`: for classification only. `fairness`: gaps between groups by
-    name (`dpsweep.workers.evaluation.rates.gaps`). `counts`: over all groups. `scores`, `parts`: for other tasks,
-    scores by name, and scores of single labels or targets. The change of a score is named after the score with
-    ``_change``. `on_training`: ``main`` on the training examples; None if it was not asked for, or exact statistics
-    are not shown. `hidden`: names of groups that are not in ``groups``, because they are too small in the test data or
-    would give away one that is. `constant`: as of an `Evaluation`.
+    `accuracy`, `accuracy_change`, `fairness`, `counts`: for classification only.
+    `fairness`: gaps between groups by name (`dpsweep.workers.evaluation.rates.gaps`).
+    `counts`: over all groups.
+    `scores`, `parts`: for other tasks, scores by name, and scores of single labels or targets. The change of a score is
+    named after the score with ``_change``.
+    `on_training`: ``main`` on the training examples; None if it was not asked for, or exact statistics are not shown.
+    `hidden`: names of groups that are not in ``groups``, because they are too small in the test data or would give away
+    one that is.
+    `constant`: as of an `Evaluation`.
     """
 
     accuracy: float | None
@@ -285,9 +290,13 @@ class UserEpsilons:
 class PublishedAccount:
     """Result of `dpsweep account` for a trial: exact, so any page or run that shows it is sensitive.
 
-    `name`: name of its folder. `epsilon`, `accountant`, `kind`: the worst case at ``delta``. `group_epsilons`: epsilon
-    of any k records, by k. `method`, `individual_kind`, `mean`, `median`: for the epsilon_i. `group_means`: mean
-    epsilon_i by group. `of_users`: of users, if they were asked for. `reasons`: why epsilon is an estimate.
+    `name`: name of its folder.
+    `epsilon`, `accountant`, `kind`: the worst case at ``delta``.
+    `group_epsilons`: epsilon of any k records, by k.
+    `method`, `individual_kind`, `mean`, `median`: for the epsilon_i.
+    `group_means`: mean epsilon_i by group.
+    `of_users`: of users, if they were asked for.
+    `reasons`: why epsilon is an estimate.
     """
 
     name: str
@@ -347,11 +356,13 @@ class PublishedDepartures:
 class PublishedAudit:
     """Lower bounds on epsilon from a one-run audit: exact, so any page or run that shows it is sensitive.
 
-    `name`: of an audit by `dpsweep audit`, on a copy of the trial; "" for one of the trial itself. `kind`,
-    `transcript`: as of `dpsweep.workers.spec.AuditSpec`. `of_canary`: epsilon that made-up canaries pay. `lower_bound`:
-    on epsilon, from ``correct`` right guesses among ``guesses``, over all canaries. `lower_bounds`: of each test that
-    was made on all canaries, by name. `groups`: bounds from the canaries of each group, by name. All bounds hold
-    together with probability ``confidence``; 0 means that nothing was proved.
+    `name`: of an audit by `dpsweep audit`, on a copy of the trial; "" for one of the trial itself.
+    `kind`, `transcript`: as of `dpsweep.workers.spec.AuditSpec`.
+    `of_canary`: epsilon that made-up canaries pay.
+    `lower_bound`: on epsilon, from ``correct`` right guesses among ``guesses``, over all canaries.
+    `lower_bounds`: of each test that was made on all canaries, by name.
+    `groups`: bounds from the canaries of each group, by name.
+    All bounds hold together with probability ``confidence``; 0 means that nothing was proved.
     """
 
     name: str
@@ -401,15 +412,18 @@ class PublishedTrial:
     and quality are those at the time it was stopped.
 
     `labels`: the values that distinguish the trials of a sweep; always ``clipping``, ``schedule`` and ``seed``.
-    Finished trials whose labels differ only in `RUNS` form one setting and are averaged. `error`: why the trial failed.
+    Finished trials whose labels differ only in `RUNS` form one setting and are averaged.
+    `error`: why the trial failed.
     `params`: flat, numbers as numbers (``epochs: 30``, ``noise.initial_noise_multiplier: 1.3``); entries may be added
-    while the trial runs, but none may change. `attempts`: releases of every start of the trial; for their cost, see
-    `comparison.ledger`. `accounts`, `audits`: results of `dpsweep account` and `dpsweep audit`. `started`, `ended`:
-    start and end of training, in seconds since 1970 UTC. `is_asked`: False if only an earlier version of the sweep file
-    asked for it. `tuning`: None without tuning, and if its candidates are private. `candidates`: releases of the
-    candidates of an unaccounted tuning, which trained on the same records. `references`: scores of simple models that
-    were trained beside a baseline (`dpsweep.workers.evaluation.references`). `adds_seeds`: whether results decided how
-    many seeds its sweep has (``compare.looks``).
+    while the trial runs, but none may change.
+    `attempts`: releases of every start of the trial; for their cost, see `comparison.ledger`.
+    `accounts`, `audits`: results of `dpsweep account` and `dpsweep audit`.
+    `started`, `ended`: start and end of training, in seconds since 1970 UTC.
+    `is_asked`: False if only an earlier version of the sweep file asked for it.
+    `tuning`: None without tuning, and if its candidates are private.
+    `candidates`: releases of the candidates of an unaccounted tuning, which trained on the same records.
+    `references`: scores of simple models that were trained beside a baseline (`dpsweep.workers.evaluation.references`).
+    `adds_seeds`: whether results decided how many seeds its sweep has (``compare.looks``).
     """
 
     key: str

@@ -22,10 +22,11 @@ from dpsweep.accounting.registry import build, lookup
 class ReleaseMode:
     """How statistics of the training examples' epsilons are shown.
 
-    `statistics`: ``released`` with differential privacy, ``exact``, or None if withheld. `release`: builds the release
-    from the mode's parameters; returns None if nothing is released. `error_text`: returns the part of an error's text
-    that is shown. `origin`: how the statistics were obtained, in words. `missing`: text of the report in place of
-    absent statistics.
+    `statistics`: ``released`` with differential privacy, ``exact``, or None if withheld.
+    `release`: builds the release from the mode's parameters; returns None if nothing is released.
+    `error_text`: returns the part of an error's text that is shown.
+    `origin`: how the statistics were obtained, in words.
+    `missing`: text of the report in place of absent statistics.
     """
 
     statistics: Literal["released", "exact"] | None

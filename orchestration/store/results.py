@@ -44,11 +44,13 @@ StoredStatistics = Annotated[IndividualStatistics, AfterValidator(_as_proven)]
 class TrialResult:
     """Everything about a finished trial that may be shown. A trial is complete once its result is on disk.
 
-    `worst_case`: epsilon by the sweep's accountant, which also calibrated the trial. `others`: epsilon by further
-    accountants. `groups`: epsilon for each group size of the sweep. `risks`: bounds on attacks, for one record and each
-    group size. `epsilons`: an upper bound on epsilon after each epoch. `individuals`: statistics under the sweep's
-    release mode; exact ones are in ``private/``. `attacks`: empty unless the mode shows exact results; results of all
-    attacked trials are in ``private/``.
+    `worst_case`: epsilon by the sweep's accountant, which also calibrated the trial.
+    `others`: epsilon by further accountants.
+    `groups`: epsilon for each group size of the sweep.
+    `risks`: bounds on attacks, for one record and each group size.
+    `epsilons`: an upper bound on epsilon after each epoch.
+    `individuals`: statistics under the sweep's release mode; exact ones are in ``private/``.
+    `attacks`: empty unless the mode shows exact results; results of all attacked trials are in ``private/``.
     """
 
     key: str

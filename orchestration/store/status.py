@@ -27,11 +27,15 @@ class RecordingStatus:
     """The number of trials of a sweep that are recorded in MLflow.
 
     `recorded`, `trials`: trials recorded as they ended, of those to record; both 0 until all trials have ended.
-    `per_second`: recent pace. `store`: tracking URI with its secrets masked. `page`: address of the comparison of
-    trials, on the server, or on the one that `mlflow ui` starts for a database. `experiment`: its name in MLflow.
-    `is_complete`: whether all trials and their comparison are recorded. `is_closed`: whether no run of the sweep is
-    RUNNING. `failure`: why the driver ended before all was recorded; None while it goes on. `trouble`: why the last
-    attempt failed, while it goes on. `command`: records the rest.
+    `per_second`: recent pace.
+    `store`: tracking URI with its secrets masked.
+    `page`: address of the comparison of trials, on the server, or on the one that `mlflow ui` starts for a database.
+    `experiment`: its name in MLflow.
+    `is_complete`: whether all trials and their comparison are recorded.
+    `is_closed`: whether no run of the sweep is RUNNING.
+    `failure`: why the driver ended before all was recorded; None while it goes on.
+    `trouble`: why the last attempt failed, while it goes on.
+    `command`: records the rest.
     """
 
     recorded: int = 0
@@ -85,11 +89,15 @@ NOTHING_RECORDED: Final = RecordingStatus()
 class TrialStatus:
     """State and progress of one trial.
 
-    `progress`: at the last epoch completed in this run of the sweep. `epsilon_so_far`: upper bound on epsilon at that
-    epoch, by RDP. `history`: the epochs completed so far. `result`: set for a finished or stopped trial.
+    `progress`: at the last epoch completed in this run of the sweep.
+    `epsilon_so_far`: upper bound on epsilon at that epoch, by RDP.
+    `history`: the epochs completed so far.
+    `result`: set for a finished or stopped trial.
     `started`, `trained`, `ended`: when the trial started, ended training and ended in this run, in seconds since 1970
-    UTC. `shard_bytes`: planned size of the norms of the whole trial, before compression. `planned_reasons`: why every
-    epsilon of the trial is an estimate, whatever its course will be. `planned_unit`: whose privacy these epsilons are.
+    UTC.
+    `shard_bytes`: planned size of the norms of the whole trial, before compression.
+    `planned_reasons`: why every epsilon of the trial is an estimate, whatever its course will be.
+    `planned_unit`: whose privacy these epsilons are.
     """
 
     key: str

@@ -41,9 +41,13 @@ STALE_AFTER = 12 * PERIOD
 
 @dataclass(frozen=True)
 class TrialSnapshot:
-    """One trial. `accuracy`: on test data, for classification. `scores`: the main score, for other tasks. `epsilon`:
-    upper bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch and for a
-    trial that is not private. `unit`: whose privacy it is. `error`: the part of the error text that may be shown.
+    """One trial.
+    `accuracy`: on test data, for classification.
+    `scores`: the main score, for other tasks.
+    `epsilon`: upper bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch
+    and for a trial that is not private.
+    `unit`: whose privacy it is.
+    `error`: the part of the error text that may be shown.
     `reasons`: why epsilon is an estimate.
     """
 
@@ -104,11 +108,16 @@ class SweepSnapshot:
     `state`: ``running``, ``recording`` (all trials have ended, and not all are recorded in MLflow), ``finished``,
     ``failed`` (over, with trials that failed), ``stopped`` (by a limit that ``reason`` names) or ``interrupted``; for a
     reader also `LOST`.
-    `recording`: in MLflow; None without MLflow. `seconds_left`: None if it cannot be estimated. `job`: submission id of
-    the Ray job that the driver runs in, if it does. `limits`: of this run, as command-line options. `spent`: amounts
-    that count towards the limits. `steps`: trained by all trials. `steps_per_second`: recent speed of all trials
-    together. `parts`: accounted by this driver. `shard_bytes`: planned size of the norms so far, before compression;
-    the sizes of the written files are private. `told`: events that `notify` has sent.
+    `recording`: in MLflow; None without MLflow.
+    `seconds_left`: None if it cannot be estimated.
+    `job`: submission id of the Ray job that the driver runs in, if it does.
+    `limits`: of this run, as command-line options.
+    `spent`: amounts that count towards the limits.
+    `steps`: trained by all trials.
+    `steps_per_second`: recent speed of all trials together.
+    `parts`: accounted by this driver.
+    `shard_bytes`: planned size of the norms so far, before compression; the sizes of the written files are private.
+    `told`: events that `notify` has sent.
     """
 
     name: str

@@ -37,14 +37,19 @@ _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow
 class Manifest:
     """The submitted sweep, and where it ran.
 
-    `sweep_id`: unique to the sweep, unchanged by a resume. `text`: the sweep file as submitted. `sweep`: the whole
-    specification as plain values, every default written out. `created`: ISO 8601, UTC. `versions`: of Python and
-    packages, all that have run the sweep, such as ``2.14.0, 2.15.0``. `git`: commit of dpsweep's code; empty outside a
-    checkout. `hardware`: of the driver's machine. `earlier`: earlier versions of the sweep file that asked for trials
-    which the present one leaves out. `calibrations`: noise multipliers found by plans of the sweep, by a digest of the
-    calibration's inputs. `key_check`: check value of the key that encrypts private files; None if they are not
-    encrypted. `title`: name of the sweep in MLflow, where it is not that of the sweep file. `code`: where the user's
-    own modules were when the sweep was last run, `dpsweep.workers.own_code.imports.UserCode.places`.
+    `sweep_id`: unique to the sweep, unchanged by a resume.
+    `text`: the sweep file as submitted.
+    `sweep`: the whole specification as plain values, every default written out.
+    `created`: ISO 8601, UTC.
+    `versions`: of Python and packages, all that have run the sweep, such as ``2.14.0, 2.15.0``.
+    `git`: commit of dpsweep's code; empty outside a checkout.
+    `hardware`: of the driver's machine.
+    `earlier`: earlier versions of the sweep file that asked for trials which the present one leaves out.
+    `calibrations`: noise multipliers found by plans of the sweep, by a digest of the calibration's inputs.
+    `key_check`: check value of the key that encrypts private files; None if they are not encrypted.
+    `title`: name of the sweep in MLflow, where it is not that of the sweep file.
+    `code`: where the user's own modules were when the sweep was last run,
+    `dpsweep.workers.own_code.imports.UserCode.places`.
     """
 
     sweep_id: str

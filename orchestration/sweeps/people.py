@@ -33,10 +33,11 @@ noise meets the target. ``els_alone`` where only that is proven."""
 class Way:
     """One way of protecting users, with its calibrated noise.
 
-    `most`: rows that each user keeps at most. `members`: expected rows (``els``) or users (``uls``) of a step. `used`:
-    share of all rows that is kept. `noise`: standard deviation of the noise of one coordinate of the mean gradient, in
-    clipping bounds of a row. `unrelated`: the same, with the bound of a user's mean where the rows of a user are
-    unrelated.
+    `most`: rows that each user keeps at most.
+    `members`: expected rows (``els``) or users (``uls``) of a step.
+    `used`: share of all rows that is kept.
+    `noise`: standard deviation of the noise of one coordinate of the mean gradient, in clipping bounds of a row.
+    `unrelated`: the same, with the bound of a user's mean where the rows of a user are unrelated.
     """
 
     sampling: UserSampling

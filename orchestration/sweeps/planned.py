@@ -39,9 +39,11 @@ class PlannedTrial:
     """A trial that can run. The spec of ``point`` has its calibrated noise multiplier.
 
     `trace`: steps and releases of the longest run that the trainer may make; the trainer may stop earlier.
-    `worst_case`: epsilon of the trace by the sweep's accountant. `others`: its epsilon by the other accountants.
-    `shard_bytes`: size of the norm shards before compression. `reasons`: why every epsilon of the trial is an estimate
-    (`reasons_of`). `data_digest`: digest of the data as they are now; private, because it is a noiseless hash.
+    `worst_case`: epsilon of the trace by the sweep's accountant.
+    `others`: its epsilon by the other accountants.
+    `shard_bytes`: size of the norm shards before compression.
+    `reasons`: why every epsilon of the trial is an estimate (`reasons_of`).
+    `data_digest`: digest of the data as they are now; private, because it is a noiseless hash.
     """
 
     point: GridPoint

@@ -160,9 +160,12 @@ class Tried(SweepSection):
 class Winner(SweepSection):
     """The chosen candidate of a setting.
 
-    `values`: by parameter. `score`: by ``select_by``; none if private. `candidates`: number tried, or offered to a
-    private selection. `candidate`: index among them, set by the exponential mechanism. `seed`: training seed of the
-    run, set where the run itself is the trial. `tried`: all candidates; empty if private.
+    `values`: by parameter.
+    `score`: by ``select_by``; none if private.
+    `candidates`: number tried, or offered to a private selection.
+    `candidate`: index among them, set by the exponential mechanism.
+    `seed`: training seed of the run, set where the run itself is the trial.
+    `tried`: all candidates; empty if private.
     """
 
     values: dict[str, Any]

@@ -49,10 +49,13 @@ MOST_MODELS: Final = 5
 class TrackedComparison:
     """The comparison of settings as a tracker records it.
 
-    `numbers`: by trial, the numbers by which its setting is ordered and shown, under their names in MLflow. `short`: as
-    `short_names`. `means`: by the first trial of each private setting, the means over its seeds. `best_models`: first
-    trials of the settings whose models are logged. `best`: name of the best private setting, "" for none; `best_means`:
-    the means of all its numbers. `view`: the state of MLflow's table of runs, without the filter of the sweep.
+    `numbers`: by trial, the numbers by which its setting is ordered and shown, under their names in MLflow.
+    `short`: as `short_names`.
+    `means`: by the first trial of each private setting, the means over its seeds.
+    `best_models`: first trials of the settings whose models are logged.
+    `best`: name of the best private setting, "" for none;
+    `best_means`: the means of all its numbers.
+    `view`: the state of MLflow's table of runs, without the filter of the sweep.
     `knows_cost`: whether a baseline tells what privacy costs, so that changes against it may be shown.
     """
 

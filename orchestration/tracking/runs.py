@@ -45,9 +45,11 @@ class Point:
 class Held:
     """Cached content of a run.
 
-    `metrics`: the last value of each metric. `data`: digests of the data that the run is linked to. `artifacts`: URI of
-    its files. `points`: name and step of all recorded points of series; None until they are requested. `is_deleted`:
-    whether somebody has deleted the run, as is seen when it is read again.
+    `metrics`: the last value of each metric.
+    `data`: digests of the data that the run is linked to.
+    `artifacts`: URI of its files.
+    `points`: name and step of all recorded points of series; None until they are requested.
+    `is_deleted`: whether somebody has deleted the run, as is seen when it is read again.
     """
 
     status: str

@@ -85,14 +85,17 @@ _LABEL_TYPES: Final = (torch.int64, torch.float32, torch.int32, torch.int16)
 class Split:
     """Examples of one split; every tensor has the same length n.
 
-    `features`: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens). `labels`: [n, ...],
-    in the form of the data set's task (`dpsweep.workers.tasks`); for classification int64 [n], indices into its class
-    names. Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by batch. `groups`: int64
-    [n], indices into its group names. `example_ids`: int64 [n], positions in the source; unique within the data set,
-    and the same in every run. `user_ids`: int64 [n], the owner of each example if the source names one, or [n, k] if it
-    may have up to k (`dpsweep.workers.data.owners`). All examples of a user stay in the same split, except where
-    candidates train on disjoint parts. `place`: location of memory-mapped features, and labels if they are mapped too;
-    None if in memory. `flaws`: of texts, bool [n, 2]: whether each was cut, and whether it has no token.
+    `features`: [n, ...] in their stored type (uint8 images, float32 rows, int32 or int64 tokens).
+    `labels`: [n, ...], in the form of the data set's task (`dpsweep.workers.tasks`); for classification int64 [n],
+    indices into its class names. Labels of tokens and pixels may be int32 or int16; `as_targets` converts them batch by
+    batch.
+    `groups`: int64 [n], indices into its group names.
+    `example_ids`: int64 [n], positions in the source; unique within the data set, and the same in every run.
+    `user_ids`: int64 [n], the owner of each example if the source names one, or [n, k] if it may have up to k
+    (`dpsweep.workers.data.owners`). All examples of a user stay in the same split, except where candidates train on
+    disjoint parts.
+    `place`: location of memory-mapped features, and labels if they are mapped too; None if in memory.
+    `flaws`: of texts, bool [n, 2]: whether each was cut, and whether it has no token.
     """
 
     features: Tensor

@@ -85,10 +85,11 @@ def source_of_arrays(
 ) -> Source:
     """Return the source of examples in memory.
 
-    features: numbers [n, ...], as the model takes them; whole numbers are tokens, bytes are pixels as they are. labels:
-    [n], values of ``classes`` in classification; for another task as it takes them. groups: values of
-    ``group_names`` or indices into them, or any values without these; names are then read off the rows, as are classes
-    that are not given. users: the owner of each example, any values, or a list of its owners.
+    features: numbers [n, ...], as the model takes them; whole numbers are tokens, bytes are pixels as they are.
+    labels: [n], values of ``classes`` in classification; for another task as it takes them.
+    groups: values of ``group_names`` or indices into them, or any values without these; names are then read off the
+    rows, as are classes that are not given.
+    users: the owner of each example, any values, or a list of its owners.
     test: further features, labels and groups.
 
     Raises: InvalidInput for columns of different lengths, and values that are not among the given ones.

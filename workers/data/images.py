@@ -44,12 +44,15 @@ def image_folder(
 ) -> Source:
     """Return pictures in one folder per class, below ``path``, or ``path/train`` and ``path/test`` if these are all.
 
-    size: pictures are resized to size x size, in colour. groups: a CSV file with columns file (relative to ``path``)
-    and group; without it the groups are the classes. group: name of the group column, if it is another; or several
-    columns, such as ["sex", "race"], whose intersections are the groups. classes: declared class names. group_names:
-    declared values of the group column; for several columns, {column: values}. Names that are not declared are taken
-    from the folders and the CSV file, which is not private. A note tells it, and these groups are shown as "group 1",
-    "group 2". Example ids follow the sorted file names. All pictures are held in memory.
+    size: pictures are resized to size x size, in colour.
+    groups: a CSV file with columns file (relative to ``path``) and group; without it the groups are the classes.
+    group: name of the group column, if it is another; or several columns, such as ["sex", "race"], whose intersections
+    are the groups.
+    classes: declared class names.
+    group_names: declared values of the group column; for several columns, {column: values}.
+    Names that are not declared are taken from the folders and the CSV file, which is not private. A note tells it, and
+    these groups are shown as "group 1", "group 2". Example ids follow the sorted file names. All pictures are held in
+    memory.
 
     Raises: InvalidInput for folders, groups or pictures that do not fit; DataCorruption for unreadable files.
     """

@@ -48,12 +48,14 @@ def image_masks(
     """Return pictures in ``path/images`` and a mask of the same name for each in ``path/masks``, for segmentation.
 
     Both folders may also be below ``path/train`` and ``path/test``. A mask is a PNG, TIFF or BMP file with one number
-    for each pixel; for a palette image this is the index. `classes`: the declared names of classes. `values`: the
-    number of each class in masks, by default 0, 1, 2, ... in the order of ``classes``. `ignored`: the number of pixels
-    that are not counted, if any; a number that is also in ``values`` is counted. `size`: pictures are resized to size x
-    size by bilinear interpolation, masks by the nearest pixel. `groups`, `group_names`, `group`: as in `image_folder`,
-    with files such as ``images/a.png``; without them there is one group. All pictures are held in memory, 5 bytes for
-    each pixel.
+    for each pixel; for a palette image this is the index.
+    `classes`: the declared names of classes.
+    `values`: the number of each class in masks, by default 0, 1, 2, ... in the order of ``classes``.
+    `ignored`: the number of pixels that are not counted, if any; a number that is also in ``values`` is counted.
+    `size`: pictures are resized to size x size by bilinear interpolation, masks by the nearest pixel.
+    `groups`, `group_names`, `group`: as in `image_folder`, with files such as ``images/a.png``; without them there is
+    one group.
+    All pictures are held in memory, 5 bytes for each pixel.
 
     Raises: InvalidInput for folders, groups, pictures or masks that do not fit; DataCorruption for unreadable files.
     """

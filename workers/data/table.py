@@ -197,11 +197,14 @@ def table(
     Other nested columns can have no role. Example ids count the rows of the file, then of ``test_path``.
 
     numbers: {column: point or comma}, the decimal sign of columns that write numbers with thousands, a currency,
-    percent or a unit; a text that is no number is missing. unscaled: numbers that are taken as they are, for a
-    preprocessing that scales them, such as ``robust_ranges``. hashed: {column: places}, texts as counts of their letter
-    triples, hashed to so many features; no vocabulary is taken from the rows. encoding: of CSV, by default UTF-8, or as
-    a byte order mark says. ignore_case: columns that are read in lower case. Outer blanks of texts in CSV are left out.
-    Of several columns of one name, the second is called "name.1"; list ``features`` then.
+    percent or a unit; a text that is no number is missing.
+    unscaled: numbers that are taken as they are, for a preprocessing that scales them, such as ``robust_ranges``.
+    hashed: {column: places}, texts as counts of their letter triples, hashed to so many features; no vocabulary is
+    taken from the rows.
+    encoding: of CSV, by default UTF-8, or as a byte order mark says.
+    ignore_case: columns that are read in lower case.
+    Outer blanks of texts in CSV are left out. Of several columns of one name, the second is called "name.1"; list
+    ``features`` then.
 
     Raises: InvalidInput for unknown columns and undeclared values; DataCorruption for unreadable files.
     """

@@ -39,20 +39,31 @@ from dpsweep.workers.data.tabular import as_numbers, as_text, is_numeric, lacks
 class ColumnProfile:
     """Profile of one column.
 
-    `span`: smallest and largest number; None if the column does not hold numbers. `whole`: whether all numbers are
-    whole. `values`: distinct values as text, as a sweep declares them; None for more than the limit. `distinct`:
-    number of distinct values. `missing`: share of the rows without a value, in [0, 1]. `written`: how the texts
-    write numbers, if they do. `markers`: texts besides the empty one that count as missing. `unreadable`: the type
-    of values that cannot be read. `places`: number of places of an embedding, whose numbers are described together;
-    0 for one value a row. `all_different`: whether no two rows have the same value. `is_order`: whether whole
-    numbers only count the rows, as identifiers do. `same_as`: an earlier column of equal values. `rare`: the
-    listed values of fewer than `FEW_ROWS` rows. `least`: number of rows that have the rarest listed value.
-    `largest`: share of the rows that have the most frequent listed value. `apart`: a number that many rows share,
-    far from all others. `ways`: texts that write numbers in several ways. `strange`: a text among others that write
-    numbers. `tells_class`: whether its values alone give the class of nearly every row, as those of a column do
-    that is filled in after the outcome. `may_be_thousands`: whether points may separate thousands. `has_lists`:
-    whether texts spell lists of numbers. `has_dates`: whether they spell dates or times, or numbers do, such as
-    20200131. `is_prose`: whether most texts have several words. `deviation`: standard deviation of the numbers.
+    `span`: smallest and largest number; None if the column does not hold numbers.
+    `whole`: whether all numbers are whole.
+    `values`: distinct values as text, as a sweep declares them; None for more than the limit.
+    `distinct`: number of distinct values.
+    `missing`: share of the rows without a value, in [0, 1].
+    `written`: how the texts write numbers, if they do.
+    `markers`: texts besides the empty one that count as missing.
+    `unreadable`: the type of values that cannot be read.
+    `places`: number of places of an embedding, whose numbers are described together; 0 for one value a row.
+    `all_different`: whether no two rows have the same value.
+    `is_order`: whether whole numbers only count the rows, as identifiers do.
+    `same_as`: an earlier column of equal values.
+    `rare`: the listed values of fewer than `FEW_ROWS` rows.
+    `least`: number of rows that have the rarest listed value.
+    `largest`: share of the rows that have the most frequent listed value.
+    `apart`: a number that many rows share, far from all others.
+    `ways`: texts that write numbers in several ways.
+    `strange`: a text among others that write numbers.
+    `tells_class`: whether its values alone give the class of nearly every row, as those of a column do that is filled
+    in after the outcome.
+    `may_be_thousands`: whether points may separate thousands.
+    `has_lists`: whether texts spell lists of numbers.
+    `has_dates`: whether they spell dates or times, or numbers do, such as 20200131.
+    `is_prose`: whether most texts have several words.
+    `deviation`: standard deviation of the numbers.
     """
 
     name: str

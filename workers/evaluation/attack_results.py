@@ -146,9 +146,11 @@ class AuditTest:
 class AuditResult:
     """Lower bounds on epsilon at ``delta`` that hold together with probability ``confidence``. Private data.
 
-    `everyone`: the best bound from all canaries. `groups`: bounds from the canaries of each group with enough to prove
-    anything. `tests`: the bound of each test that was made on all canaries. `kind`, `transcript`: as of the
-    `AuditSpec`. `of_canary`: epsilon that made-up canaries pay; bounds above it contradict it, even below the claim.
+    `everyone`: the best bound from all canaries.
+    `groups`: bounds from the canaries of each group with enough to prove anything.
+    `tests`: the bound of each test that was made on all canaries.
+    `kind`, `transcript`: as of the `AuditSpec`.
+    `of_canary`: epsilon that made-up canaries pay; bounds above it contradict it, even below the claim.
     """
 
     delta: float

@@ -96,8 +96,11 @@ class Outcomes:
 class ScoredOutcomes:
     """Test examples of one trial with a task other than classification.
 
-    `example_ids`, `groups`: [n], id in the source and group. `kept`: [n, m], values of `Task.kept`. `task`: name of the
-    task. `labels`: digest of the labels. `users`: as in `Outcomes`.
+    `example_ids`, `groups`: [n], id in the source and group.
+    `kept`: [n, m], values of `Task.kept`.
+    `task`: name of the task.
+    `labels`: digest of the labels.
+    `users`: as in `Outcomes`.
     """
 
     example_ids: npt.NDArray[np.int64]

@@ -24,10 +24,12 @@ MIN_GROUP_SIZE = 10
 class GroupEvaluation:
     """Number of examples of one group in the split, and their mean loss, with accuracy or scores.
 
-    loss: of examples with a label that is counted; NaN without any. accuracy: for classification; None for other
-    tasks. scores: for other tasks, the defined `Task.scores` by name. counts: None for an evaluation after an epoch,
-    and for tasks other than classification. user_accuracy: mean over users of the share of their rows that is predicted
-    right; None where counts are, and where the data name no users.
+    loss: of examples with a label that is counted; NaN without any.
+    accuracy: for classification; None for other tasks.
+    scores: for other tasks, the defined `Task.scores` by name.
+    counts: None for an evaluation after an epoch, and for tasks other than classification.
+    user_accuracy: mean over users of the share of their rows that is predicted right; None where counts are, and where
+    the data name no users.
     """
 
     name: str
@@ -48,10 +50,13 @@ class GroupEvaluation:
 class Evaluation:
     """Mean loss, with accuracy or scores, overall and per group, on one split.
 
-    groups: one entry for each group that is large enough in the split, in the order of the group names. fairness: the
-    defined `dpsweep.workers.evaluation.rates.gaps` between these groups; empty for tasks other than classification.
-    accuracy, scores, counts, user_accuracy: as in `GroupEvaluation`. task: of the data. parts: scores of each label or
-    target, by its name. constant: `Task.constant` of the split's labels, once training has ended.
+    groups: one entry for each group that is large enough in the split, in the order of the group names.
+    fairness: the defined `dpsweep.workers.evaluation.rates.gaps` between these groups; empty for tasks other than
+    classification.
+    accuracy, scores, counts, user_accuracy: as in `GroupEvaluation`.
+    task: of the data.
+    parts: scores of each label or target, by its name.
+    constant: `Task.constant` of the split's labels, once training has ended.
     """
 
     accuracy: FiniteFloat | None

@@ -77,10 +77,12 @@ class Use:
 class Capture:
     """The uses of all layers in one forward pass.
 
-    `rows`: leading dimension of every activation. `examples`: rows / K, with K rows per example. `layers`: the layers
-    that must run in the same form again if activation checkpointing recomputes them. `without_output`: names of layers
-    whose rule must not read the output. `held`: names of layers whose gradients no hook receives. `calls`: number of
-    calls of each layer with a rule, by its name.
+    `rows`: leading dimension of every activation.
+    `examples`: rows / K, with K rows per example.
+    `layers`: the layers that must run in the same form again if activation checkpointing recomputes them.
+    `without_output`: names of layers whose rule must not read the output.
+    `held`: names of layers whose gradients no hook receives.
+    `calls`: number of calls of each layer with a rule, by its name.
     """
 
     rows: int

@@ -51,9 +51,10 @@ _HOLDS_TENSORS: Final = (Tensor, list, tuple, dict)
 class Side:
     """Some examples of a batch that are kept while all others are replaced by copies of them.
 
-    kept, others: indices of examples, ascending. sources [examples]: which example stands at each place once the others
-    are replaced. weights: of the losses of those kept, powers of two, so that products with them are exact. of_others:
-    normal numbers, by which derivatives at the places of others are weighted, so that none cancel.
+    kept, others: indices of examples, ascending.
+    sources [examples]: which example stands at each place once the others are replaced.
+    weights: of the losses of those kept, powers of two, so that products with them are exact.
+    of_others: normal numbers, by which derivatives at the places of others are weighted, so that none cancel.
     """
 
     kept: Tensor
@@ -118,9 +119,10 @@ def of_examples(rows: Tensor, examples: Tensor, multiplicity: int) -> Tensor:
 class Replaced:
     """Results of the examples that a side keeps, where the others are replaced.
 
-    kept: as without the replacement. touched: names of tensors with a derivative that is not 0 at the places of others.
-    sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters. losses: of the
-    examples at all places.
+    kept: as without the replacement.
+    touched: names of tensors with a derivative that is not 0 at the places of others.
+    sums: autograd's weighted sums of their gradients; None if layers read copies of their parameters.
+    losses: of the examples at all places.
     """
 
     kept: Kept
@@ -146,10 +148,13 @@ class OfAll:
 class ComparedPasses:
     """Passes over the rows x and y, by the engine and by autograd.
 
-    losses: loss of each row. multiplicity: K consecutive rows are one example. alone: number of single examples that
-    are compared with autograd, spread over the batch. sides: one is kept while the others are replaced. sizes: of
-    smaller batches that pass before. orders: others of the examples, in which they pass again. repeats: how often the
-    losses are computed again at the end.
+    losses: loss of each row.
+    multiplicity: K consecutive rows are one example.
+    alone: number of single examples that are compared with autograd, spread over the batch.
+    sides: one is kept while the others are replaced.
+    sizes: of smaller batches that pass before.
+    orders: others of the examples, in which they pass again.
+    repeats: how often the losses are computed again at the end.
     """
 
     capturing: Capturing

@@ -25,9 +25,10 @@ from dpsweep.workers.machine.devices import lacks_memory
 class Constants:
     """Values that replace random draws.
 
-    several: for continuous draws, with more than one along the last axis. single: for one, as a model may branch on
-    whether it is below a small or above a large probability. event: 1.0 if events happen. end: chooses an integer of
-    the smallest and the largest that an operator is given.
+    several: for continuous draws, with more than one along the last axis.
+    single: for one, as a model may branch on whether it is below a small or above a large probability.
+    event: 1.0 if events happen.
+    end: chooses an integer of the smallest and the largest that an operator is given.
     """
 
     several: float
@@ -53,9 +54,11 @@ _INTEGERS = ("randint", "randint_like", "random")
 class ConstantDraws(TorchDispatchMode):
     """Within this context torch's random operators return constants that are the same for every row of any batch.
 
-    constants: the values; permutations are reversals. replaced: whether a draw was replaced. missed: whether an
-    operator drew that cannot be replaced, such as fused attention with dropout. own_generator: whether an operator was
-    given a torch.Generator of the model's own. Higher-order operators raise RuntimeError in this context.
+    constants: the values; permutations are reversals.
+    replaced: whether a draw was replaced.
+    missed: whether an operator drew that cannot be replaced, such as fused attention with dropout.
+    own_generator: whether an operator was given a torch.Generator of the model's own.
+    Higher-order operators raise RuntimeError in this context.
     """
 
     def __init__(self, device: torch.device, constants: Constants = LOW) -> None:

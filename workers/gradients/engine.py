@@ -60,13 +60,16 @@ WeighRows = Callable[[BatchNorms, slice], Tensor]
 class GradientEngine:
     """Per-example gradients of ``per_example_loss(model(x), y)`` with respect to the trainable parameters.
 
-    micro_batch_size: maximum number of examples in memory at once; None for the whole batch. last_micro_batch: a last
-    micro-batch with fewer examples stays "shorter", or is "padded" with rows of weight 0, so that all have one shape.
+    micro_batch_size: maximum number of examples in memory at once; None for the whole batch.
+    last_micro_batch: a last micro-batch with fewer examples stays "shorter", or is "padded" with rows of weight 0, so
+    that all have one shape.
     multiplicity: K consecutive rows of x and y are one example, whose loss is their mean (augmentation multiplicity, De
-    et al. 2022). layerwise: whether to also return norms per layer, and to accept weights per layer. planner: chooses
-    among equivalent computations; by default `default_planner`. autocast: dtype of `torch.autocast` in the forward
-    pass, or None. launches: "recorded" lets passes over full micro-batches be recorded as CUDA graphs; between calls
-    nothing of model and loss may then change but values of parameters and buffers.
+    et al. 2022).
+    layerwise: whether to also return norms per layer, and to accept weights per layer.
+    planner: chooses among equivalent computations; by default `default_planner`.
+    autocast: dtype of `torch.autocast` in the forward pass, or None.
+    launches: "recorded" lets passes over full micro-batches be recorded as CUDA graphs; between calls nothing of model
+    and loss may then change but values of parameters and buffers.
 
     The model must treat the rows of a batch independently. `check_model` refuses layers known not to, and gradients are
     verified in the first batch, and of a few examples in the 1st, 8th, 64th ... batch after it. Float32 norms of at

@@ -89,10 +89,13 @@ Position = tuple[str, int]
 class Axes:
     """The content of the first axes of a layer's arguments, as found in its first passes, which are verified.
 
-    held: arguments that held the batch. without_batch: those that once had another length than it. verified: those
-    that held it in all passes which verified gradients, and must in later ones; None until they are verified. stacks:
-    whether stacked arguments are looked for, such as the windows or tokens of all rows on one axis: those whose length
-    grew with the number of rows between two passes. stacked: their entries per row, which are consecutive.
+    held: arguments that held the batch.
+    without_batch: those that once had another length than it.
+    verified: those that held it in all passes which verified gradients, and must in later ones; None until they are
+    verified.
+    stacks: whether stacked arguments are looked for, such as the windows or tokens of all rows on one axis: those whose
+    length grew with the number of rows between two passes.
+    stacked: their entries per row, which are consecutive.
     """
 
     held: set[Position] = field(default_factory=set)
@@ -132,9 +135,11 @@ class Unverified(InvalidInput):
 class Layer:
     """A module, and how its per-example gradients are computed.
 
-    parameters: trainable parameters, local name -> name in the model. rule, rewrite: given for the forms that use them.
-    axes: which arguments hold the batch. uncovered: not empty after a call that the rewrite did not cover. why: if the
-    layer runs per example, the reason as a clause.
+    parameters: trainable parameters, local name -> name in the model.
+    rule, rewrite: given for the forms that use them.
+    axes: which arguments hold the batch.
+    uncovered: not empty after a call that the rewrite did not cover.
+    why: if the layer runs per example, the reason as a clause.
     """
 
     name: str

@@ -24,9 +24,10 @@ T = TypeVar("T")
 class Rates:
     """Approximate throughput of a device per second; only the ratios matter.
 
-    gemm: floating-point operations in large matrix products and convolutions. grouped: floating-point operations in
-    convolutions with one group per example. elementwise: values in a pass over memory. unfold: values copied into
-    patches.
+    gemm: floating-point operations in large matrix products and convolutions.
+    grouped: floating-point operations in convolutions with one group per example.
+    elementwise: values in a pass over memory.
+    unfold: values copied into patches.
     """
 
     gemm: float
@@ -52,7 +53,9 @@ def device_rates(device: torch.device, dtype: torch.dtype) -> Rates:
 class Alternative(NamedTuple, Generic[T]):
     """One of several equivalent computations.
 
-    cost: estimated seconds. compute: runs it. trial: if given, what `TimingPlanner` times instead of ``compute``.
+    cost: estimated seconds.
+    compute: runs it.
+    trial: if given, what `TimingPlanner` times instead of ``compute``.
     kept: number of values that its result holds.
     """
 

@@ -49,10 +49,12 @@ def peak_bytes() -> int:
 class DeviceUse:
     """The device that trained a trial in its last attempt; with several ranks, that of rank 0.
 
-    `device`: its name in torch, such as ``cuda:0``. `name`: of the hardware. `peak_bytes`: on a GPU the peak of torch's
-    allocations, on a CPU the peak memory of the whole process. `seconds`: for which it trained. `utilization`: mean
-    share of time in which the GPU computed, by NVML; None on a CPU and without NVML. All of it is public and covered by
-    no epsilon.
+    `device`: its name in torch, such as ``cuda:0``.
+    `name`: of the hardware.
+    `peak_bytes`: on a GPU the peak of torch's allocations, on a CPU the peak memory of the whole process.
+    `seconds`: for which it trained.
+    `utilization`: mean share of time in which the GPU computed, by NVML; None on a CPU and without NVML.
+    All of it is public and covered by no epsilon.
     """
 
     device: str

@@ -33,14 +33,17 @@ def hugging_face(
     """Return a pretrained model for token ids [b, t], without dropout.
 
     path: a folder that ``save_pretrained`` wrote, or the name of a model in the cache of huggingface_hub; nothing is
-    downloaded. The weights are taken as public: they must not depend on the training data. head: ``classification`` and
-    ``regression`` are the architecture's, ``linear`` one layer on the mean of the last hidden states. ``causal_lm`` and
-    ``masked_lm`` predict tokens, [b, t, num_classes]. Of an encoder-decoder, ``linear`` reads the encoder alone; the
-    other heads read the state at the end of a text. trainable: ``head`` freezes the trunk, ``bias`` all but biases
-    and head. With an adapter, it and a new head train, or it alone where the head predicts tokens. A pooler that the
-    folder lacks trains with the head. dtype: of the frozen trunk. Trained weights are float32. padding: the id of
-    padding, which is masked. checkpointing: whether the activations of a layer are computed again in the backward pass.
-    That takes less memory and more time; the gradients are the same. vocabulary: number of tokens of the tokenizer.
+    downloaded. The weights are taken as public: they must not depend on the training data.
+    head: ``classification`` and ``regression`` are the architecture's, ``linear`` one layer on the mean of the last
+    hidden states. ``causal_lm`` and ``masked_lm`` predict tokens, [b, t, num_classes]. Of an encoder-decoder,
+    ``linear`` reads the encoder alone; the other heads read the state at the end of a text.
+    trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and a new head train,
+    or it alone where the head predicts tokens. A pooler that the folder lacks trains with the head.
+    dtype: of the frozen trunk. Trained weights are float32.
+    padding: the id of padding, which is masked.
+    checkpointing: whether the activations of a layer are computed again in the backward pass. That takes less memory
+    and more time; the gradients are the same.
+    vocabulary: number of tokens of the tokenizer.
     causal: whether the data ask for the next token, or, if False, for hidden ones. The source `text` supplies padding,
     vocabulary and causal.
 

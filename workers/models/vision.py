@@ -47,12 +47,14 @@ def vision(
     """Return a network of timm or torchvision for pictures [b, 1 or 3, height, width].
 
     architecture: as the package calls it; a tag of timm, as in ``vit_base_patch16_224.dino``, names weights, which may
-    have their own scaling. initial_weights: a file with a state dict, of ``torch.save`` or safetensors; all layers but
-    the last must fit, and nothing is downloaded. The weights are taken as public: they must not depend on the training
-    data. Batch normalisation then keeps their statistics, scales and shifts, and does not train. trainable: ``head``
-    freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train. size: pictures are
-    resized to size x size; None leaves them as they are. pixel_offset, pixel_scale: by which the data scaled pixels in
-    [0, 255]; they are scaled as the network was published. None takes features as they are.
+    have their own scaling.
+    initial_weights: a file with a state dict, of ``torch.save`` or safetensors; all layers but the last must fit, and
+    nothing is downloaded. The weights are taken as public: they must not depend on the training data. Batch
+    normalisation then keeps their statistics, scales and shifts, and does not train.
+    trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
+    size: pictures are resized to size x size; None leaves them as they are.
+    pixel_offset, pixel_scale: by which the data scaled pixels in [0, 255]; they are scaled as the network was
+    published. None takes features as they are.
 
     Raises: InvalidInput where the package is absent, for an unknown architecture, weights that do not fit, targets that
     match no layer, and pictures that the network does not take.

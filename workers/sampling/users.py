@@ -55,7 +55,9 @@ def rows_kept(histogram: RowsPerUser, most: int) -> int:
 def population(users: UserSpec | None, rows: int, histogram: RowsPerUser, kept: RowsKept | None = None) -> int:
     """Return the size of the population that is sampled: rows, rows that users keep, or users.
 
-    rows: number of training examples. histogram: of `rows_per_user`. kept: by the cap, if rows may have several owners.
+    rows: number of training examples.
+    histogram: of `rows_per_user`.
+    kept: by the cap, if rows may have several owners.
     Raises: InvalidInput if the data name no users.
     """
     if users is None:

@@ -70,13 +70,17 @@ class _Opposite:
 class AuditProspect:
     """Results of simulated audits of a planned run.
 
-    `audit`: as asked for. `claim`: epsilon of the trial. `of_canary`: epsilon that canaries pay, below the claim
-    where a filter or further releases are part of that. `shown`: lower bounds on epsilon of `SIMULATED` simulated
-    audits, ascending. `enough`: least tried number of canaries with which all audits but one show the share of
-    `GOALS`; None if no tried number is, of those that data or model have room for. `most`: then the largest of these,
-    and what so many show in a few audits on average; None if there is no room for any. `noise_factor`: the canaries
-    move the model about as far as noise so many times as large would. It is 1 where they move none of it, and None
-    where the size of the model is unknown. `left_out`: expected share of training examples that the audit leaves out.
+    `audit`: as asked for.
+    `claim`: epsilon of the trial.
+    `of_canary`: epsilon that canaries pay, below the claim where a filter or further releases are part of that.
+    `shown`: lower bounds on epsilon of `SIMULATED` simulated audits, ascending.
+    `enough`: least tried number of canaries with which all audits but one show the share of `GOALS`; None if no tried
+    number is, of those that data or model have room for.
+    `most`: then the largest of these, and what so many show in a few audits on average; None if there is no room for
+    any.
+    `noise_factor`: the canaries move the model about as far as noise so many times as large would. It is 1 where they
+    move none of it, and None where the size of the model is unknown.
+    `left_out`: expected share of training examples that the audit leaves out.
     """
 
     audit: AuditSpec

@@ -44,10 +44,11 @@ Array = NDArray[np.float64]
 class CanaryBatches:
     """Draws canaries into batches as units of the claim are: examples, or users with all their rows.
 
-    `rate`: probability that a row of a canary joins a step, with turns one that is its turn. `rows`: rows of each
-    canary. `block`: number of steps among which each canary joins a secret one, 0 for other samplings. `cycle`: steps
-    from one turn of a canary to the next, 0 where there are no turns. `is_known`: whether the steps that it joins are
-    no secret of the claim.
+    `rate`: probability that a row of a canary joins a step, with turns one that is its turn.
+    `rows`: rows of each canary.
+    `block`: number of steps among which each canary joins a secret one, 0 for other samplings.
+    `cycle`: steps from one turn of a canary to the next, 0 where there are no turns.
+    `is_known`: whether the steps that it joins are no secret of the claim.
     """
 
     def __init__(self, spec: TrialSpec, count: int, size: int, draws: RowDraws) -> None:
@@ -110,8 +111,11 @@ class CanaryEvidence(Protocol):
         ...
 
     def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
-        """Take in a step. `seen`: projections [directions] of the noisy sum less the real examples, witnesses last.
-        `drawn`: as in `CanaryBatches.next`. `length`: norm of a row's contribution. `std`: as in `StepNoise.released`.
+        """Take in a step.
+        `seen`: projections [directions] of the noisy sum less the real examples, witnesses last.
+        `drawn`: as in `CanaryBatches.next`.
+        `length`: norm of a row's contribution.
+        `std`: as in `StepNoise.released`.
         """
         ...
 

@@ -152,10 +152,12 @@ class FrozenFeatures:
     Guarantee: no privacy cost under add/remove, zero-out and replace-one adjacency, because each example is transformed
     by itself and the network's weights do not depend on the training data.
 
-    `network`: vgg16, resnet18 or resnet50. `weights`: a file with the state dict, or ``imagenet`` for torchvision's
-    own, which are downloaded unless they are in torch's hub folder. `size`: pictures are resized to size x size first;
-    None leaves them as they are. `cache`: a folder (or URI) that keeps the features for other trials on the same
-    pictures, and for resuming. Features reveal much of a picture, so they are as private as the pictures.
+    `network`: vgg16, resnet18 or resnet50.
+    `weights`: a file with the state dict, or ``imagenet`` for torchvision's own, which are downloaded unless they are
+    in torch's hub folder.
+    `size`: pictures are resized to size x size first; None leaves them as they are.
+    `cache`: a folder (or URI) that keeps the features for other trials on the same pictures, and for resuming. Features
+    reveal much of a picture, so they are as private as the pictures.
     """
 
     network: str = "vgg16"

@@ -26,8 +26,11 @@ from dpsweep.workers.spec import TrialSpec
 class EpochRecord:
     """One completed epoch.
 
-    epoch: counted from 0. step: number of steps done. noise_multiplier: of this epoch. sensitivity, bounds: sensitivity
-    and clipping bounds (by group, layer or "all") of its last step; sensitivity is None without clipping.
+    epoch: counted from 0.
+    step: number of steps done.
+    noise_multiplier: of this epoch.
+    sensitivity, bounds: sensitivity and clipping bounds (by group, layer or "all") of its last step; sensitivity is
+    None without clipping.
     """
 
     epoch: NonNegativeInt
@@ -41,9 +44,13 @@ class EpochRecord:
 
 @dataclass(frozen=True)
 class Progress:
-    """Progress of a running trial. epoch: number of completed epochs. trace: of the steps so far. device: what trains
-    it, and how much of that is used. earlier: with the first report of a start, the epochs before it. Two runs are
-    compared without these two."""
+    """Progress of a running trial.
+    epoch: number of completed epochs.
+    trace: of the steps so far.
+    device: what trains it, and how much of that is used.
+    earlier: with the first report of a start, the epochs before it.
+    Two runs are compared without these two.
+    """
 
     epoch: int
     step: int
@@ -61,12 +68,14 @@ class TrainingResult:
     """A finished training run.
 
     stopped: ``completed`` after all planned epochs, ``budget`` if one more would have exceeded the budget.
-    evaluation: the final model on held-out data. reasons: why the epsilons of the trial are estimates
-    (`reasons_of_trial`). references: scores of simple models that were trained beside it
-    (`dpsweep.workers.evaluation.references`). example_shape, example_type: of one example as the data source stores it.
-    output_axes: number of axes of the model's output for one example. squared_errors: of the noise
-    (`dpsweep.accounting.mechanism.correlated.squared_errors`). example_row, example_prediction: made of
-    declarations (`dpsweep.workers.trials.predicted_table.example_of`); None where the model reads no rows of a table.
+    evaluation: the final model on held-out data.
+    reasons: why the epsilons of the trial are estimates (`reasons_of_trial`).
+    references: scores of simple models that were trained beside it (`dpsweep.workers.evaluation.references`).
+    example_shape, example_type: of one example as the data source stores it.
+    output_axes: number of axes of the model's output for one example.
+    squared_errors: of the noise (`dpsweep.accounting.mechanism.correlated.squared_errors`).
+    example_row, example_prediction: made of declarations (`dpsweep.workers.trials.predicted_table.example_of`); None
+    where the model reads no rows of a table.
     """
 
     key: str

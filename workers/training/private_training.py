@@ -130,15 +130,20 @@ class PrivateTraining:
         """Plan the run; nothing is released before the first step but a clipping bound that is a private median.
 
         model: trained where it is, on the device of its parameters; each step puts its modules in the modes that they
-        have now. loss: of each example, [b] (``reduction="none"``; a loss module of torch is taken so by itself).
-        optimizer: torch's, over the parameters of the model. data: features and labels as arrays, tensors or frames
-        (a pair), or a map-style data set of torch, which is read once. clipping: the bound of flat clipping, any method
-        of sweep files, or your own. noise: a noise multiplier, or a schedule (``"exponential:decay=0.1"``) that
-        ``target_epsilon`` at ``delta`` calibrates. sampling: the expected size of Poisson batches, or as in sweep
-        files. groups: of each example, for methods and epsilons by group; indices into ``group_names``, which are
-        public. norms: how often the norms of all examples are taken, as ``norms.refreshes_per_epoch``; ``off`` for no
-        epsilons of examples. seed: research mode: reproducible, and no guarantee. By default noise and batches come
-        from secret keys. execution: micro-batches and other settings of speed and memory.
+        have now.
+        loss: of each example, [b] (``reduction="none"``; a loss module of torch is taken so by itself).
+        optimizer: torch's, over the parameters of the model.
+        data: features and labels as arrays, tensors or frames (a pair), or a map-style data set of torch, which is read
+        once.
+        clipping: the bound of flat clipping, any method of sweep files, or your own.
+        noise: a noise multiplier, or a schedule (``"exponential:decay=0.1"``) that ``target_epsilon`` at ``delta``
+        calibrates.
+        sampling: the expected size of Poisson batches, or as in sweep files.
+        groups: of each example, for methods and epsilons by group; indices into ``group_names``, which are public.
+        norms: how often the norms of all examples are taken, as ``norms.refreshes_per_epoch``; ``off`` for no epsilons
+        of examples.
+        seed: research mode: reproducible, and no guarantee. By default noise and batches come from secret keys.
+        execution: micro-batches and other settings of speed and memory.
 
         Raises: InvalidInput for parts that cannot be trained privately, Unreachable for a target that no noise meets.
         """

@@ -39,9 +39,10 @@ class Stateful(Protocol):
 class RunState:
     """Progress of a run. The checkpoint holds each field under its name.
 
-    `clipping`: the state of the clipping method. `contributions`: whether recorded contributions are guarantees or
-    estimates, see `Trace`. `initial_bound`: the first clipping bound, None without clipping. `history`: one record per
-    completed epoch.
+    `clipping`: the state of the clipping method.
+    `contributions`: whether recorded contributions are guarantees or estimates, see `Trace`.
+    `initial_bound`: the first clipping bound, None without clipping.
+    `history`: one record per completed epoch.
     """
 
     contributions: Claim

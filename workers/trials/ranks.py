@@ -205,9 +205,11 @@ def connected_ranks(
     """Connect this process with the other ranks of its trial for the duration of a ``with`` block.
 
     `meeting_place`: path of a file that does not exist yet, the same for all ranks, in a folder closed to other users.
-    Ranks on several nodes have a store in which strangers can neither read nor write. `address`: of this node, by which
-    the others reach it. `nccl`: whether each rank has its own GPU; otherwise, and where torch sees none, values go
-    through the memory of the host. `shard`: which parameters the ranks divide, if any.
+    Ranks on several nodes have a store in which strangers can neither read nor write.
+    `address`: of this node, by which the others reach it.
+    `nccl`: whether each rank has its own GPU; otherwise, and where torch sees none, values go through the memory of the
+    host.
+    `shard`: which parameters the ranks divide, if any.
 
     Where the block fails, the process of a rank with NCCL must end: NCCL would wait for ranks that wait elsewhere
     (pytorch#141510).

@@ -93,10 +93,11 @@ def run_trial(
 ) -> TrainingResult:
     """Train ``spec`` in the folder ``root``, or continue where an earlier call was interrupted.
 
-    A finished trial is not run again; its stored result is returned. code: the user's modules that may be imported.
-    releases: made from the same data outside training; they are added to the trace. on_progress: called after every
-    epoch; an exception in it ends the call, and the trial can be resumed. group: the processes that share its
-    gradients; this one is rank 0; the others call `follow_trial`.
+    A finished trial is not run again; its stored result is returned.
+    code: the user's modules that may be imported.
+    releases: made from the same data outside training; they are added to the trace.
+    on_progress: called after every epoch; an exception in it ends the call, and the trial can be resumed.
+    group: the processes that share its gradients; this one is rank 0; the others call `follow_trial`.
 
     Raises:
         InvalidInput: an impossible spec, ``root`` holds another trial or one that began with another number of ranks,
@@ -247,8 +248,11 @@ def _refuse_other_releases(files: TrialFiles, releases: tuple[Release, ...]) -> 
 class Begun:
     """A trial before its first step, or at its checkpoint.
 
-    source: data set before preprocessing. fitted: state of the preprocessing. random_states: of the other ranks.
-    save: writes the checkpoint. `optimizer`: of rank 0's parts, where ranks divide all parameters.
+    source: data set before preprocessing.
+    fitted: state of the preprocessing.
+    random_states: of the other ranks.
+    save: writes the checkpoint.
+    `optimizer`: of rank 0's parts, where ranks divide all parameters.
     """
 
     trainer: Trainer
