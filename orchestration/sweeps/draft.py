@@ -3,6 +3,7 @@ data until the owner has confirmed that these values are public."""
 
 from __future__ import annotations
 
+import bisect
 import json
 import math
 import re
@@ -13,9 +14,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
-import pyarrow as pa
-
 from dpsweep.accounting.errors import InvalidInput, count_of
+from dpsweep.orchestration.sweeps.column_names import may_name_people
+from dpsweep.orchestration.sweeps.draft_columns import MOST_VALUES, are_codes, is_too_long, may_be_amounts, unusable
 from dpsweep.orchestration.sweeps.draft_scale import (
     HIDDEN,
     PLACES,
@@ -32,11 +33,9 @@ from dpsweep.orchestration.sweeps.text_column import TextColumn, quoted
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
 from dpsweep.workers.tasks import task_called
 
-MOST_VALUES = 50
-"""Maximum number of distinct values of a category, class or group column that a draft lists."""
-_MOST_MISSING = 0.5
-"""Largest share of missing values in a feature column; training leaves out rows with a missing value."""
 _FEWEST_ROWS = 50
+_FEWEST_COMPLETE: Final = 0.5
+"""Share of the rows with a label and a group that lack no feature, below which a draft has fewer features."""
 _FEW = 10
 """Up to this many distinct whole numbers, a column may hold codes of categories."""
 _FREQUENT: Final = 0.9
@@ -70,6 +69,11 @@ class _Subject:
     text: TextColumn | None
     hashed: str | None
     encoding: str | None
+
+    @property
+    def roles(self) -> tuple[ColumnProfile, ...]:
+        """Return the profiles of labels and group."""
+        return self.labels if self.groups is None else (*self.labels, self.groups)
 
     @property
     def outputs(self) -> int:
@@ -118,7 +122,7 @@ def draft_sweep(
     table, subject = _profiled(path, labels, group, user, text, hashed)
     roles = {*labels, group, user, *([text.name] if text else [])}
     features = [column for column in table.columns if column.name not in roles]
-    left_out = [(each.name, why) for each in features if (why := _unusable(each))]
+    left_out = [(each.name, why) for each in features if (why := unusable(each))]
     used = [column for column in features if column.name not in dict(left_out)]
     used.sort(key=lambda column: column.span is None)  # numbers first, as robust_ranges takes them
     if not used and text is None:
@@ -129,13 +133,11 @@ def draft_sweep(
             f"COLUMN. Left out: {reasons or 'nothing'}"
         )
     draft = _Draft(table, subject, tuple(used), () if text else tuple(left_out))
-    if text is not None or not any(column.missing for column in (*used, *subject.labels, subject.groups) if column):
+    if text is not None or not any(column.missing for column in (*used, *subject.roles)):
         return draft.text(table.rows)
-    try:
-        source = load_source(parse_sweep(draft.text(table.rows)).data[0])
-    except InvalidInput as error:
-        return draft.text(table.rows, (f"as drafted, this cannot be read: {error}",))
-    return draft.text(len(source.train), source.notes)
+    draft = draft.with_enough_rows()
+    rows, notes = draft.complete_rows()
+    return draft.text(rows or table.rows, notes)
 
 
 @dataclass(frozen=True)
@@ -146,6 +148,32 @@ class _Draft:
     subject: _Subject
     used: tuple[ColumnProfile, ...]
     left_out: tuple[tuple[str, str], ...]
+
+    def with_enough_rows(self) -> _Draft:
+        """Return the draft without as many of the features that lack most values as leave too few rows complete."""
+        lacking = sorted((each for each in self.used if each.missing), key=lambda each: each.missing, reverse=True)
+        enough = _FEWEST_COMPLETE * self.table.rows * math.prod(1.0 - each.missing for each in self.subject.roles)
+
+        def has_enough(count: int) -> bool:
+            return self._without(lacking[:count]).complete_rows()[0] >= enough
+
+        counts = range(len(lacking) + (len(lacking) < len(self.used)))
+        least = 0 if has_enough(0) else bisect.bisect_left(counts, True, key=has_enough)
+        return self._without(lacking[:least]) if least in counts else self
+
+    def _without(self, features: Sequence[ColumnProfile]) -> _Draft:
+        why = "of its values: with it, less than half of the rows would be complete"
+        left_out = ((each.name, f"which lacks {each.missing:.0%} {why}") for each in features)
+        used = tuple(each for each in self.used if each not in features)
+        return replace(self, used=used, left_out=(*self.left_out, *left_out))
+
+    def complete_rows(self) -> tuple[int, Sequence[str]]:
+        """Return how many rows lack no value, and notes on the others; 0 if the sweep cannot be read as drafted."""
+        try:
+            source = load_source(parse_sweep(self.text(self.table.rows)).data[0])
+        except InvalidInput as error:
+            return 0, (f"as drafted, this cannot be read: {error}",)
+        return len(source.train), source.notes
 
     def text(self, rows: int, notes: Sequence[str] = ()) -> str:
         """Return the sweep for so many complete rows. notes: of rows left out. No name from the table ends a line."""
@@ -207,12 +235,15 @@ def _profiled(
     if user is not None:
         table.column(user, "user")
     task = _task_of(tuple(table.column(name, "label") for name in named))
-    if task == "regression" and (long := next(filter(_is_too_long, named), None)):
+    if task == "regression" and (long := next(filter(is_too_long, named), None)):
         raise InvalidInput(
             f"the name of the label {long[:20]!r}... has {len(long):,} characters; shorten it in the table"
         )
-    if task == "classification":
-        table = profile_table(str(path), tuple(dict.fromkeys((*named, *as_text))), MOST_VALUES, roles, named[0])
+    classes = named[0] if task == "classification" else None
+    codes = tuple(each.name for each in table.columns if are_codes(each) and each.name not in roles)
+    if classes is not None or codes:
+        as_text = tuple(dict.fromkeys((*(named if classes is not None else ()), *as_text, *codes)))
+        table = profile_table(str(path), as_text, MOST_VALUES, roles, classes)
     if hashed is not None:
         table = table.with_prose(hashed)
     found = tuple(table.column(name, "label") for name in named)
@@ -252,48 +283,6 @@ def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
             f"2 to {MOST_VALUES}, for instance one that sorts the rows into a few classes"
         )
     return column.values
-
-
-def _unusable(column: ColumnProfile) -> str | None:
-    """Return why the column cannot be a feature of the draft, as a relative clause; None if it can."""
-    if column.unreadable is not None:
-        kind = column.unreadable
-        is_fixed = pa.types.is_fixed_size_list(kind) and not pa.types.is_boolean(kind.value_type)
-        fixed = ", of no fixed size where rows have none," if is_fixed else ""
-        return f"whose values are of type {kind}; lists of equally many numbers{fixed} can be features"
-    if column.same_as:
-        return f"whose values are those of {quoted(column.same_as)}"
-    if column.distinct == 0:
-        return "which has no values"
-    if column.distinct == 1:
-        marked = f"; {' and '.join(map(quoted, column.markers))} counts as missing" if column.markers else ""
-        return f"which has the same value in every row{' that has one' if column.missing else ''}{marked}"
-    if column.missing > _MOST_MISSING:
-        return f"which lacks {column.missing:.0%} of its values: rows without a value are left out of training"
-    if column.is_order:
-        return "whose whole numbers only count the rows, as those of an identifier do"
-    if column.ways:
-        return f"which writes numbers in several ways, such as {' and '.join(map(quoted, column.ways[:3]))}; use one"
-    if column.has_dates:
-        return "which holds dates or times; as numbers, such as days since one of them, they can be features"
-    if column.has_lists:
-        return "whose texts are lists of numbers; as lists of a .parquet file they can be features"
-    if column.strange and not column.is_prose:
-        such = quoted(column.strange)
-        return f"which holds numbers and texts such as {such}; leave those fields empty, or write numbers"
-    if column.span is None and column.values is None and not column.is_prose:
-        if column.all_different:
-            return "which is different in every row, as an identifier is; if it is a text, read it with --text"
-        how = "declare its categories to use it, or read it as texts with --text"
-        return f"which has more than {MOST_VALUES} different texts; {how}"
-    if column.span is not None and not math.isfinite(2.0 * (column.span[1] - column.span[0])):
-        return "whose numbers are too large for a range"
-    return "whose name is too long for a key of a sweep file" if _is_too_long(column.name) else None
-
-
-def _is_too_long(name: str) -> bool:
-    """Return whether PyYAML, which takes no longer key than 1024 characters, may not take the name as one."""
-    return len(quoted(name)) > 1000
 
 
 def _number(value: float) -> str:
@@ -362,22 +351,14 @@ def _data_section(subject: _Subject) -> Iterator[str]:
         yield "  # every epsilon is that of one row; for those of a user with all rows see privacy, below"
 
 
-_OF_PEOPLE: Final = re.compile(
-    r"(?:^|[\W_])(?:u?id|user|person|people|patient|customer|client|member|subject|owner|author|household)(?:$|[\W_])",
-    re.IGNORECASE,
-)
-"""Names of columns that may say whose row it is; the camel case of userId is divided before."""
-
-
 def _may_name_users(table: TableProfile, subject: _Subject) -> Iterator[str]:
     """Yield a comment on each column whose name says that it may hold the owner of each row, and whose values recur."""
     if subject.user is not None:
         return
     roles = {*(label.name for label in subject.labels), subject.group, subject.text and subject.text.name}
     for column in table.columns:
-        words = re.sub(r"([a-z])([A-Z])", r"\1 \2", column.name)
         recurs = _FEW < column.distinct < round(table.rows * (1.0 - column.missing))
-        if column.name not in roles and recurs and _OF_PEOPLE.search(words):
+        if column.name not in roles and recurs and may_name_people(column.name):
             yield f"  # {quoted(column.name)}: if it says whose row it is, draft again with --user, as an epsilon of"
             yield "  # one row protects nobody who has several"
 
@@ -413,7 +394,8 @@ def _features(subject: _Subject, features: Sequence[ColumnProfile], has_private_
     if texts:
         yield "  categories:    # CONFIRM: one feature for each value; a value that is not listed becomes all zeros"
     for column in texts:
-        yield f"    {quoted(column.name)}: {_listed(column.values or ())}    # read off the data{_lacking(column)}"
+        why = "; codes by its name: if they are amounts, give a range instead" if may_be_amounts(column) else ""
+        yield f"    {quoted(column.name)}: {_listed(column.values or ())}    # read off the data{_lacking(column)}{why}"
         yield from _alike(column)
 
 

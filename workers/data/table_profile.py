@@ -114,6 +114,13 @@ class TableProfile:
         for column in self.columns:
             if column.name == name:
                 return column
+        several = [part.strip() for part in name.split(",")]
+        if len(several) > 1 and {*several} <= {each.name for each in self.columns}:
+            first = f"draft by {several[0]!r}, then list several in the file (docs/data.md)"
+            raise InvalidInput(
+                f"the {role} column {name!r} is not in the table, but {' and '.join(map(repr, several))} are; "
+                f"{'repeat --label for each' if role == 'label' else first}"
+            )
         if any(number_of(each.name, "point") is not None for each in self.columns):
             raise InvalidInput(
                 f"the {role} column {name!r} is not in the table; its first line holds numbers, so it is not shown, as "
@@ -163,7 +170,11 @@ def profile_table(
         rows = read_table_file(path, dict.fromkeys(as_texts, ()), encoding)
         written = {name: _with_commas(way) for name, way in written.items()}
         written.update((name, _with_commas(_written(rows[name]))) for name in thousands)
-    embeddings = {name: places for name, places in places_of(rows.column_names).items() if not as_texts & {*places}}
+    embeddings = {
+        name: places
+        for name, places in places_of(rows.column_names).items()
+        if len(places) > 1 and not as_texts & {*places}
+    }
     single = [name for name in rows.column_names if not any(name in places for places in embeddings.values())]
     columns = [
         _as_spelt(_column(name, rows[name], name in as_texts, most_values, written.get(name)), spelt[name])
@@ -327,7 +338,7 @@ def _column(
             column,
             ways=written_in_several_ways(texts),
             has_lists=bool(texts) and all(map(is_list, texts)),
-            has_dates=bool(texts) and all(map(is_date, texts)),
+            has_dates=bool(texts) and (pa.types.is_temporal(values.type) or all(map(is_date, texts))),
             is_prose=sum(map(is_prose, texts)) > len(texts) / 2,
             strange=strange_among_numbers(texts),
         )

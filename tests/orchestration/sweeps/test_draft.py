@@ -273,7 +273,7 @@ def test_commands_that_are_told_can_be_pasted(tmp_path: Path) -> None:
         (lambda row: f"${row}.50", "point", [0, 150]),
         (lambda row: f"{row % 60} kg", "point", [0, 60]),
         (lambda row: "?" if row < 6 else f"{row}.5", "point", [0, 150]),
-        (lambda row: f"{row % 10},{row:03d}", "comma", [0, 10]),
+        (lambda row: f"{row % 10},{row:03d}", "comma", [0, 9.5]),
         (lambda row: f"({row}.50)", "point", [-150, 0]),
         (lambda row: f"{row % 9 + 1},{row % 90 + 10},{row:03d}", "point", [100000, 1000000]),
         (lambda row: f"€ {row % 9 + 1}.{row:03d},5", "comma", [1000, 9500]),

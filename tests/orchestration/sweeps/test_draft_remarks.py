@@ -111,8 +111,8 @@ def test_a_draft_says_that_accuracy_hides_whether_a_rare_class_is_found(tmp_path
 )
 def test_a_column_that_tells_the_class_is_asked_about(tmp_path: Path, values: list[str], tells: bool) -> None:
     labels = [("no", "yes")[row % 2] for row in ROWS]
-    text = draft_sweep(table(tmp_path, "code,sex,y", values, SEXES, labels), ["y"], "sex")
-    assert ('# CONFIRM: "code" alone tells the class of nearly every row' in text) == tells
+    text = draft_sweep(table(tmp_path, "mark,sex,y", values, SEXES, labels), ["y"], "sex")
+    assert ('# CONFIRM: "mark" alone tells the class of nearly every row' in text) == tells
     assert '"sex" alone' not in text
 
 
@@ -288,3 +288,60 @@ def test_the_token_that_fills_texts_is_drafted_from_the_files_of_the_tokenizer(t
     sweep = parse_sweep(draft_sweep(tmp_path / "texts.csv", ["mood"], None, text=text))
     assert sweep.data[0].params.get("padding_token") == expected
     assert (plan_sweep(sweep).refusals == ()) == (expected is not None)
+
+
+def test_codes_are_categories_and_no_amounts(tmp_path: Path) -> None:
+    few = [str(10_115 + 900 * (row % 7)) for row in ROWS]
+    many, each = [str(10_000 + 37 * (row % 60)) for row in ROWS], [str(900_000 + 77 * row) for row in ROWS]
+    zero = [f"{2_138 + row % 3:05}" for row in ROWS]
+    path = table(tmp_path, "x,zipCode,postal_code,phone,fips,zipper,y", SCORES, few, many, each, zero, few, LABELS)
+    text = draft_sweep(path, ["y"], None)
+    params = parse_sweep(text).data[0].params
+    assert params["features"] == ["x", "zipper", "zipCode", "fips"]
+    assert [*params["ranges"]] == ["x", "zipper"]
+    assert params["categories"] == {"zipCode": sorted({*few}), "fips": ["02138", "02139", "02140"]}
+    assert plan_sweep(parse_sweep(text)).refusals == ()
+    said = {line.split('"')[1]: line for line in text.splitlines() if "codes" in line or "left out" in line}
+    assert said["zipCode"].endswith("codes by its name: if they are amounts, give a range instead")
+    assert "fips" not in said, "zeros in front are of no amount"
+    assert (
+        "more than 50 different codes, by its name; declare the categories that matter, or read" in said["postal_code"]
+    )
+    assert said["phone"].endswith("which is different in every row, as an identifier is")
+    as_text = parse_sweep(draft_sweep(path, ["y"], None, hashed="postal_code")).data[0].params
+    assert [*as_text["hashed"]] == ["postal_code"]
+    amount = parse_sweep(draft_sweep(path, ["postal_code"], None))
+    assert (amount.data[0].params["task"], "zipCode" in amount.data[0].params["categories"]) == ("regression", True)
+
+
+def test_features_that_leave_few_rows_complete_are_left_out(tmp_path: Path) -> None:
+    gaps = [["" if row * (each + 3) % 11 < 5 else f"{row / 7:.2f}" for row in ROWS] for each in range(6)]
+    path = table(tmp_path, "x,a,b,c,d,e,f,y", SCORES, *gaps, LABELS)
+    text = draft_sweep(path, ["y"], None)
+    features = parse_sweep(text).data[0].params["features"]
+    assert (features[0], len(features)) == ("x", 2)
+    lines = [line for line in text.splitlines() if "with it, less than half of the rows would be complete" in line]
+    assert {line.split('"')[1] for line in lines} == {*"abcdef"} - {*features}
+    (trained,) = {trial.dataset.train_size + trial.dataset.test_size for trial in plan_sweep(parse_sweep(text)).trials}
+    assert trained == 120 - sum(not value for value in gaps["abcdef".index(features[1])]) >= 60
+
+
+def test_several_columns_in_one_option_are_said_to_be_several(tmp_path: Path) -> None:
+    path = table(tmp_path, "x,sex,origin,y", SCORES, SEXES, [*SEXES[1:], "f"], LABELS)
+    with pytest.raises(
+        InvalidInput, match="'sex, origin' is not in the table, but 'sex' and 'origin' are; draft by 'sex'"
+    ):
+        draft_sweep(path, ["y"], "sex, origin")
+    with pytest.raises(InvalidInput, match="but 'y' and 'sex' are; repeat --label for each"):
+        draft_sweep(path, ["y,sex"], None)
+    with pytest.raises(InvalidInput, match="the group column 'sex,origon' is not in the table; did you mean"):
+        draft_sweep(path, ["y"], "sex,origon")
+
+
+def test_one_place_is_no_embedding_and_durations_are_no_texts(tmp_path: Path) -> None:
+    path = table(tmp_path, "emb[0],emb[2],y", SCORES, SCORES[5:] + SCORES[:5], LABELS)
+    assert parse_sweep(draft_sweep(path, ["y"], None)).data[0].params["features"] == ["emb[0]", "emb[2]"]
+    columns = {"x": [*map(float, SCORES)], "took": pa.array([*ROWS], pa.duration("s")), "y": LABELS}
+    parquet.write_table(pa.table(columns), tmp_path / "times.parquet")
+    text = draft_sweep(tmp_path / "times.parquet", ["y"], None)
+    assert '# left out: "took", which holds dates or times; as numbers' in text
