@@ -12,7 +12,6 @@ __all__ = [
     "json_text",
     "keystream",
     "local_files",
-    "parquet_schemas",
     "parquet_tables",
     "part_files",
     "recorded_contributions",

@@ -20,7 +20,6 @@ from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.arrow_parts import PartRecord, PartStore, read_part, write_once
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 from dpsweep.accounting.records.parquet_tables import read_parquet
 from dpsweep.accounting.records.part_files import PartFiles
 from dpsweep.accounting.records.sealed import read_private_sealed, write_private_sealed
@@ -56,7 +55,6 @@ def read_user_groups(uri: str) -> GroupFile:
     try:
         data = io.BytesIO(read_bytes(uri))
         if uri.endswith(".parquet"):
-            require_shallow_schema(data)
             table = read_parquet(data, _COLUMNS)
         else:
             table = csv.read_csv(data, convert_options=csv.ConvertOptions(include_columns=_COLUMNS))

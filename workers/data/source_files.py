@@ -17,7 +17,6 @@ import pyarrow as pa
 from PIL import Image, UnidentifiedImageError
 
 from dpsweep.accounting.errors import DataCorruption, DpsweepError, InvalidInput, count_of
-from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 from dpsweep.accounting.registry import nearest
 from dpsweep.workers.machine.folders import CACHE
 
@@ -68,7 +67,7 @@ def require_path(path: str) -> Path:
 
 def reader_of(path: Path, readers: Mapping[str, T]) -> T:
     """Return the reader for the file's extension. Raises: InvalidInput for an unknown extension, and for a folder."""
-    if path.is_dir() and path.suffix.lower() not in readers:
+    if path.is_dir():
         raise InvalidInput(f"{path} is a folder; give the path of a file of a type in {', '.join(readers)}")
     suffix = path.suffix.lower()
     if suffix not in readers:
@@ -90,7 +89,6 @@ def reading(path: Path, shown: str | Path | None = None) -> Iterator[None]:
         if not path.is_dir() and not stat.S_ISREG(path.stat().st_mode):
             raise InvalidInput(f"{shown or path} is a pipe, a socket or a device; give the path of a file")
     try:
-        _require_shallow_tables(path)
         yield
     except MemoryError as error:
         raise InvalidInput(f"{shown or path} does not fit into the free memory; use a machine with more") from error
@@ -112,15 +110,6 @@ def opened_picture(file: Path | IO[bytes]) -> Iterator[Image.Image]:
         raise
     except ValueError as error:  # of damaged headers, and of texts that unfold to megabytes
         raise UnidentifiedImageError(str(error)) from error
-
-
-def _require_shallow_tables(path: Path) -> None:
-    """`require_shallow_schema`, of a Parquet file, or of all files in a folder that is read as one."""
-    if path.suffix.lower() == ".parquet":
-        for each in path.rglob("*") if path.is_dir() else (path,):
-            if each.is_file():
-                with each.open("rb") as file:
-                    require_shallow_schema(file)
 
 
 _NO_TEXT: Final = "it is not UTF-8 text, or not of the `encoding` that is declared (such as cp1252)"

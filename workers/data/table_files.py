@@ -22,11 +22,10 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.json as arrow_json
-import pyarrow.parquet as parquet
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.parquet_tables import read_parquet
+from dpsweep.accounting.records.parquet_tables import read_parquet, read_schema
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import CellValues, names
@@ -316,7 +315,7 @@ def _stored(path: Path) -> pa.Table:
     try:
         return read_parquet(path)
     except pa.ArrowInvalid:
-        schema, size = parquet.read_schema(path), parquet.read_metadata(path).num_rows
+        schema, size = read_schema(path)
         if not any(map(pa.types.is_fixed_size_list, schema.types)) or len({*schema.names}) < len(schema):
             raise
         return pa.table({each.name: _alone(path, each, size) for each in schema})

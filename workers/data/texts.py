@@ -16,12 +16,11 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.csv as csv
 import pyarrow.json as arrow_json
-import pyarrow.parquet as parquet
 import torch
 from pydantic import Field
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.parquet_tables import parquet_batches
+from dpsweep.accounting.records.parquet_tables import parquet_batches, read_schema
 from dpsweep.workers.data.base import Source, Split, repeated
 from dpsweep.workers.data.conventions import MISSING_SPELLINGS
 from dpsweep.workers.data.encoder import Block, TextEncoder, token_called
@@ -331,7 +330,7 @@ def _as_in_tables(values: pa.Array, name: str, columns: _Columns) -> pa.Array:
 
 def _parquet_batches(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.RecordBatch]:
     refuse_encoding(path, encoding)
-    only = _only(columns.used, parquet.read_schema(path).names)
+    only = _only(columns.used, read_schema(path)[0].names)
     yield from parquet_batches(path, _ROWS_AT_ONCE, only)
 
 
