@@ -17,6 +17,7 @@ import grp
 import hashlib
 import os
 import pwd
+import re
 import secrets
 import shutil
 import stat
@@ -34,6 +35,8 @@ _PASSED: Final = os.O_PATH | _FOLDER
 _LISTED: Final = os.O_RDONLY | _FOLDER
 """Flags of a folder that is listed, or flushed to the disk."""
 _FILE: Final = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_NOCTTY | os.O_CLOEXEC
+_OCTAL: Final = re.compile(rb"\\([0-3][0-7]{2})")
+"""Bytes as the kernel spells them in the place of a mount: blanks, line breaks, backslashes."""
 _DEEPEST: Final = 64
 """Most levels of folders below one that is listed; those of a sweep have at most eight."""
 _BLOCK: Final = 2**20
@@ -340,8 +343,9 @@ def require_no_mounts(path: str) -> None:
 
     Raises: UnsafeFile naming the first place.
     """
-    with open("/proc/self/mountinfo") as mounts:
-        places = [line.split()[4].replace("\\040", " ") for line in mounts]
+    with open("/proc/self/mountinfo", "rb") as mounts:
+        escaped = [line.split(b" ")[4] for line in mounts]
+    places = [os.fsdecode(_OCTAL.sub(lambda found: bytes([int(found[1], 8)]), each)) for each in escaped]
     if place := next((each for each in places if each.startswith(f"{path}/")), None):
         raise UnsafeFile(f"{place} is a mount point, through which dpsweep deletes nothing; unmount it first")
 

@@ -104,16 +104,21 @@ def test_a_digest_of_a_file_elsewhere_is_not_compared(files: SweepFiles, tmp_pat
         list(damaged_reports(files))
 
 
-def test_nothing_is_deleted_through_a_mount(files: SweepFiles, tmp_path: Path) -> None:
-    """A trial's folder, bound to one elsewhere, in a namespace of a process of its own."""
+@pytest.mark.parametrize("name", ["plain", r"a \134 backslash", "a\ttab"])
+def test_nothing_is_deleted_through_a_mount(name: str, tmp_path: Path) -> None:
+    """A trial's folder, bound to one elsewhere, in a namespace of a process of its own. The kernel escapes some names,
+    and there may be others that are no text."""
+    files, no_text = SweepFiles(str(tmp_path / name)), f"{tmp_path}/\udcff"
     elsewhere, check = tmp_path / "elsewhere of it", "from dpsweep.orchestration.store.layout import *; import sys"
     elsewhere.mkdir()
-    (Path(files.trials) / "a trial").mkdir()
+    Path(no_text).mkdir()
+    Path(files.trials, "a trial").mkdir(parents=True)
     check += "; require_no_links(SweepFiles(sys.argv[1]))"
     words = (
-        'mount --bind "$1" "$2" && exec "$3" -c "$4" "$5"',
+        'mount --bind "$1" "$2" && mount --bind "$1" "$3" && exec "$4" -c "$5" "$6"',
         "sh",
         elsewhere,
+        no_text,
         f"{files.trials}/a trial",
         sys.executable,
     )
