@@ -31,6 +31,9 @@ _CONNECT_WITHIN: Final = 5.0
 """Seconds in which an object store takes a connection."""
 _ANSWER_WITHIN: Final = 30.0
 """Seconds in which an object store answers the first request; pyarrow itself tries for two minutes."""
+_CUT_OFF: Final = "the answer of the store was cut off"
+_MARKS: Final = (0xA5, 0x5A)
+"""Bytes in which no text and few other files end."""
 _OPTIONS: Final = {"s3": "?allow_delayed_open=true"}
 """Options of a file system by scheme: a file smaller than a part of an upload (10 MB) takes one request, not three."""
 
@@ -111,7 +114,7 @@ def read_bytes(uri: str) -> bytes:
             return local_files.read(local, largest(uri))
         with _opened_object(uri) as (stream, size):
             _require_size(uri, size)
-            return bytes(stream.read())
+            return _bytes_of(stream, 0, size)
 
 
 def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
@@ -125,7 +128,7 @@ def read_range(uri: str, start: int, size: int) -> tuple[bytes, int]:
         if local is not None:
             return local_files.read_range(local, start, size)
         with _opened_object(uri) as (stream, whole):
-            return bytes(stream.read_at(size, start)) if start + size <= whole else b"", whole
+            return _bytes_of(stream, start, size) if start + size <= whole else b"", whole
 
 
 @contextlib.contextmanager
@@ -138,8 +141,24 @@ def _opened_object(uri: str) -> Iterator[tuple[pa.NativeFile, int]]:
     with filesystem.open_input_file(path) as stream:
         size = stream.size()
         if size == 0 and filesystem.get_file_info(path).size:
-            raise ConnectionError("the answer of the store was cut off")
+            raise ConnectionError(_CUT_OFF)
         yield stream, size
+
+
+def _bytes_of(stream: pa.NativeFile, start: int, size: int) -> bytes:
+    """Return ``size`` bytes of an open object from ``start`` on.
+
+    pyarrow takes an answer with fewer bytes for whole, and leaves the rest of the memory as it was: that of an object
+    that was replaced meanwhile by a shorter one. So the last byte is marked before, and the object read again with
+    another mark if it ends in the first one. Raises: OSError, also for such an answer.
+    """
+    found = bytearray(size)
+    for mark in _MARKS:
+        found[-1:] = (mark,) if size else ()
+        stream.seek(start)
+        if stream.readinto(found) == size and found[-1:] != bytes([mark]):
+            return bytes(found)
+    raise ConnectionError(_CUT_OFF)
 
 
 def digest_of(uri: str) -> str:

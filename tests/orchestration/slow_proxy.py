@@ -15,11 +15,12 @@ from urllib.parse import unquote, urlsplit
 @dataclass
 class Traffic:
     """asked: method and path of every request. most_at_once: requests that were held together. refused: parts of paths
-    that are answered by 403."""
+    that are answered by 403. missing: bytes that every answer lacks at its end."""
 
     asked: list[tuple[str, str]] = field(default_factory=list)
     most_at_once: int = 0
     refused: tuple[str, ...] = ()
+    missing: int = 0
     _held: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock)
 
@@ -58,7 +59,8 @@ def slow_proxy(address: str, seconds: float) -> Iterator[tuple[str, Traffic]]:
                 onward = http.client.HTTPConnection(str(target.hostname), target.port)
                 onward.request(self.command, self.path, headers=dict(self.headers))
                 answer = onward.getresponse()
-                self._answer(answer.status, answer.getheaders(), answer.read())
+                content = answer.read()
+                self._answer(answer.status, answer.getheaders(), content[: len(content) - traffic.missing])
                 onward.close()
             finally:
                 traffic.end()

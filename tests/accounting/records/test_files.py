@@ -8,6 +8,7 @@ import uuid
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -130,6 +131,27 @@ def test_an_answer_that_was_cut_off_is_no_empty_object(monkeypatch: pytest.Monke
     for read in readers:
         with pytest.raises(StorageError, match=r"a\.json: the answer of the store was cut off"):
             read("s3://bucket/a.json")
+
+
+def test_an_answer_that_lacks_its_end_is_not_believed(
+    store: Store, local: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """pyarrow would return other bytes of the memory in place of what is missing."""
+    part = NormShards(directory := store.copy(local)).files(0)
+    for last in b"}", b"\0", b"\xa5", b"\x5a":
+        store.put(f"{local.name}/a.json", content := bytes(9999) + last)
+        uri = f"{directory}/a.json"
+        assert read_bytes(uri) == content
+        assert files.read_range(uri, 9990, 10) == (content[9990:], 10_000)
+        for missing in 1, 9:
+            with monkeypatch.context() as changed:
+                changed.setattr(store.traffic, "missing", missing)
+                for read in read_bytes, digest_of, partial(files.read_range, start=9990, size=10):
+                    with pytest.raises(StorageError, match=r"a\.json: the answer of the store was cut off"):
+                        read(uri)
+    monkeypatch.setattr(store.traffic, "missing", 1)
+    with pytest.raises(StorageError, match="the answer of the store was cut off"):
+        read_contributions(part)
 
 
 def test_little_is_read_before_its_turn() -> None:
