@@ -24,7 +24,12 @@ from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.encryption import is_encrypting
-from dpsweep.accounting.records.local_files import UnsafeFile, make_private_file, make_private_folder
+from dpsweep.accounting.records.local_files import (
+    UnsafeFile,
+    make_private_file,
+    make_private_folder,
+    require_library_files,
+)
 from dpsweep.workers.machine.folders import node_folder
 
 _MAX_ROWS_IN_MEMORY: Final = 1024
@@ -57,22 +62,26 @@ class ColumnFiles:
     folder: Path
     key: str
 
-    def columns(self, forms: Sequence[RowForm], blocks: Callable[[], RowBlocks]) -> tuple[Tensor, ...]:
-        """Return the columns, each a tensor [n, *shape]. blocks: their rows; called only if no process has written any.
+    def columns(self, forms: Sequence[RowForm], rows: int, blocks: Callable[[], RowBlocks]) -> tuple[Tensor, ...]:
+        """Return the columns, each a tensor [rows, *shape]. blocks: their rows; called only if no process has written
+        all of them.
 
-        Raises: InvalidInput for a folder that cannot be written, and if a key that encrypts private files is set.
+        Raises: InvalidInput for a folder that cannot be written, or in which a link or another user's file has the name
+        of a column, and if a key that encrypts private files is set.
         """
         if is_encrypting():
             raise InvalidInput(
                 f"cache {str(self.folder)!r} would hold examples as they are, which DPSWEEP_KEY does not encrypt; "
                 "leave out `cache`, or unset the key"
             )
-        files = [self.folder / f"{self.key}.{number}" for number in range(len(forms))]
+        folder = os.path.realpath(self.folder)
+        files = {Path(folder, f"{self.key}.{number}"): rows * form.bytes for number, form in enumerate(forms)}
         try:
-            make_private_folder(os.path.realpath(self.folder))
-            with _exclusively(self.folder / f"{self.key}.lock"):
-                if not all(file.exists() for file in files):
-                    _write(files, blocks())
+            make_private_folder(folder)
+            with _exclusively(Path(folder, f"{self.key}.lock")):
+                require_library_files(map(str, files))
+                if not all(file.exists() and file.stat().st_size == size for file, size in files.items()):
+                    _write(list(files), blocks())
         except (OSError, UnsafeFile) as error:
             reason = os.strerror(error.errno or 0) if isinstance(error, OSError) else "no folder of this user's own"
             raise InvalidInput(
@@ -87,9 +96,9 @@ class ColumnFiles:
             return None, tuple(column[at] for column in columns)
         place = ColumnFiles(self.folder, digest_of_parts(self.key, at.numpy().data))
         forms = [RowForm(column.dtype, tuple(column.shape[1:])) for column in columns]
-        rows = max(1, _BYTES_AT_ONCE // sum(form.bytes for form in forms))
+        at_once = max(1, _BYTES_AT_ONCE // sum(form.bytes for form in forms))
         return place, place.columns(
-            forms, lambda: ([column[some].numpy() for column in columns] for some in at.split(rows))
+            forms, len(at), lambda: ([column[some].numpy() for column in columns] for some in at.split(at_once))
         )
 
 
@@ -103,7 +112,7 @@ def cached_columns(
     if cache is None:
         return once_on_node(key, forms, rows, blocks), None
     place = ColumnFiles(Path(cache).expanduser().absolute(), key())
-    return place.columns(forms, blocks), place
+    return place.columns(forms, rows, blocks), place
 
 
 def once_on_node(
@@ -119,7 +128,7 @@ def once_on_node(
     if folder is not None and not is_encrypting():
         with contextlib.suppress(InvalidInput, UnsafeFile, OSError):  # it was removed, or has filled up meanwhile
             if shutil.disk_usage(folder.parent).free >= _ROOM * size:
-                return ColumnFiles(folder, key()).columns(forms, blocks)
+                return ColumnFiles(folder, key()).columns(forms, rows, blocks)
     return tuple(torch.from_numpy(np.concatenate(column)) for column in zip(*blocks(), strict=True))
 
 
@@ -136,6 +145,7 @@ def digest_of_parts(*parts: str | bytes | memoryview) -> str:
 @contextlib.contextmanager
 def _exclusively(lock: Path) -> Iterator[None]:
     """Hold an exclusive lock among the processes of this node, so that only one writes the files."""
+    make_private_file(str(lock))
     with lock.open("a") as opened:
         fcntl.flock(opened, fcntl.LOCK_EX)
         yield
@@ -146,12 +156,14 @@ def _write(files: Sequence[Path], blocks: RowBlocks) -> None:
     unfinished = [file.with_suffix(f"{file.suffix}.unfinished") for file in files]
     for file in unfinished:
         file.unlink(missing_ok=True)
-        make_private_file(os.path.realpath(file))
+        make_private_file(str(file))
     with contextlib.ExitStack() as stack:
         opened = [stack.enter_context(file.open("wb")) for file in unfinished]
         for block in blocks:
             for rows, column in zip(block, opened, strict=True):
                 np.ascontiguousarray(rows).tofile(column)
+        for column in opened:
+            os.fsync(column.fileno())
     for complete, file in zip(unfinished, files, strict=True):
         complete.replace(file)
 

@@ -221,3 +221,25 @@ def test_a_cache_that_cannot_be_is_refused(folder: Path, tmp_path: Path, monkeyp
     monkeypatch.setenv("DPSWEEP_KEY", "0" * 64)
     with pytest.raises(InvalidInput, match="which DPSWEEP_KEY does not encrypt; leave out `cache`, or unset the key"):
         load_dataset(spec_of(folder, "causal_lm", tmp_path / "tokens"))
+
+
+def test_a_file_that_was_cut_is_written_again(folder: Path, tmp_path: Path) -> None:
+    """As when the machine lost power, or its disk was full."""
+    spec = spec_of(folder, "causal_lm", tmp_path / "tokens")
+    whole = load_dataset(spec).digest()
+    for file in (tmp_path / "tokens").glob("*.[01]"):
+        with file.open("r+b") as opened:
+            opened.truncate(file.stat().st_size // 2)
+    assert load_dataset(spec).digest() == whole
+
+
+@pytest.mark.parametrize("ending", ["lock", "0"])
+def test_a_link_in_a_cache_leads_nowhere(ending: str, folder: Path, tmp_path: Path) -> None:
+    spec, cache = spec_of(folder, "causal_lm", tmp_path / "tokens"), tmp_path / "tokens"
+    load_dataset(spec)
+    for file in cache.glob(f"*.{ending}"):
+        file.unlink()
+        file.symlink_to(tmp_path / "victim")
+    with pytest.raises(InvalidInput, match=r"cache '.*/tokens' cannot hold the examples"):
+        load_dataset(spec)
+    assert not (tmp_path / "victim").exists()
