@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
+import functools
+import itertools
 import os
 import re
 import stat
@@ -103,6 +106,7 @@ def opened_picture(file: Path | IO[bytes]) -> Iterator[Image.Image]:
 
     Its warnings are of large and of damaged pictures, and Pillow itself refuses those that would fill the memory.
     """
+    _silence_libtiff()
     try:
         with warnings.catch_warnings(action="ignore"), Image.open(file, formats=PICTURES) as picture:
             yield picture
@@ -110,6 +114,15 @@ def opened_picture(file: Path | IO[bytes]) -> Iterator[Image.Image]:
         raise
     except ValueError as error:  # of damaged headers, and of texts that unfold to megabytes
         raise UnidentifiedImageError(str(error)) from error
+
+
+@functools.cache
+def _silence_libtiff() -> None:
+    """Keep libtiff, which Pillow has loaded, from lines of its own on stderr about the content of damaged pictures."""
+    with contextlib.suppress(OSError, AttributeError):  # a system without /proc, or a Pillow without libtiff
+        mapped = (line.split(maxsplit=5)[5:] for line in Path("/proc/self/maps").read_text().splitlines())
+        for library in {path for path in itertools.chain.from_iterable(mapped) if "/libtiff" in path}:
+            ctypes.CDLL(library).TIFFSetErrorHandler(None)
 
 
 _NO_TEXT: Final = "it is not UTF-8 text, or not of the `encoding` that is declared (such as cp1252)"

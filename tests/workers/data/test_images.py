@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 import shutil
 import struct
 import zlib
@@ -58,6 +59,21 @@ def test_what_pillow_tells_by_a_value_error_is_one_line(tmp_path: Path, kind: st
         path.write_bytes(b"P6\n4 x\n255\n")
     with pytest.raises(DataCorruption, match=f"cannot read a picture: {said}"):
         load_source(DataSpec("image_folder", {"path": str(folder)}))
+
+
+@pytest.mark.parametrize("compression", ["tiff_lzw", "tiff_adobe_deflate", "jpeg"])
+def test_libtiff_says_nothing_of_its_own(compression: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    folder = make_image_folder(tmp_path, per_class=1)
+    path = folder / "cat" / "00.png"
+    picture = Image.frombytes("RGB", (64, 64), random.Random(0).randbytes(3 * 64 * 64))
+    picture.save(path, "TIFF", compression=compression)
+    content = path.read_bytes()
+    (end,) = struct.unpack("<I", content[4:8])
+    assert end > 400, "the pixels come first"
+    path.write_bytes(content[:12] + bytes(byte ^ 0x5A for byte in content[12:400]) + content[400:])
+    with pytest.raises(DataCorruption, match="cannot read a picture: OSError"):
+        load_source(DataSpec("image_folder", {"path": str(folder)}))
+    assert capfd.readouterr() == ("", "")
 
 
 def test_a_large_picture_is_read_without_a_warning(tmp_path: Path, recwarn: pytest.WarningsRecorder) -> None:
