@@ -134,12 +134,13 @@ def test_a_trial_that_other_code_began_and_that_showed_nothing_starts_anew(
     (folder / "edited_layers.py").write_text(
         "import torch\nfrom torch import nn\nH = 4\n"
         "class ACTIVATION(nn.Tanh):\n    def forward(self, x):\n"
-        "        if len(x) > 40:\n            raise RuntimeError('too many')\n        return super().forward(x)\n"
+        "        if self.training and len(x) > 40:\n            raise RuntimeError('too many')\n"
+        "        return super().forward(x)\n"
     )
     (failed,) = run(folder).failed
     began = folder / "out" / "trials" / failed.key
     assert (began / "code" / "edited_layers.py").exists()
-    edit(folder, "if len(x) > 40", "if len(x) > 4000")
+    edit(folder, "len(x) > 40", "len(x) > 4000")
     assert one(run(folder)).error is None
 
 
