@@ -30,7 +30,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.training.reproducible import reproducible
-from dpsweep.workers.trials.trial import begin
+from dpsweep.workers.trials.trial_setup import set_up
 
 WAITING: Final = ("cudaStreamSynchronize", "cudaDeviceSynchronize", "cudaEventSynchronize", "aten::_local_scalar_dense")
 """Names that the profiler gives to what waits; the last one is all that a CPU shows."""
@@ -49,7 +49,7 @@ def run(record: Record, device: torch.device, size: Size) -> None:
             os.environ |= pictures.written(Path(folder), size.rows)
             spec = trial_on(device, settings=settings)
             with reproducible(spec.execution, spec.seed):
-                trainer = begin(spec, TrialFiles(str(Path(folder) / "trial")), NO_CODE, ()).trainer
+                trainer = set_up(spec, TrialFiles(str(Path(folder) / "trial")), NO_CODE, ()).trainer
                 trainer.refresh()
                 _profiled(record, told, trainer.advance, device)
 

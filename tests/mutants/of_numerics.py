@@ -214,7 +214,7 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
         B('encrypted(f"{uri}#{number}", piece)', "piece", "norms are not encrypted", True, ENCRYPTED),
     ),
     *bugs_in(
-        "workers/trials/trial.py",
+        "workers/trials/trial_setup.py",
         ("tests/workers/training/test_background_norms.py",),
         B(
             "        for store in trainer.stores:\n            store.wait()\n",
@@ -222,6 +222,10 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "a checkpoint is ahead of the norms",
             True,
         ),
+    ),
+    *bugs_in(
+        "workers/trials/trial.py",
+        ("tests/workers/training/test_background_norms.py",),
         B(
             "with closed_afterwards(trainer.stores):\n        if group",
             "if True:\n        if group",

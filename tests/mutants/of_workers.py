@@ -101,12 +101,15 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             True,
             ("tests/workers/trials/test_death.py::test_an_epoch_is_stored_before_it_is_shown",),
         ),
+    ),
+    *bugs_in(
+        "workers/trials/trial_results.py",
+        TRAINING,
         B(
             "reasons=reasons_of_trial(spec, dataset.reasons)",
             "reasons=()",
             "the result of a seeded model gives no reason",
             True,
-            TRAINING,
         ),
     ),
     *bugs_in(

@@ -26,7 +26,7 @@ from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.training.norm_recorder import closed_afterwards
 from dpsweep.workers.training.reproducible import reproducible
 from dpsweep.workers.training.trainer import Trainer
-from dpsweep.workers.trials.trial import begin
+from dpsweep.workers.trials.trial_setup import set_up
 
 _MAX_STEPS: Final = 40
 _ENOUGH_SECONDS: Final = 2.0
@@ -68,7 +68,7 @@ def _measured(
 ) -> TrialProbe:
     clock = _gpu_clock if device.type == "cuda" else time.thread_time
     _forget_peak(device)
-    trainer = begin(spec, files, code, releases).trainer
+    trainer = set_up(spec, files, code, releases).trainer
     with closed_afterwards(trainer.stores):
         if trainer.needs_norms:
             trainer.refresh()

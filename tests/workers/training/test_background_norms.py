@@ -16,7 +16,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine.checkpoint import save_checkpoint
 from dpsweep.workers.spec import NormSpec
 from dpsweep.workers.training.history import Progress
-from dpsweep.workers.trials import trial
+from dpsweep.workers.trials import trial_setup
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.resumption import assert_same_trial
 from tests.workers.trial_specs import small_trial
@@ -43,7 +43,7 @@ def test_a_checkpoint_is_never_ahead_of_the_norms(tmp_path: Path, monkeypatch: p
         seen.append((state["trainer"]["step_count"], committed(tmp_path)))
         save_checkpoint(uri, owner, state)
 
-    monkeypatch.setattr(trial, "save_checkpoint", noted)
+    monkeypatch.setattr(trial_setup, "save_checkpoint", noted)
     run_trial(small_trial(norms=NormSpec("every_step")), str(tmp_path))
     assert seen == [(0, 0), (3, 2), (5, 4), (8, 7), (10, 9)]
     assert committed(tmp_path) == 10, "the last snapshot follows the last step"

@@ -12,7 +12,7 @@ from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, NormSpec
 from dpsweep.workers.training.norm_recorder import closed_afterwards
 from dpsweep.workers.training.reproducible import reproducible
-from dpsweep.workers.trials.trial import begin
+from dpsweep.workers.trials.trial_setup import set_up
 from tests.workers.gradients.test_synchronisations import Waits
 from tests.workers.trial_specs import small_trial
 
@@ -37,7 +37,7 @@ def test_a_step_waits_once_and_once_more_for_the_answer_to_a_query(
 ) -> None:
     spec = small_trial(**changes)
     with reproducible(spec.execution, spec.seed):
-        trainer = begin(spec, TrialFiles(str(tmp_path)), NO_CODE, ()).trainer
+        trainer = set_up(spec, TrialFiles(str(tmp_path)), NO_CODE, ()).trainer
         with closed_afterwards(trainer.stores):
             trainer.step()  # takes norms, if they are not off, and verifies the model
             trainer.step()  # may compare it again

@@ -26,7 +26,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.machine.checkpoint import save_checkpoint
 from dpsweep.workers.spec import Component, ExecutionSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.training.history import Progress
-from dpsweep.workers.trials import trial
+from dpsweep.workers.trials import trial_setup
 from dpsweep.workers.trials.trial import run_trial
 from tests.warm import FORKS
 from tests.workers.devices import NAME
@@ -161,7 +161,7 @@ def test_epochs_that_may_have_been_shown_are_not_rounded_otherwise(
 ) -> None:
     execution = ExecutionSpec(device=NAME, checkpoint_every_epochs=each)
     spec = interrupted(tmp_path, monkeypatch, execution=execution)
-    monkeypatch.setattr(trial, "rounding_of", lambda device: "torch 2.99 on another processor")
+    monkeypatch.setattr(trial_setup, "rounding_of", lambda device: "torch 2.99 on another processor")
     if each <= 1.0:
         run_trial(spec, str(tmp_path))
     else:
@@ -177,7 +177,7 @@ def test_an_epoch_is_stored_before_it_is_shown(tmp_path: Path, monkeypatch: pyte
         stored.append(state["trainer"]["step_count"])
         return save(uri, owner, state)
 
-    monkeypatch.setattr(trial, "save_checkpoint", note)
+    monkeypatch.setattr(trial_setup, "save_checkpoint", note)
     spec = small_trial(execution=ExecutionSpec(device=NAME, checkpoint_every_epochs=0.6))
     run_trial(spec, str(tmp_path), on_progress=lambda progress: shown.append((progress.step, stored[-1])))
     assert [step for step, _ in shown] == [last for _, last in shown]
