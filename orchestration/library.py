@@ -495,9 +495,18 @@ def run(
         from dpsweep.orchestration.pipeline import ConsoleDisplay, NoDisplay, RunRequest, run_sweep
         from dpsweep.orchestration.store.limits import Limits
 
-        limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
-        chosen = (tuple(retry), others)
-        request = RunRequest(spec, text, folder, address, tracking_uri, there, limits, *chosen, connect=connect)
+        request = RunRequest(
+            spec,
+            text,
+            folder,
+            address,
+            tracking_uri,
+            there,
+            limits=Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours),
+            retry=tuple(retry),
+            sources=others,
+            connect=connect,
+        )
         outcome = run_sweep(request, NoDisplay() if console is None else ConsoleDisplay(console, _in_python))
     return StoredSweep(outcome.record, outcome.files, code)
 

@@ -112,13 +112,21 @@ def run(
         from dpsweep.orchestration.pipeline import RunRequest
         from dpsweep.orchestration.store.limits import Limits
 
-        limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
-        chosen = (limits, tuple(retry or ()), tuple(source or ()))
-        most = None if until is None else max_seeds or _MOST_SEEDS
-        asked = RunRequest(
-            spec, text, output, address, tracking_uri, code, *chosen, name=name, most_seeds=most, connect=connect
+        request = RunRequest(
+            spec,
+            text,
+            output,
+            address,
+            tracking_uri,
+            code,
+            limits=Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours),
+            retry=tuple(retry or ()),
+            sources=tuple(source or ()),
+            name=name,
+            most_seeds=None if until is None else max_seeds or _MOST_SEEDS,
+            connect=connect,
         )
-        run_to_the_end(asked, as_json)
+        run_to_the_end(request, as_json)
 
 
 def report(

@@ -386,11 +386,16 @@ class Coordinator:
         return built[1].trial(self._points[key])
 
     def _record(self) -> SweepRecord:
-        attempts = {**self._attempts.all, **self._kept.attempts}
-        accounts = {**self._accounts, **self._kept.accounts}
-        audits = {**self._audits, **self._kept.audits}
-        points, found = tuple(self._points.values()), (self._statuses(), attempts, accounts, self._candidates, audits)
-        return SweepRecord(self._kept.manifest, self._sweep, points, *found)
+        return SweepRecord(
+            self._kept.manifest,
+            self._sweep,
+            points=tuple(self._points.values()),
+            statuses=self._statuses(),
+            attempts={**self._attempts.all, **self._kept.attempts},
+            accounts={**self._accounts, **self._kept.accounts},
+            candidates=self._candidates,
+            audits={**self._audits, **self._kept.audits},
+        )
 
     def _statuses(self) -> dict[str, TrialStatus]:
         """Return the statuses of all trials, those that are no longer asked for included."""

@@ -86,7 +86,7 @@ class StatusFile:
         finally:
             recording = self._status.recording
             state = "recording" if recording is not None and recording.missing() else outcome
-            if self._status.goes_on and failure is None:
+            if self._status.adds_trials and failure is None:
                 self._write("running", None)
             else:
                 self._notices.ended(self._write(state, None), failure)

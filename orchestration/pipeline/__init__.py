@@ -2,8 +2,8 @@
 
 sweep file -> plan -> trials under Ray Tune -> accounting as each trial ends -> results -> MLflow -> report
 
-`stage` runs one sweep file through this flow. A sweep with ``tune`` has two stages: `tuning` trains its
-candidates, as their own sweep, and then the best of each setting. `run` chooses, and may add seeds and run it again.
+`stage` runs one sweep file through this flow. `run` puts stages in a row: with ``tune`` the candidates, as their own
+sweep, and then the best of each setting, which `winners` chooses; with ``--until`` ever more seeds.
 """
 
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay

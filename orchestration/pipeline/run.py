@@ -13,13 +13,11 @@ by the scores of stored results.
 from __future__ import annotations
 
 import math
-import statistics
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism.random_trials import ExponentialChoice
 from dpsweep.accounting.records.encryption import KEY_VARIABLE, is_encrypting
 from dpsweep.accounting.records.files import closed_to_strangers, delete_folder, exists
 from dpsweep.accounting.records.local_files import make_private_folder
@@ -31,16 +29,17 @@ from dpsweep.orchestration.execution.environment import IN_PROCESS, open_cluster
 from dpsweep.orchestration.execution.same_code import begun_with_other_code, refuse
 from dpsweep.orchestration.execution.shared_connection import shared
 from dpsweep.orchestration.execution.storage_checks import require_space
-from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, is_over, run_stage
-from dpsweep.orchestration.store.layout import SweepFiles, require_safe
+from dpsweep.orchestration.pipeline.stage import NO_DISPLAY, Display, Outcome, RunRequest, adds_nothing, run_stage
+from dpsweep.orchestration.pipeline.winners import best_candidates, scores_of, selected_runs
+from dpsweep.orchestration.store.layout import require_safe
 from dpsweep.orchestration.store.limits import NO_LIMITS
 from dpsweep.orchestration.store.ownership import exclusive
-from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, settings_of
+from dpsweep.orchestration.sweeps.grid import NO_PAST, settings_of
 from dpsweep.orchestration.sweeps.manifest import Manifest, begun, grown, new_manifest, read_manifest, write_manifest
 from dpsweep.orchestration.sweeps.planned import accept
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 from dpsweep.orchestration.sweeps.text import parse_text, with_section
-from dpsweep.orchestration.sweeps.tune import Adapted, Tried, TuneSettings, Winner, candidates_of, has
+from dpsweep.orchestration.sweeps.tune import Adapted, Winner, candidates_of
 from dpsweep.orchestration.sweeps.tuning_stages import (
     draw_runs,
     next_candidates,
@@ -49,9 +48,6 @@ from dpsweep.orchestration.sweeps.tuning_stages import (
     tuning_stage,
 )
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
-from dpsweep.workers.evaluation.outcomes import read_wrong
-from dpsweep.workers.evaluation.scores import Evaluation
-from dpsweep.workers.tasks import TASKS
 
 
 def run_sweep(request: RunRequest, display: Display = NO_DISPLAY) -> Outcome:
@@ -100,15 +96,15 @@ def _look_by_look(request: RunRequest, most: int, display: Display) -> Outcome:
     text, files = _begun(request) or _looking(request.text, _seeds(request.sweep.seeds, _FIRST), 1), request.files
     told: list[bool] = []
 
-    def goes_on(record: SweepRecord) -> bool:
+    def adds_trials(record: SweepRecord) -> bool:
         told.append(told_apart(stored_findings(files, record.data())))
         return not told[-1] and len(record.sweep.seeds) < most
 
     while True:
-        asked = replace(request.of(text), most_seeds=None, goes_on=goes_on)
+        asked = replace(request.of(text), most_seeds=None, adds_trials_after=adds_trials)
         outcome, spec = run_sweep(asked, display), asked.sweep
         seeds = len(spec.seeds)
-        if outcome.goes_on:
+        if outcome.adds_trials:
             more = more_seeds(seeds, most)
             display.warn(f"not told apart with {seeds} seeds: the sweep goes on to {more}, which costs privacy")
             request = replace(_after(outcome, request), retry=(), sources=())
@@ -219,7 +215,7 @@ def _run_candidates(request: RunRequest, display: Display) -> Outcome:
     stage = begun(read_manifest(files.of_tuning), tuning_stage(request.sweep, request.text))
     name = f"{request.name or request.sweep.name} (tuning)"  # in MLflow, beside the sweep itself
     while True:
-        asked = replace(request.of(stage), output=files.tuning, retry=retry, name=name, goes_on=is_over)
+        asked = replace(request.of(stage), output=files.tuning, retry=retry, name=name, adds_trials_after=adds_nothing)
         outcome = run_stage(asked, display)
         further = next_candidates(tune, asked.sweep.adapted or Adapted(), scores_of(outcome.record))
         if outcome.stopped or further is None:
@@ -318,144 +314,3 @@ def _of_this_version(stored: Manifest, request: RunRequest) -> str:
             "file, or choose another folder with --output"
         )
     return stored.text
-
-
-_WORST: Final = "worst_group_"
-_TASK_SCORES: Final = {score.name: score for task in TASKS.values() for score in task.scores}
-
-
-def _is_lower_better(name: str) -> bool:
-    """Return whether a score of ``tune.select_by`` is better when it is smaller."""
-    score = _TASK_SCORES.get(name.removeprefix(_WORST))
-    return name == "loss" if score is None else score.better == "lower"
-
-
-def _published(name: str, found: Evaluation) -> float:
-    """Return a score of ``tune.select_by`` as it is published; NaN where it is not defined."""
-    score = name.removeprefix(_WORST)
-    if name != score and score in _TASK_SCORES:
-        of_groups = (group.scores.get(score, math.nan) for group in found.groups)
-        return (max if _is_lower_better(name) else min)(of_groups, default=math.nan)
-    known = {"accuracy": found.accuracy, "loss": found.loss, **found.fairness, **found.scores}
-    value = known.get(name)
-    return math.nan if value is None else value
-
-
-def best_candidates(record: SweepRecord) -> dict[str, Winner]:
-    """Return the best candidate of each setting, by its mean score over the tuning seeds; the first one among equals.
-
-    A candidate is skipped if one of its trials failed or its score is not finite. Raises: InvalidInput for a setting
-    without any other candidate, and for a record that is not of a tuning.
-    """
-    tune, adapted = of_tuning(record)
-    specs = {point.setting: point.spec for point in record.points if point.is_asked}
-    winners = {}
-    for setting, means in scores_of(record).items():
-        finite = {candidate: mean for candidate, mean in means.items() if math.isfinite(mean)}
-        if not finite:
-            names = [point.key for point in record.points if point.setting == setting]
-            raise InvalidInput(
-                f"no candidate of a setting ended with a finite {tune.select_by} (trials: {', '.join(names)}); "
-                "see their errors, and offer it other values"
-            )
-        best = max(finite, key=finite.__getitem__)
-        winners[setting] = Winner(
-            values=adapted.candidates[best],
-            score=_larger_is_better(tune, finite[best]),
-            candidates=len(means),
-            tried=tuple(
-                Tried(
-                    values={place: v for place, v in adapted.candidates[each].items() if has(specs[setting], place)},
-                    score=_larger_is_better(tune, mean) if math.isfinite(mean) else None,
-                )
-                for each, mean in means.items()
-            ),
-        )
-    return winners
-
-
-def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
-    """Return the mean score over the tuning seeds by setting and index of the candidate; larger is better, NaN if a
-    trial failed."""
-    scores: dict[str, dict[int, list[float]]] = {}
-    for point in record.points:
-        if point.is_asked:
-            scores.setdefault(point.setting, {}).setdefault(point.candidate or 0, []).append(_score(record, point))
-    return {
-        setting: {candidate: statistics.fmean(found) for candidate, found in tried.items()}
-        for setting, tried in scores.items()
-    }
-
-
-def of_tuning(record: SweepRecord) -> tuple[TuneSettings, Adapted]:
-    """Return the section ``tune`` of a tuning sweep, and its candidates. Raises: InvalidInput for any other sweep."""
-    sweep = record.sweep
-    if sweep.tune is None or sweep.adapted is None or not sweep.adapted.candidates:
-        raise InvalidInput(f"the sweep {sweep.name} is no tuning")
-    return sweep.tune, sweep.adapted
-
-
-def _larger_is_better(tune: TuneSettings, score: float) -> float:
-    """Return a published score as it is compared, or one that is compared as it is published."""
-    return -score if _is_lower_better(tune.select_by) else score
-
-
-def _score(record: SweepRecord, point: GridPoint) -> float:
-    """Score of the final model: on the public part of the data or, with ``tune.data``, on the test part of that data.
-
-    NaN if the trial did not finish.
-    """
-    tune, result = record.sweep.tune, record.finished(point.key)
-    if tune is None or result is None:
-        return math.nan
-    evaluation = result.training.history[-1].public if tune.data is None else result.training.evaluation
-    return math.nan if evaluation is None else _larger_is_better(tune, _published(tune.select_by, evaluation))
-
-
-def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
-    """Return the selected run of each setting, which becomes its trial.
-
-    It is the run with the best score, the first one among equals. The exponential mechanism draws it, anew at every
-    call, by the number of wrong predictions on the part of the data that no candidate was trained on.
-
-    Guarantee: that of `ExponentialChoice`; else the score of a run depends only on its own model and on public data, as
-    `dpsweep.accounting.accountants.selection` requires. Raises: InvalidInput for a setting without a run that can be
-    selected, and for a record that is not of selections; DataCorruption for a damaged count of errors.
-    """
-    tune, adapted = of_tuning(record)
-    runs: dict[str, dict[int, GridPoint]] = {}
-    for point in record.points:
-        runs.setdefault(point.setting, {})[point.candidate or 0] = point
-    winners = {}
-    for setting, drawn in adapted.drawn.items():
-        points = [runs[setting][place] for place in range(len(drawn))]
-        choice = tune.selection
-        score: float | None = None
-        if isinstance(choice, ExponentialChoice):
-            trained = [record.finished(point.key) is not None for point in points]
-            if not any(trained):
-                raise InvalidInput(f"every candidate of an exponential mechanism failed; {_OTHER_VALUES}")
-            held_out = (files.trial(point.key).held_out for point in points)
-            place = choice.draw([read_wrong(uri) if ran else None for uri, ran in zip(held_out, trained, strict=True)])
-        else:
-            scores = (_score(record, point) for point in points)
-            known = [each if math.isfinite(each) else -math.inf for each in scores]
-            place = known.index(max(known))
-            if known[place] == -math.inf:
-                raise InvalidInput(
-                    f"no candidate of a private selection ended with a finite {tune.select_by}; {_OTHER_VALUES}"
-                )
-            score = _larger_is_better(tune, known[place])
-        winners[setting] = Winner(
-            values=adapted.candidates[drawn[place].candidate],
-            score=score,
-            candidates=len(adapted.candidates),
-            candidate=place if isinstance(choice, ExponentialChoice) else None,
-            seed=points[place].spec.seed,
-        )
-    return winners
-
-
-_OTHER_VALUES: Final = (
-    "the errors are private, in the folder private/selection: offer other values, and choose another folder"
-)

@@ -63,7 +63,7 @@ class Outcome:
     `decision`: what to take, in sentences, as its report says.
     `unknown_cost`: why no baseline tells what privacy costs, as of `Findings`.
     `spent`: of the limits, so far.
-    `goes_on`: whether the run adds trials to the sweep and goes on.
+    `adds_trials`: whether the run goes on, with further trials in the sweep.
     """
 
     record: SweepRecord
@@ -75,11 +75,11 @@ class Outcome:
     decision: tuple[str, ...] = ()
     unknown_cost: str = ""
     spent: Spent = NOTHING_SPENT
-    goes_on: bool = False
+    adds_trials: bool = False
 
 
-def is_over(record: SweepRecord) -> bool:
-    """Return False: no stage follows, whatever the record of this one is."""
+def adds_nothing(record: SweepRecord) -> bool:
+    """Return False: the run ends with this stage, whatever its record is."""
     return False
 
 
@@ -104,7 +104,7 @@ class RunRequest:
     `submitted_from`: `places` on the machine that submitted the sweep, if another one did.
     `connect`: connects to Ray; sweeps that run in turn may share the connection.
     `spent`: of the limits, by earlier stages of the run.
-    `goes_on`: whether the run will add trials to the sweep, by its record.
+    `adds_trials_after`: whether the run adds trials to the sweep once the stage has this record.
     `unrecorded`: in MLflow, by an earlier stage, which gave up; this one does without, and names it in its outcome.
     """
 
@@ -123,7 +123,7 @@ class RunRequest:
     submitted_from: Mapping[str, str] | None = None
     connect: Connect = own_connection
     spent: Spent = NOTHING_SPENT
-    goes_on: Callable[[SweepRecord], bool] = is_over
+    adds_trials_after: Callable[[SweepRecord], bool] = adds_nothing
     unrecorded: RecordingStatus | None = None
 
     def of(self, text: str) -> RunRequest:
@@ -227,12 +227,21 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
             execution.train(coordinator.pending(), coordinator, manifest.sweep_id)
             require_in_place(files)
             record, shown = coordinator.finish()
-            status.goes_on = not status.stopped_by and not record.failed and request.goes_on(record)
+            status.adds_trials = not status.stopped_by and not record.failed and request.adds_trials_after(record)
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
-    told = (shown.decision, shown.unknown_cost, status.spent, status.goes_on)
-    recording = status.recording or request.unrecorded
-    return Outcome(record, files, tracking_uri, status.elapsed, status.stopped_by, recording, *told)
+    return Outcome(
+        record,
+        files,
+        tracking_uri,
+        status.elapsed,
+        stopped=status.stopped_by,
+        recording=status.recording or request.unrecorded,
+        decision=shown.decision,
+        unknown_cost=shown.unknown_cost,
+        spent=status.spent,
+        adds_trials=status.adds_trials,
+    )
 
 
 def _require_services(request: RunRequest, tracking_uri: str) -> None:

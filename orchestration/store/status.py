@@ -193,7 +193,7 @@ class SweepStatus:
         self._steps_at_start = 0
         self._parts = 0
         self.began, self._began = time.time(), time.monotonic()
-        self.goes_on = False
+        self.adds_trials = False
         """Whether the run adds trials when these have ended."""
         self.recording: RecordingStatus | None = None
         """How far the recording in MLflow has come; None without MLflow."""

@@ -45,7 +45,7 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ),
     ),
     *bugs_in(
-        "orchestration/pipeline/run.py",
+        "orchestration/pipeline/winners.py",
         ("tests/orchestration/test_exponential_mechanism.py",),
         B(
             "score: float | None = None",
@@ -54,25 +54,27 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
             True,
         ),
         B(
+            "history[-1].public if tune.data is None",
+            "history[-1].test if tune.data is None",
+            "candidates are chosen by the test data that are reported",
+            privacy=True,
+            tests=("tests/orchestration/test_tuning.py",),
+        ),
+    ),
+    *bugs_in(
+        "orchestration/pipeline/run.py",
+        ("tests/orchestration/test_selection.py",),
+        B(
             "    delete_folder(files.selection)\n",
             "",
             "the candidates of a private selection stay",
             privacy=True,
-            tests=("tests/orchestration/test_selection.py",),
         ),
         B(
             "if (before := read_manifest(candidates)) is not None:",
             "if (before := read_manifest(candidates)) is not None and tune.trials is None:",
             "runs are drawn again",
             True,
-            ("tests/orchestration/test_selection.py",),
-        ),
-        B(
-            "history[-1].public if tune.data is None",
-            "history[-1].test if tune.data is None",
-            "candidates are chosen by the test data that are reported",
-            privacy=True,
-            tests=("tests/orchestration/test_tuning.py",),
         ),
     ),
     *bugs_in(

@@ -20,8 +20,8 @@ from dpsweep.orchestration.comparison.record import rows
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.comparison.trials_table import as_csv, trial_table
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, render_again, run, run_sweep
-from dpsweep.orchestration.pipeline.run import best_candidates
 from dpsweep.orchestration.pipeline.stage import run_stage
+from dpsweep.orchestration.pipeline.winners import best_candidates
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import RecordingStatus

@@ -63,8 +63,8 @@ def test_all_looks_have_one_connection(tmp_path: Path, monkeypatch: pytest.Monke
         with asked.connect(asked.address, asked.code):
             looks.append((len(asked.sweep.seeds), asked.spent.trials))
         record = SimpleNamespace(failed=False, manifest=SimpleNamespace(text=asked.text))
-        goes_on, spent = len(looks) < 3, Spent(trials=len(looks))
-        return SimpleNamespace(stopped=None, record=record, recording=None, spent=spent, goes_on=goes_on)
+        adds_trials, spent = len(looks) < 3, Spent(trials=len(looks))
+        return SimpleNamespace(stopped=None, record=record, recording=None, spent=spent, adds_trials=adds_trials)
 
     monkeypatch.setattr(run, "run_sweep", look)
     asked = replace(request(tmp_path / "sweep", 5), connect=connect)

@@ -359,8 +359,9 @@ class Trainer:
         if canaries:
             canaries.see(gradients, noisy, std)
         torch._foreach_div_(list(noisy.values()), batch_size)
-        taken = self._learning_rate(step), spread / batch_size
-        self._optimizer.step(canaries.left_of(noisy, *taken) if canaries else noisy, *taken)
+        factor, noise_std = self._learning_rate(step), spread / batch_size
+        taken = canaries.left_of(noisy, factor, noise_std) if canaries else noisy
+        self._optimizer.step(taken, factor, noise_std)
         if self._average is not None:
             self._average.update(self._parameters)
 
@@ -393,10 +394,12 @@ class Trainer:
 
     def evaluations(self) -> tuple[Evaluation, Evaluation | None]:
         """Return the model as it is now on held-out test data and, if there are any, on public data."""
-        shown, public, dataset = self.released_model(), self._dataset.public, self._dataset
-        others = dataset, self.local.loss, self._spec.min_group_size, self._predict
-        test = evaluate(shown, dataset.test, *others)
-        return test, None if public is None else evaluate(shown, public, *others)
+        model, dataset = self.released_model(), self._dataset
+
+        def evaluated(split: Split) -> Evaluation:
+            return evaluate(model, split, dataset, self.local.loss, self._spec.min_group_size, self._predict)
+
+        return evaluated(dataset.test), None if dataset.public is None else evaluated(dataset.public)
 
     def predictions(self) -> tuple[Predictions, Predictions | None]:
         """Return predictions of the current model on test data and, if there are any, on held-out examples."""

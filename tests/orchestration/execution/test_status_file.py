@@ -96,7 +96,7 @@ def test_a_sweep_to_which_the_run_adds_trials_is_not_over_and_tells_nobody(tmp_p
     with status_file(uri, status, [], notices=notices).kept_current():
         for key in "ab":
             status.change(key, state=TrialState.FINISHED)
-        status.goes_on = True
+        status.adds_trials = True
     assert (of(uri).state, (tmp_path / "told").exists()) == ("running", False)
 
 
