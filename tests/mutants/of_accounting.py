@@ -359,7 +359,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
         "accounting/jobs/user_accounting.py",
         ("tests/accounting/jobs/test_user_accounting.py",),
         B(
-            "owners.ids % len(self.parts) == self.part",
+            "owners.ids % self.shares == self.part",
             "owners.ids % 9 == self.part",
             "some users are passed over",
             True,

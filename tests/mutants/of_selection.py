@@ -118,7 +118,7 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
         B(
-            "members == 1 and not allocated and",
+            "members == 1 and not trace.allocated and",
             "members == 1 and",
             "a block at its largest contribution bounds given records from below",
             tests=("tests/accounting/test_lower_bounds.py",),

@@ -128,8 +128,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
             PRIVACY,
         ),
         B(
-            "None if public is None else evaluate(shown, public,",
-            "None if public is None else evaluate(shown, self._dataset.train,",
+            "None if dataset.public is None else evaluated(dataset.public)",
+            "None if dataset.public is None else evaluated(dataset.train)",
             "the schedule reads the training data",
             True,
             TRAINING,
@@ -447,7 +447,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
         "workers/gradients/layers.py",
         ("tests/workers/gradients/test_compared_passes.py", "tests/workers/gradients/test_fallback.py"),
         B(
-            "if is_new or (not found and position in (axes.verified or ())):",
+            "if is_new or (held and not found):",
             "if is_new:",
             "a later batch may give every row the tokens of others",
             True,
