@@ -1,9 +1,9 @@
 """Turn a trained or stopped trial into its result: account, summarise, release statistics, store.
 
-Of a trial that a scheduler stopped, cost and evaluation are stored first, so that no later run trains it further. The
-next acts can be repeated: a process with the trial's resources stores the norms of its last steps and its trace, and
-parts are accounted as of any trial. The checkpoint, with the noise key in it, is deleted as soon as the trace is
-stored: no step is left to train.
+If a scheduler stopped the trial, its cost and evaluation are stored first, so that no later run trains it further. All
+further steps can be repeated: a process with the trial's resources stores the norms of its last steps and its trace,
+and parts are accounted as in any trial. The checkpoint, with the noise key in it, is deleted as soon as the trace is
+stored, because no step is left to train.
 """
 
 from __future__ import annotations

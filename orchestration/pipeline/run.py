@@ -174,7 +174,9 @@ def run_tuning(request: RunRequest, display: Display) -> Outcome:
 
 
 def _after(stage: Outcome, request: RunRequest) -> RunRequest:
-    """Return the request for what follows: with what is spent, and without an MLflow that has not answered `stage`."""
+    """Return the request for the next stage: its limits are spent in part, and MLflow is left out if it did not answer
+    `stage`.
+    """
     lacking = stage.recording if stage.recording is not None and stage.recording.missing() else None
     if lacking is not None:  # of the candidates, and of what follows
         lacking = replace(lacking, command=lacking.command.replace(request.files.tuning, request.files.root))

@@ -75,8 +75,8 @@ def scores_of(record: SweepRecord) -> dict[str, dict[int, float]]:
 def selected_runs(record: SweepRecord, files: SweepFiles) -> dict[str, Winner]:
     """Return the selected run of each setting, which becomes its trial.
 
-    It is the run with the best score, the first one among equals. The exponential mechanism draws it, anew at every
-    call, by the number of wrong predictions on the part of the data that no candidate was trained on.
+    It is the run with the best score, the first one among equals. The exponential mechanism draws it, once more at
+    every call, by the number of wrong predictions on examples that no candidate was trained on.
 
     Guarantee: that of `ExponentialChoice`; else the score of a run depends only on its own model and on public data, as
     `dpsweep.accounting.accountants.selection` requires. Raises: InvalidInput for a setting without a run that can be

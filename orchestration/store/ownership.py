@@ -82,7 +82,7 @@ def claimed(uri: str, period: float = PERIOD) -> Iterator[None]:
     and gets SIGTERM. Until then both write, and shards that differ are refused. This requires a store with strong
     read-after-write consistency, such as S3 and GCS.
 
-    Whether a driver lives is seen from its next renewal. A claim that is not renewed for three periods is taken over.
+    The next renewal shows whether a driver lives. A claim that is not renewed for three periods is taken over.
 
     period: seconds between renewals. Raises: InvalidInput when another driver renews its claim.
     """

@@ -92,7 +92,8 @@ class Refusal:
 
 @dataclass(frozen=True)
 class Plan:
-    """The trials of a sweep that can run, the refused ones, and warnings of what nobody asked for, one sentence each.
+    """The trials of a sweep that can run, the refused ones, and warnings about consequences that nobody asked for, one
+    sentence each.
 
     `calibrations`: the noise multiplier that meets each distinct target, by a digest of its inputs, so that a later
     plan of the sweep does not search again. `former`: the trials that only earlier versions of the sweep file asked

@@ -254,7 +254,7 @@ class MlflowTracker:
         }
 
     def _require_parent(self) -> None:
-        """Make the sweep's run anew, above the others, if somebody has deleted it meanwhile."""
+        """Create the sweep's run again, as the parent of the others, if somebody has deleted it meanwhile."""
         if self._written.held(self._parent).is_deleted:
             self.open_sweep(self._sweep)
 

@@ -164,8 +164,8 @@ def shared_view(sweep_id: str, compared: TrackedComparison) -> str:
 
 
 def _view(found: Findings) -> dict[str, Any]:
-    """Return the rest of `shared_view`: columns for what varies and for the metrics that compare settings, and charts,
-    parallel coordinates over what varies, and the worst group against the main score.
+    """Return the rest of `shared_view`: columns for the parameters that vary and for the metrics that compare settings,
+    and charts: parallel coordinates over these parameters, and the worst group against the main score.
 
     Settings are ordered by the value that is corrected for choosing the worst of noisy groups.
     """

@@ -57,8 +57,8 @@ class ColumnProfile:
     `apart`: a number that many rows share, far from all others.
     `ways`: texts that write numbers in several ways.
     `strange`: a text among others that write numbers.
-    `tells_class`: whether its values alone give the class of nearly every row, as those of a column do that is filled
-    in after the outcome.
+    `tells_class`: whether its values alone give the class of nearly every row, as in a column that is filled in after
+    the outcome.
     `may_be_thousands`: whether points may separate thousands.
     `has_lists`: whether texts spell lists of numbers.
     `has_dates`: whether they spell dates or times, or numbers do, such as 20200131.

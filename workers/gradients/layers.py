@@ -93,8 +93,8 @@ class Axes:
     without_batch: those that once had another length than it.
     verified: those that held it in all passes which verified gradients, and must in later ones; None until they are
     verified.
-    stacks: whether stacked arguments are looked for, such as the windows or tokens of all rows on one axis: those whose
-    length grew with the number of rows between two passes.
+    stacks: whether stacked arguments are looked for, such as the windows or tokens of all rows on one axis. They are
+    those whose length grew with the number of rows between two passes.
     stacked: their entries per row, which are consecutive.
     """
 

@@ -151,8 +151,8 @@ class VerifiedModel:
     def _verify(self, x: Tensor, y: Tensor) -> bool:
         """Verify a few examples of a micro-batch. Returns whether the result is conclusive; for one example it is not.
 
-        If verification fails, the model is verified again without stacked rows, if any layer had an input whose first
-        axis is not the batch, and then with the modules that read their own parameters run per example, if any do.
+        A model that fails is verified again: first without stacked rows, if any layer had an input whose first axis is
+        not the batch, and then with the modules that read their own parameters run per example, if any do.
         """
         try:
             return self._compare(x, y)

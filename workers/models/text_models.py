@@ -126,7 +126,7 @@ def has_other_tokenizer(path: str, tokenizer: str) -> bool:
 
 
 def _making(file: Path) -> object:
-    """Return what tokens are made by: all of the file but lengths, which the data set anew."""
+    """Return the part of the file by which tokens are made: all but lengths, which the data set."""
     content = file.read_bytes()
     try:
         read = parsed_json(content)

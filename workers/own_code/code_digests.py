@@ -37,7 +37,8 @@ def _written(constant: object) -> str:
 def is_of_a_package(home: str) -> bool:
     """Return whether the module is of Python, of dpsweep or of an installed package, whose globals keep no examples.
 
-    Packages may stand in several environments: one with access to the system's packages, a cluster job's own, conda's.
+    Packages may be installed in several environments: one with access to the system's packages, that of a cluster job,
+    conda's.
     """
     if home.partition(".")[0] == "dpsweep":  # which may run from a checkout
         return True

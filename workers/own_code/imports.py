@@ -31,8 +31,8 @@ class UserModule:
     """A module of the user's own that may be imported.
 
     `location`: its name in a sweep, ``module`` or ``file.py``. `source`: the path of the file, or of the folder that
-    holds the module; None for an installed module. `files`: its sources, with those of the user's modules that it
-    imports, as they were when the run was planned; they are what runs.
+    holds the module; None for an installed module. `files`: the sources that run: its own, and those of the user's
+    modules that it imports, as they were when the run was planned.
     """
 
     location: str

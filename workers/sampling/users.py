@@ -7,14 +7,14 @@ at most m rows.
 their kept rows. It is clipped once, so that any change of all rows of one user moves the sum of a batch by at most the
 sensitivity.
 
-Which m rows of a user are kept is a uniformly random draw of the trial, made for each user independently of all others
-and kept over the whole run. Given the draws of the others, adding or removing a user adds or removes at most m rows, or
-one user. Every epsilon holds on average over the draws too, because hockey-stick divergences are jointly convex; the
-guarantee does not need the draw to be secret.
+The trial draws the m rows of each user uniformly at random and independently of all other users, and keeps them over
+the whole run. Given the draws of the others, adding or removing a user adds or removes at most m rows, or one user.
+Every epsilon holds on average over the draws too, because hockey-stick divergences are jointly convex; the guarantee
+does not need the draw to be secret.
 
-Rows with several owners are covered by ``els`` under the adjacency ``fixed_graph`` alone, in which who owns which row
-is the same in both data sets. Rows are chosen by that (`dpsweep.workers.data.owners.greedily_kept`), so both data sets
-keep the same rows, at most m of each owner.
+Rows with several owners are covered by ``els`` under the adjacency ``fixed_graph`` alone, in which both data sets
+assign the same owners to the same rows. Rows are chosen by that (`dpsweep.workers.data.owners.greedily_kept`), so both
+data sets keep the same rows, at most m of each owner.
 
 The number of rows (``els``) or of users (``uls``) that remain is public, as the number of rows is elsewhere.
 """
@@ -197,9 +197,9 @@ def with_weights(labels: Tensor, weights: Tensor) -> Tensor:
 
 
 def loss_of(users: UserSpec, loss: Loss, labels: Tensor) -> Loss:
-    """Return ``loss`` for the targets of these members of the population: of users, those of `with_weights`.
+    """Return ``loss`` for the targets of the sampled population; those of users are made by `with_weights`.
 
-    labels: of the training split, whose form the targets had.
+    labels: of the training split; their form is that of the targets.
     """
     shape, kind = labels.shape[1:], torch.float32 if labels.is_floating_point() else torch.int64
 
@@ -218,8 +218,8 @@ def loss_of(users: UserSpec, loss: Loss, labels: Tensor) -> Loss:
 
 
 def require_per_user(spec: TrialSpec, releases: Iterable[str]) -> None:
-    """Raise InvalidInput that names all parts of the trial without a proven epsilon per user, or without a meaning per
-    user. releases: names of what the trial releases besides its steps.
+    """Raise `InvalidInput` for a trial with parts that have no proven epsilon, or no meaning, per user; it names them
+    all. releases: names of the releases of the trial besides its steps.
     """
     users = spec.users
     if users is None:

@@ -1,9 +1,9 @@
 """Simulates audits of a planned run, before any training.
 
-Scores from the iterates are drawn from the trade-off function of the run, which no attack on a record passes. Those of
-rows are too. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from the
-iterates of plain batches, and less otherwise. Canaries that are seen in the last model have parameters of their own,
-which are trained here as in the run. The audit itself uses the same tests.
+Scores from the iterates are drawn from the trade-off function of the run, which no attack on a record passes. So are
+the scores of rows. An audit of the run shows about as much if its canaries attain the claim, as made-up ones do from
+the iterates of plain batches, and less otherwise. Canaries that are seen in the last model have parameters of their
+own, which are trained here as in the run. The audit itself uses the same tests.
 """
 
 from __future__ import annotations

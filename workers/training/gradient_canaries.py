@@ -1,12 +1,13 @@
 """Gradient canaries: made-up contributions along their own directions, which batches take in like examples.
 
 The canaries are no examples. Each has a direction, and all directions are orthogonal. A secret fair coin for each
-decides whether it takes part. One that does joins batches by the sampling of the trial, drawn on its own, and then adds
-its direction times the longest gradient that the clipping rule of the step lets through, as often as rows of it join if
-it is a user with several. Where an example that joins displaces another, as in fixed batches, or is replaced by
-another, a canary stands for both, whose contributions may be opposite: it adds twice that. So each coin is the pair of
-distributions that the claim is computed from, and the claim covers it. Under a filter a canary has gradients so long
-that its budget pays for all steps: one that is used up early is lost in the noise of the last model.
+decides whether it takes part. One that does joins batches by the sampling of the trial, drawn independently. In each of
+them it adds its direction times the longest gradient that the clipping rule of the step lets through. A canary that
+stands for a user with several rows adds it once for each row that joins. Where an example that joins displaces another,
+as in fixed batches, or is replaced by another, a canary stands for both, whose contributions may be opposite: it adds
+twice that. So each coin is the pair of distributions that the claim is computed from, and the claim covers it. Under a
+filter a canary has gradients so long that its budget pays for all steps: one that is used up early is lost in the noise
+of the last model.
 
 The guarantee of every real example is unchanged: what is added to the sum does not depend on the data, and its noise
 stays as it was. The canaries do change the model. With the transcript ``last_model`` they have separate parameters

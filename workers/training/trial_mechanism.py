@@ -80,7 +80,7 @@ def with_noise(
 ) -> TrialSpec:
     """Return the trial with the calibrated noise multiplier.
 
-    budget: if the clipping method has a budget per example (a privacy filter), the noise multiplier is multiplied by
+    budget: that of each example, if the clipping method is a privacy filter. The noise multiplier is then multiplied by
     its noise_factor, and the target epsilon becomes the budget of every example. Raises: InvalidInput if the method
     already has its own epsilon.
     """
@@ -99,8 +99,8 @@ def with_noise(
 def moment_order(spec: TrialSpec, mechanism: TrialMechanism) -> float:
     """Return the order of moments by which the contributions of several steps are averaged, at least 4.
 
-    It is the order that gives the epsilon of the planned run by Renyi DP: a mean of a higher order would over-estimate
-    the epsilons of single examples more than needed, and one of a lower order under-estimate them. The cost of a
+    It is the order that gives the epsilon of the planned run by Renyi DP. A mean of a higher order would over-estimate
+    the epsilons of single examples more than needed; one of a lower order would under-estimate them. The cost of a
     private selection does not matter: it needs no epsilons of single examples, as a run without norms.
     """
     if spec.norms.are_off:
@@ -141,8 +141,8 @@ def with_chosen_norms(spec: TrialSpec, mechanism: TrialMechanism, method: Clippi
     """Return the trial with a choice in place of ``auto`` norms; any other is kept.
 
     Off where no epsilon of single examples is proven (`costs_by_step`), and in a trial that protects users. Once per
-    epoch for a clipping method that uses the norms of all examples at a refresh, and where an example displaces others
-    from batches: with ``when_sampled`` it would also change when their norms are measured.
+    epoch for a clipping method that uses the norms of all examples at a refresh. Once per epoch, too, where an example
+    displaces others from batches: with ``when_sampled`` it would also change when their norms are measured.
     """
     if spec.norms.refreshes_per_epoch != "auto":
         return spec

@@ -73,7 +73,7 @@ def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:
 class _CheckpointWriter:
     """Stores the checkpoints of a trial, each once all norms before it are stored.
 
-    Other ranks may store parts of a checkpoint. Those of the one before are deleted when it has been replaced.
+    Other ranks may store parts of a checkpoint. They are deleted when another checkpoint has replaced it.
     """
 
     def __init__(
