@@ -29,13 +29,14 @@ from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.report.board import Board
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedTrial, TrialState
-from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, TrialSnapshot, read_snapshot, write_snapshot
+from dpsweep.orchestration.store.status_snapshot import TrialSnapshot, read_snapshot, write_snapshot
 from tests.known import known
 from tests.orchestration.processes import COMMAND
 from tests.orchestration.report.emulated import PHONE, tab_of
 from tests.orchestration.report.test_browser import CHROMIUM, FLAGS
 from tests.orchestration.sample_outcomes import outcomes, trial
 from tests.orchestration.sample_results import EXACT, stored_sample
+from tests.orchestration.sample_snapshots import snapshot_of
 
 TOKEN = "a-token"
 
@@ -49,7 +50,7 @@ def folder(tmp_path: Path) -> Path:
         TrialSnapshot("a", TrialState.FINISHED, 20, 20, accuracy=0.9),
         TrialSnapshot("b", TrialState.TRAINING, 10, 20, epoch=3, accuracy=0.5),
     )
-    snapshot = SweepSnapshot("other <b>", "id", "running", time.time(), 5.0, 65.0, "host", 1, None, trials)
+    snapshot = snapshot_of(*trials, name="other <b>", elapsed=5.0, seconds_left=65.0)
     write_snapshot(running.status, snapshot, private=False)
     return tmp_path
 
@@ -182,7 +183,7 @@ def test_curves_grow_while_a_trial_trains(folder: Path) -> None:
     board = read(folder)
     files = folder / "running" / "status.json"
     trials = (TrialSnapshot("b", TrialState.TRAINING, 15, 20, epoch=4, accuracy=0.625),)
-    snapshot = SweepSnapshot("other", "id", "running", time.time(), 9.0, None, "host", 1, None, trials)
+    snapshot = snapshot_of(*trials, name="other")
     write_snapshot(str(files), snapshot, private=False)
     board.refresh()
     grown = board.state()["sweeps"][1]["curves"][-1]

@@ -38,6 +38,7 @@ from tests.known import known
 from tests.orchestration.invoking import invoked, refused
 from tests.orchestration.processes import Command
 from tests.orchestration.sample_results import stored_sample
+from tests.orchestration.sample_snapshots import snapshot_of
 
 TRIALS = (
     TrialSnapshot("flat-seed0", TrialState.FINISHED, 20, 20, 4, 0.91, 2.5, True),
@@ -48,9 +49,8 @@ TRIALS = (
 
 
 def snapshot(age: float = 2.0, state: str = "running", cluster: ClusterSnapshot | None = None) -> SweepSnapshot:
-    return SweepSnapshot(
-        "small", "id", state, time.time() - age, 245.0, 61.0, "head", 17, "small-0123456789", TRIALS, cluster
-    )
+    driver = {"host": "head", "pid": 17, "job": "small-0123456789"}
+    return snapshot_of(*TRIALS, age=age, state=state, elapsed=245.0, seconds_left=61.0, cluster=cluster, **driver)
 
 
 def status(command: Command, *arguments: object) -> str:
@@ -335,9 +335,7 @@ def test_sweeps_are_found_at_any_depth_with_trials_by_state_and_last_change(fold
     stored_sample(folder / "runs" / "deep" / "old")
     running = stored_sample(folder / "runs" / "new", name="digits")
     beat = time.time() - 2.0
-    write_snapshot(
-        running.status, SweepSnapshot("digits", "id", "running", beat, 9.0, 9.0, "h", 1, None, LISTED), False
-    )
+    write_snapshot(running.status, snapshot_of(*LISTED, name="digits", heartbeat=beat), False)
     (folder / "runs" / "empty").mkdir()
     sweeps = found(folder)
     assert sweeps.keys() == {"old", "new"}
@@ -354,7 +352,7 @@ def test_sweeps_are_found_at_any_depth_with_trials_by_state_and_last_change(fold
 
 def test_a_driver_that_is_gone_is_called_stale(tmp_path: Path) -> None:
     files = stored_sample(tmp_path)
-    gone = SweepSnapshot("small", "id", "running", time.time() - 600.0, 9.0, 9.0, "h", 1, None, LISTED)
+    gone = snapshot_of(*LISTED, age=600.0)
     write_snapshot(files.status, gone, False)
     assert found(f"file://{tmp_path}").popitem()[1]["state"] == "stale"
     write_snapshot(files.status, replace(gone, state="interrupted"), False)
@@ -394,7 +392,7 @@ def test_neither_folder_nor_cluster_is_one_line() -> None:
 def test_numbers_that_no_driver_writes_are_damage(folder: Path, name: str, value: float) -> None:
     stored_sample(folder / "good")
     status = stored_sample(folder / "bad", name="forged").status
-    write_snapshot(status, SweepSnapshot("forged", "id", "running", 1.0, 9.0, 9.0, "h", 1, None, LISTED), False)
+    write_snapshot(status, snapshot_of(*LISTED, name="forged", heartbeat=1.0), False)
     write_json(Path(status), {**json.loads(Path(status).read_text()), name: value})
     assert listed(folder, "--json").exit_code == 1
     sweeps = found(folder)

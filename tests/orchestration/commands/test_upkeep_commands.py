@@ -24,7 +24,6 @@ from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import (
     STALE_AFTER,
-    SweepSnapshot,
     TrialSnapshot,
     read_snapshot,
     write_snapshot,
@@ -44,6 +43,7 @@ from tests.warm import FORKS
 
 from mlflow import MlflowClient  # isort: skip
 from tests.known import known
+from tests.orchestration.sample_snapshots import snapshot_of
 
 
 @pytest.fixture
@@ -61,17 +61,11 @@ def left_by_a_driver(files: SweepFiles, **changes: object) -> None:
     """A status whose driver recorded in the sweep's own store, and was killed or gave up long ago."""
     uri, manifest = embedded_tracking_uri(files.local_folder), known(read_manifest(files))
     recording = RecordingStatus(1, 3, 0.5, uri, "http://127.0.0.1:5000/#/", command=f"dpsweep record {files.root}")
-    snapshot = SweepSnapshot(
-        name="small",
+    snapshot = snapshot_of(
+        *(TrialSnapshot(key, TrialState.FINISHED, 20, 20) for key in ("a", "b", "c")),
+        age=2.0 * STALE_AFTER,
         sweep_id=manifest.sweep_id,
         state="recording",
-        heartbeat=time.time() - 2.0 * STALE_AFTER,
-        elapsed=1.0,
-        seconds_left=None,
-        host="host",
-        pid=1,
-        job=None,
-        trials=tuple(TrialSnapshot(key, TrialState.FINISHED, 20, 20) for key in ("a", "b", "c")),
         recording=replace(recording, **changes),  # type: ignore[arg-type]  # fields of a Recording
     )
     write_snapshot(files.status, snapshot, private=False)

@@ -23,6 +23,7 @@ from dpsweep.orchestration.store.status_snapshot import ClusterSnapshot, SweepSn
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.known import known
 from tests.orchestration.sample_grids import small
+from tests.orchestration.sample_snapshots import snapshot_of
 
 
 class Server:
@@ -63,7 +64,7 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 
 def snapshot(*states: TrialState, steps: int = 0, cluster: ClusterSnapshot | None = None) -> SweepSnapshot:
     trials = tuple(TrialSnapshot(str(number), state, 0, 10) for number, state in enumerate(states))
-    return SweepSnapshot("small", "id", "running", 0.0, 1.0, None, "host", 1, None, trials, cluster, steps=steps)
+    return snapshot_of(*trials, cluster=cluster, steps=steps)
 
 
 def run(uri: Path, given: Notices, *ends: TrialState, error: BaseException | None = None) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import socket
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,7 +14,7 @@ from dpsweep.orchestration.store import remembered
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import RecordingStatus
-from dpsweep.orchestration.store.status_snapshot import STALE_AFTER, SweepSnapshot, TrialSnapshot, write_snapshot
+from dpsweep.orchestration.store.status_snapshot import STALE_AFTER, TrialSnapshot, write_snapshot
 from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.tracking.given_stores import given_store, is_given_store, note_given
 from tests.orchestration.invoking import invoked, refused
@@ -23,6 +22,7 @@ from tests.orchestration.sample_results import stored_sample
 
 from mlflow import MlflowClient  # isort: skip
 from tests.known import known
+from tests.orchestration.sample_snapshots import snapshot_of
 
 
 @pytest.fixture
@@ -46,19 +46,8 @@ def recording_of(store: str, experiment: str = "dpsweep") -> RecordingStatus:
 
 def left(files: SweepFiles, store: str, experiment: str = "dpsweep", sweep_id: str = "a") -> None:
     """The status of a driver that is gone, and that recorded in ``store``."""
-    snapshot = SweepSnapshot(
-        name="small",
-        sweep_id=sweep_id,
-        state="running",
-        heartbeat=time.time() - 2.0 * STALE_AFTER,
-        elapsed=1.0,
-        seconds_left=None,
-        host="host",
-        pid=1,
-        job=None,
-        trials=(TrialSnapshot("a", TrialState.FINISHED, 20, 20),),
-        recording=recording_of(store, experiment),
-    )
+    trial, recording = TrialSnapshot("a", TrialState.FINISHED, 20, 20), recording_of(store, experiment)
+    snapshot = snapshot_of(trial, age=2.0 * STALE_AFTER, sweep_id=sweep_id, recording=recording)
     write_snapshot(files.status, snapshot, private=False)
 
 
