@@ -15,9 +15,14 @@ from tests.mutants.table import MUTANTS
 FEWEST = {"accounting": 50, "workers": 40, "orchestration": 30}
 
 
+def test_the_code_holds_the_text_of_every_mutant_once() -> None:
+    for mutant in MUTANTS:
+        mutant.planted((ROOT / mutant.file).read_text(encoding="utf-8"))
+
+
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize("mutant", MUTANTS, ids=lambda mutant: mutant.title)
-def test_each_mutant_can_be_planted_and_names_tests_that_exist(mutant: Mutant) -> None:
+def test_each_mutant_is_code_and_names_tests_that_exist(mutant: Mutant) -> None:
     planted = mutant.planted((ROOT / mutant.file).read_text(encoding="utf-8"))
     compile(planted, mutant.file, "exec")
     assert mutant.bug.new != mutant.bug.old

@@ -11,6 +11,24 @@ from torch import Tensor, nn
 
 from dpsweep.workers.data import Source, Tokens, make_split
 
+SECRET = "row 17 has HIV"
+FAILING_MODEL = f"""
+import math
+from torch import nn
+
+class Broken(nn.Sequential):
+    def forward(self, x):
+        if self[1].bias.detach().any():  # all is well before the first update
+            raise RuntimeError("{SECRET}")
+        return super().forward(x)
+
+def broken(feature_shape, num_classes):
+    layer = nn.Linear(math.prod(feature_shape), num_classes)
+    nn.init.zeros_(layer.bias)
+    return Broken(nn.Flatten(), layer)
+"""
+"""A module whose model quotes data in an error after its first update."""
+
 
 def tokens(examples: int = 200) -> Source:
     """Sequences of 12 out of 50 tokens."""

@@ -18,6 +18,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.trials.probe import TrialProbe
+from tests.orchestration.own_models import FAILING_MODEL, SECRET
 from tests.orchestration.processes import Command
 from tests.orchestration.sample_grids import small
 
@@ -62,27 +63,10 @@ def test_a_price_without_a_probe_is_refused(tmp_path: Path, command: Command) ->
     assert (code, "add --probe" in said) == (2, True)
 
 
-BROKEN = """
-import math
-from torch import nn
-
-class Broken(nn.Sequential):
-    def forward(self, x):
-        if self[1].bias.detach().any():  # all is well before the first update
-            raise RuntimeError("row 17 has HIV")
-        return super().forward(x)
-
-def broken(feature_shape, num_classes):
-    layer = nn.Linear(math.prod(feature_shape), num_classes)
-    nn.init.zeros_(layer.bias)
-    return Broken(nn.Flatten(), layer)
-"""
-
-
 def test_an_error_of_a_trial_shows_its_place_and_not_the_data(tmp_path: Path) -> None:
-    (tmp_path / "broken_in_probe.py").write_text(BROKEN)
+    (tmp_path / "broken_in_probe.py").write_text(FAILING_MODEL)
     sweep = parse_sweep(small(clipping="flat", noise="constant", seeds=0, model="broken_in_probe:broken"))
     code = permitted(sweep, tmp_path)
     with pytest.raises(InvalidInput, match="fails within a few steps: RuntimeError") as failure:
         predict_costs(sweep, plan_sweep(sweep, code), code)
-    assert "HIV" not in str(failure.value)
+    assert SECRET not in str(failure.value)

@@ -30,25 +30,10 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
 from tests.known import known
+from tests.orchestration.own_models import FAILING_MODEL, SECRET
 from tests.orchestration.processes import wait_until
 from tests.orchestration.sample_grids import small
 
-CANARY = "row 17 has HIV"
-MODELS = f"""
-import math
-from torch import nn
-
-class Broken(nn.Sequential):
-    def forward(self, x):
-        if self[1].bias.detach().any():  # all is well before the first update
-            raise RuntimeError("{CANARY}")
-        return super().forward(x)
-
-def broken(feature_shape, num_classes):
-    layer = nn.Linear(math.prod(feature_shape), num_classes)
-    nn.init.zeros_(layer.bias)
-    return Broken(nn.Flatten(), layer)
-"""
 SHORTAGE = ClusterSnapshot(
     (NodeSnapshot("10.0.0.1", {"CPU": 2.0}),), {"CPU": 1.0, "GPU": 1.0}, {"CPU": 2.0}, 1, {"GPU": 1.0}
 )
@@ -169,7 +154,7 @@ def test_a_driver_of_this_host_that_is_gone_is_known_at_once(tmp_path: Path) -> 
 @pytest.mark.thinned(2)
 @pytest.mark.parametrize(("release", "is_shown"), [("none", False), ("raw", True)])
 def test_of_an_error_it_shows_what_the_release_mode_shows(tmp_path: Path, release: str, is_shown: bool) -> None:
-    (tmp_path / "my_models.py").write_text(MODELS)
+    (tmp_path / "my_models.py").write_text(FAILING_MODEL)
     text = small(clipping="none", noise="constant", seeds=0, model=["mlp", "my_models.py:broken"], release=release)
     spec, files = parse_sweep(text), SweepFiles(str(tmp_path / "out"))
     run_sweep(RunRequest(spec, text, files.root, IN_PROCESS, NO_TRACKING, code=permitted(spec, tmp_path)))
@@ -182,6 +167,6 @@ def test_of_an_error_it_shows_what_the_release_mode_shows(tmp_path: Path, releas
     assert finished.accuracy is not None
     assert "RuntimeError" in str(broken.error)
     assert "my_models.py" in str(broken.error)
-    assert (CANARY in content) is is_shown
+    assert (SECRET in content) is is_shown
     assert (Path(files.status).stat().st_mode & 0o077 == 0) is is_shown, "what may quote the data is for its owner"
     assert json.loads(content)["trials"][0]["state"] == "finished"
