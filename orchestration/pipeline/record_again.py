@@ -95,9 +95,9 @@ def _recorded(files: SweepFiles, uri: str, show: Show) -> RecordingStatus:
         tracker = open_tracker(uri, files, experiment)
         begun = recording_in(uri, tracker, files, record.manifest.sweep_id, experiment)
         assert begun is not None, "there is a store"
-        told = _Status(files, release_mode(record.disclosure).is_sensitive, show)
-        told.begin(replace(begun, trials=len(ended)))
-        recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, told)
+        status = _Status(files, release_mode(record.disclosure).is_sensitive, show)
+        status.begin(replace(begun, trials=len(ended)))
+        recorder = TrackingRecorder(tracker, lambda key: trials[key], begun, status)
         try:
             tracker.open_sweep(tracked(record, files))
             tracker.compare_by(shown.compared)
@@ -106,7 +106,7 @@ def _recorded(files: SweepFiles, uri: str, show: Show) -> RecordingStatus:
             recorder.abandon()
             raise
         finally:
-            told.end(recorder.recording)
+            status.end(recorder.recording)
         return recorder.recording
 
 

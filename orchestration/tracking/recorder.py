@@ -35,7 +35,7 @@ class TrackingRecorder:
     trial takes half as many requests.
 
     `current`: returns the trial with a given key as it is now; called from the recorder's threads. `begun`: where it is
-    recorded. `told`: called with the progress when it has changed, once all trials have ended.
+    recorded. `on_progress`: called with the recording when it has changed, once all trials have ended.
     """
 
     def __init__(
@@ -43,9 +43,9 @@ class TrackingRecorder:
         tracker: Tracker,
         current: Callable[[str], PublishedTrial],
         begun: RecordingStatus = NOTHING_RECORDED,
-        told: Callable[[RecordingStatus], None] = lambda recording: None,
+        on_progress: Callable[[RecordingStatus], None] = lambda recording: None,
     ) -> None:
-        self._tracker, self._current, self._begun, self._told = tracker, current, begun, told
+        self._tracker, self._current, self._begun, self._on_progress = tracker, current, begun, on_progress
         self._recorded: dict[str, PublishedTrial] = {}
         self._changed: set[str] = set()
         self._failed: set[str] = set()
@@ -77,23 +77,23 @@ class TrackingRecorder:
         self._keys = frozenset(keys)
         self._end()
         self._changed.update(self._keys)
-        self._tell()  # that it goes on, also where the tracker takes nothing
+        self._note_progress()  # that it goes on, also where the tracker takes nothing
         left = list(publish)
-        pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
+        pause, answered, last_answer = PAUSES[0], self._tracker.answered, time.monotonic()
         while not within_seconds(
             threading.TIMEOUT_MAX, lambda: self._attempt(left), ""
         ):  # a signal ends the wait for SQLite
             if self._tracker.answered != answered:
-                pause, answered, heard = PAUSES[0], self._tracker.answered, time.monotonic()
-            elif time.monotonic() - heard >= SILENCE:
+                pause, answered, last_answer = PAUSES[0], self._tracker.answered, time.monotonic()
+            elif time.monotonic() - last_answer >= SILENCE:
                 self._is_over = True
-                self._tell()
+                self._note_progress()
                 return
-            self._tell()  # why, and that nothing was recorded since
+            self._note_progress()  # why, and that nothing was recorded since
             time.sleep(pause)
             pause = min(2.0 * pause, PAUSES[1])
         self._is_over = self._is_complete = self._is_closed = True
-        self._tell()
+        self._note_progress()
 
     def abandon(self, keys: Iterable[str] = ()) -> None:
         """Record what can be in `LAST_MOMENTS`, and close the sweep's runs as killed; nothing is raised.
@@ -121,7 +121,7 @@ class TrackingRecorder:
         last.start()
         last.join(LAST_MOMENTS)
         self._is_over = True
-        self._told(self.recording)
+        self._on_progress(self.recording)
 
     @property
     def recording(self) -> RecordingStatus:
@@ -202,11 +202,11 @@ class TrackingRecorder:
         with self._lock:
             self._recorded[key] = trial
             self._moments.append(time.monotonic())
-        self._tell()
+        self._note_progress()
 
-    def _tell(self) -> None:
+    def _note_progress(self) -> None:
         if self._keys:
-            self._told(self.recording)
+            self._on_progress(self.recording)
 
     def _has_just_begun(self, trial: PublishedTrial) -> bool:
         if self._ending.is_set() or not trial.state.is_running:

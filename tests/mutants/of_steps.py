@@ -114,8 +114,8 @@ STEPS: Final[tuple[Mutant, ...]] = (
             ("tests/workers/training/test_modes.py",),
         ),
         B(
-            "epochs = -(-self.step_count // self._planned.steps_per_epoch)",
-            "epochs = self.step_count // self._planned.steps_per_epoch",
+            "epochs = -(-self.step_count // self._mechanism.steps_per_epoch)",
+            "epochs = self.step_count // self._mechanism.steps_per_epoch",
             "the trace of a run within an epoch lacks that epoch",
             True,
             ("tests/workers/training/test_trainer.py", *PRIVACY),

@@ -68,7 +68,7 @@ class Trainer:
         self._step_noise = make_step_noise(mechanism.strategy, noise)
         self.total_steps = spec.epochs * mechanism.steps_per_epoch
         self._paid_epochs = 0
-        self._tested: Predictions | None = None
+        self._test_predictions: Predictions | None = None
 
         self.local = local = LocalGradients(spec, dataset, parts)
         self.gradients: BatchGradients = local
@@ -89,7 +89,7 @@ class Trainer:
         seed_torch(spec.known_seed, "model")
 
         draws = not self._method.keeps_to_contributions and local.engine.draws(*self._data.inputs(torch.arange(1)))
-        self._planned = mechanism
+        self._mechanism = mechanism
         self._run = RunState(contributions="estimate" if draws else mechanism.contributions)
         self._everyone, self._exact = self._make_recorders(norms)
         self.stores = () if spec.norms.are_off else tuple(filter(None, (norms.everyone, norms.exact)))
@@ -170,7 +170,7 @@ class Trainer:
     @property
     def mechanism(self) -> TrialMechanism:
         """The planned mechanism; contributions become estimates if the model drew random numbers or changed modes."""
-        return replace(self._planned, contributions=self._run.contributions)
+        return replace(self._mechanism, contributions=self._run.contributions)
 
     @property
     def step_count(self) -> int:
@@ -191,11 +191,11 @@ class Trainer:
     @property
     def epoch(self) -> int:
         """Completed epochs."""
-        return self.step_count // self._planned.steps_per_epoch
+        return self.step_count // self._mechanism.steps_per_epoch
 
     @property
     def at_epoch_end(self) -> bool:
-        return self.step_count % self._planned.steps_per_epoch == 0
+        return self.step_count % self._mechanism.steps_per_epoch == 0
 
     @property
     def num_parameters(self) -> int:
@@ -208,16 +208,16 @@ class Trainer:
     @property
     def noise_multiplier(self) -> float:
         """sigma of the current epoch."""
-        return self._planned.schedule.noise_multiplier(self.epoch, self.public_accuracies)
+        return self._mechanism.schedule.noise_multiplier(self.epoch, self.public_accuracies)
 
     @property
     def _snapshot_is_due(self) -> bool:
         often = self._spec.norms.snapshots_per_epoch
-        return often is None or is_due(self.step_count, often, self._planned.steps_per_epoch)
+        return often is None or is_due(self.step_count, often, self._mechanism.steps_per_epoch)
 
     def trace(self) -> Trace:
         """Return the trace of the steps so far."""
-        epochs = -(-self.step_count // self._planned.steps_per_epoch)
+        epochs = -(-self.step_count // self._mechanism.steps_per_epoch)
         return self.mechanism.trace(epochs, self.public_accuracies).until(self.step_count)
 
     def may_continue(self) -> bool:
@@ -250,13 +250,13 @@ class Trainer:
             if self.step_count == step:
                 self._run.clipping, self._rule, self._decided_from = decided
             raise
-        self._look_again(before)
+        self._weaken_unless_repeatable(before)
 
     def refresh(self) -> None:
         """Store the last snapshot of all norms, and compute them again; with ``when_sampled``, only old ones."""
         step, rate = self.step_count, generator_rate(self._order, self.noise_multiplier)
         if self._spec.norms.when_sampled and step > 0:
-            self._everyone.renew_as_old_as(oldest_norm(step, self._planned.steps_per_epoch))
+            self._everyone.renew_as_old_as(oldest_norm(step, self._mechanism.steps_per_epoch))
             self._everyone.continue_at(step, rate)
         else:
             self._everyone.store()
@@ -273,7 +273,7 @@ class Trainer:
         It is counted before the update, because an interrupted update has shown a part.
         """
         sigma, step = self.noise_multiplier, self.step_count
-        prices = self._planned.prices(sigma)
+        prices = self._mechanism.prices(sigma)
         if prices is not None:
             self._run.clipping = self._method.pay(self._run.clipping, prices)
             if self.gradient_canaries:
@@ -294,7 +294,7 @@ class Trainer:
         self._run.step_count += 1
         self._update(clipped.gradients, sigma, step)
 
-    def _look_again(self, before: RandomState) -> None:
+    def _weaken_unless_repeatable(self, before: RandomState) -> None:
         """Downgrade contributions if this step drew torch random numbers or changed modes.
 
         The measured norms may then differ from the norms of the summed gradients. A model can begin to do so at any
@@ -348,7 +348,7 @@ class Trainer:
             self._update_whole(gradients, std, step)
         else:
             self._update_in_turn(self._in_turn, gradients, std, step)
-        self._tested = None
+        self._test_predictions = None
         self.gradients.model_changed()
 
     def _update_whole(self, gradients: Mapping[str, Tensor], std: float, step: int) -> None:
@@ -379,7 +379,7 @@ class Trainer:
         record = EpochRecord(
             epoch=epoch,
             step=step,
-            noise_multiplier=self._planned.schedule.noise_multiplier(epoch, self.public_accuracies),
+            noise_multiplier=self._mechanism.schedule.noise_multiplier(epoch, self.public_accuracies),
             sensitivity=self._rule.sensitivity if self.initial_bound is not None else None,
             bounds=dict(self._rule.bounds),
             test=test,
@@ -404,18 +404,18 @@ class Trainer:
     def predictions(self) -> tuple[Predictions, Predictions | None]:
         """Return predictions of the current model on test data and, if there are any, on held-out examples."""
         shown, dataset, loss = self.released_model(), self._dataset, self.local.loss
-        tested, held_out = self._tested or self._predict(shown, dataset.test, dataset, loss), dataset.held_out
+        tested, held_out = self._test_predictions or self._predict(shown, dataset.test, dataset, loss), dataset.held_out
         return tested, None if held_out is None else self._predict(shown, held_out, dataset, loss)
 
     def _predict(self, model: nn.Module, split: Split, dataset: Dataset, loss: Loss) -> Predictions:
         """Predictions on ``split``; those on test data are kept until the model changes."""
         found = self.gradients.predict(model, split, dataset, loss)
         if split is dataset.test:
-            self._tested = found
+            self._test_predictions = found
         return found
 
     def _note_departures(self, sigma: float) -> None:
-        prices, groups = self._planned.prices(sigma), self._dataset.train.groups
+        prices, groups = self._mechanism.prices(sigma), self._dataset.train.groups
         if prices is not None:
             none = [GroupDepartures(group, size) for group, size in _sizes(groups)]
             self.counters.departures = self.counters.departures or none
@@ -449,7 +449,7 @@ class Trainer:
                 f"the checkpoint lacks {', '.join(missing)}: another version of dpsweep wrote it. Finish the trial "
                 f"with that one, or {START_ANEW}"
             )
-        self._tested = None
+        self._test_predictions = None
         self._run.restore(state)
         for name, component in self._components.items():
             component.restore(state[name])

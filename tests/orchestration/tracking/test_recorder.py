@@ -181,7 +181,7 @@ def test_a_tracker_that_fails_is_told_of_at_once(folder: Path, monkeypatch: pyte
     told: list[RecordingStatus] = []
     trial = GrowingTrial()
     trial.epochs = EPOCHS
-    following = TrackingRecorder(opened(folder), lambda key: trial(key), told=told.append)
+    following = TrackingRecorder(opened(folder), lambda key: trial(key), on_progress=told.append)
     (folder / "mlflow.db").unlink()
     (folder / "mlflow.db").mkdir()
     following.finish([trial.key], [lambda tracker: tracker.close()])
