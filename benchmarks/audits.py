@@ -98,8 +98,10 @@ def sweep(
 
 @dataclass(frozen=True)
 class Measured:
-    """`bounds`: best one over the claim, by claim and seed; 0 without an audit. `ceilings`: mean of simulated
-    ones, by claim. `accuracy`: mean. `seconds`: of CPU, of the runs.
+    """`bounds`: best one over the claim, by claim and seed; 0 without an audit.
+    `ceilings`: mean of simulated ones, by claim.
+    `accuracy`: mean.
+    `seconds`: of CPU, of the runs.
     """
 
     bounds: dict[tuple[float, int], float]

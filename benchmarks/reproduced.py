@@ -48,9 +48,10 @@ class Number:
 class StoredSetting:
     """One setting of a sweep with the numbers of its finished runs.
 
-    `name`: as in the sweep's report. `parameters`: those that vary in the sweep, and the labels. `runs`: (seed of
-    training, seed of the split), in the order of every number's values. `curves`: numbers of the first run after each
-    epoch (`benchmarks.curves`).
+    `name`: as in the sweep's report.
+    `parameters`: those that vary in the sweep, and the labels.
+    `runs`: (seed of training, seed of the split), in the order of every number's values.
+    `curves`: numbers of the first run after each epoch (`benchmarks.curves`).
     """
 
     name: str
@@ -79,10 +80,11 @@ class StoredDifference:
 class StoredSweep:
     """The stored results of one sweep.
 
-    `commit`: the last one that changed the code that trains and accounts. `asked`, `finished`: numbers of trials.
-    `overlap`: test over training examples if several splits are drawn from the same rows, else 0. `cpu_seconds`: of all
-    runs of the command, with training, accounting and comparison. `differences`: of private settings at the same
-    epsilon.
+    `commit`: the last one that changed the code that trains and accounts.
+    `asked`, `finished`: numbers of trials.
+    `overlap`: test over training examples if several splits are drawn from the same rows, else 0.
+    `cpu_seconds`: of all runs of the command, with training, accounting and comparison.
+    `differences`: of private settings at the same epsilon.
     """
 
     sweep: str

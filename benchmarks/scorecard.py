@@ -33,8 +33,10 @@ RULE: Final = (
 class Result:
     """A table or figure of a paper.
 
-    `sweep`: the stored sweep that tries it. `items`: the start of the names of its numbers there. `headline`: the name
-    of the number that the scorecard shows. `why`: the reason of the verdict, as far as it is known.
+    `sweep`: the stored sweep that tries it.
+    `items`: the start of the names of its numbers there.
+    `headline`: the name of the number that the scorecard shows.
+    `why`: the reason of the verdict, as far as it is known.
     """
 
     item: str

@@ -40,11 +40,16 @@ class Population:
     effects. They belong to the example (common to all models), its user, the seed (common to all settings) and the run.
     The mean of this probability is the true main score of every task: accuracy, R^2 or micro F1 (`_DRAWN`).
 
-    `sizes`: [G], test examples of each group. `logits`: [S, G], by private setting and group. `runs`: seeds of each
-    setting. `of_run`: [S] or one number, the standard deviation of the effect of the run. `positives`: number of test
-    examples of class 1 among the first; the others are of class 0. None: every second example. `splits`: number of test
-    sets, each with its own seeds. `rows`: examples of each user. `baseline`: logit of a non-private setting; None for
-    no baseline. `task`: a name in `dpsweep.workers.tasks.TASKS`.
+    `sizes`: [G], test examples of each group.
+    `logits`: [S, G], by private setting and group.
+    `runs`: seeds of each setting.
+    `of_run`: [S] or one number, the standard deviation of the effect of the run.
+    `positives`: number of test examples of class 1 among the first; the others are of class 0. None: every second
+    example.
+    `splits`: number of test sets, each with its own seeds.
+    `rows`: examples of each user.
+    `baseline`: logit of a non-private setting; None for no baseline.
+    `task`: a name in `dpsweep.workers.tasks.TASKS`.
     """
 
     sizes: tuple[int, ...]

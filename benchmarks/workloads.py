@@ -22,8 +22,10 @@ Data = Callable[[int, torch.Generator], tuple[Tensor, Tensor]]
 class Workload:
     """A model and its batch sizes.
 
-    data: makes a batch. paper_batch: of the papers. batch, quick_batch: of one measured step. training: micro-batch,
-    loss and precision of every method.
+    data: makes a batch.
+    paper_batch: of the papers.
+    batch, quick_batch: of one measured step.
+    training: micro-batch, loss and precision of every method.
     """
 
     build: Callable[[], nn.Module]

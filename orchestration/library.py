@@ -319,11 +319,13 @@ class StoredSweep:
     ) -> Best:
         """Return the best private setting by the mean of a metric of `results`, as ``dpsweep best`` prints it.
 
-        `by`: a metric; by default accuracy or the main score of the task: r2, micro_f1, token_accuracy. `max_epsilon`:
-        largest epsilon of a trial of the setting. `at_least`: lowest means that the setting must reach, such as
-        ``{"worst_group": 0.7}``; the largest of a metric that is better when lower, such as ``loss``. The model of the
-        result ``found`` is ``trials[found.trial.key].model()``. Raises: InvalidInput for an unknown metric and if no
-        setting meets the conditions, DataCorruption for damaged files.
+        `by`: a metric; by default accuracy or the main score of the task: r2, micro_f1, token_accuracy.
+        `max_epsilon`: largest epsilon of a trial of the setting.
+        `at_least`: lowest means that the setting must reach, such as ``{"worst_group": 0.7}``; the largest of a metric
+        that is better when lower, such as ``loss``.
+        The model of the result ``found`` is ``trials[found.trial.key].model()``.
+        Raises: InvalidInput for an unknown metric and if no setting meets the conditions, DataCorruption for damaged
+        files.
         """
         from dpsweep.orchestration.comparison.best import best
         from dpsweep.orchestration.comparison.stored import stored_findings
@@ -473,11 +475,13 @@ def run(
     """Train, account and compare every trial of a sweep, as ``dpsweep run`` with the same options.
 
     A folder that holds the sweep, or an earlier version of it, is continued: trials with results keep them. The user's
-    own code is read again by every call; results of it as it was before an edit are not continued. `retry`: ``failed``,
-    ``all`` or keys of trials to train again. `sources`: folders of other sweeps, as ``--from``. `console`: of rich;
-    shows progress, and in a notebook a line for each trial that ends; by default nothing is shown. Failed trials are in
-    `StoredSweep.failed`. Raises: InvalidInput, before any trial starts, for a sweep that cannot run and for a process
-    that is already connected to Ray.
+    own code is read again by every call; results of it as it was before an edit are not continued.
+    `retry`: ``failed``, ``all`` or keys of trials to train again.
+    `sources`: folders of other sweeps, as ``--from``.
+    `console`: of rich; shows progress, and in a notebook a line for each trial that ends; by default nothing is shown.
+    Failed trials are in `StoredSweep.failed`.
+    Raises: InvalidInput, before any trial starts, for a sweep that cannot run and for a process that is already
+    connected to Ray.
     """
     for name, given in (("retry", retry), ("sources", sources)):
         if isinstance(given, str | Path):

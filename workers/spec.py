@@ -75,8 +75,10 @@ class DataSpec:
     """A data source and its splits.
 
     keep: by group name, how much of the group stays in the training set: a fraction in (0, 1] or a count.
-    test_fraction: held out if the source has no test set. public_fraction: split off the training set and treated as
-    public, without any guarantee (validation-driven schedules read it). split_seed: seed of all of these splits.
+    test_fraction: held out if the source has no test set.
+    public_fraction: split off the training set and treated as public, without any guarantee (validation-driven
+    schedules read it).
+    split_seed: seed of all of these splits.
     """
 
     name: str
@@ -281,8 +283,10 @@ class RmiaSpec:
 
 @dataclass(frozen=True)
 class ExposureSpec:
-    """canaries: secrets, random sequences of tokens that are written over training examples. repeats: examples for each
-    secret. length: tokens of a secret. candidates: sequences among which a secret is ranked, itself included.
+    """canaries: secrets, random sequences of tokens that are written over training examples.
+    repeats: examples for each secret.
+    length: tokens of a secret.
+    candidates: sequences among which a secret is ranked, itself included.
     """
 
     canaries: Annotated[int, Field(ge=2, le=100_000)] = 20
@@ -318,10 +322,11 @@ Transcript = Literal["iterates", "last_model"]
 class AuditSpec:
     """A one-run audit (`dpsweep.workers.training.one_run_audit`); about half of the canaries are left out of training.
 
-    canaries: their number; a fair coin for each decides whether it is left out. confidence: probability with which all
-    lower bounds of the audit hold together. kind: ``rows`` are random training examples, ``gradient`` are made-up
-    contributions beside them (`dpsweep.workers.training.gradient_canaries`), which change the model. transcript: what
-    guesses are made from, the released model or, with gradient canaries, the noisy sums of all steps.
+    canaries: their number; a fair coin for each decides whether it is left out.
+    confidence: probability with which all lower bounds of the audit hold together.
+    kind: ``rows`` are random training examples, ``gradient`` are made-up contributions beside them
+    (`dpsweep.workers.training.gradient_canaries`), which change the model.
+    transcript: what guesses are made from, the released model or, with gradient canaries, the noisy sums of all steps.
     """
 
     canaries: Annotated[int, Field(ge=2)]

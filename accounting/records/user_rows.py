@@ -100,8 +100,11 @@ class ShareOfRows:
 def write_rows(directory: str, part: int, users: Ids, rows: Rows, ends: Sequence[int], inputs: str) -> SortedRows:
     """Write and note the rows [rows, snapshots] of ``users`` [rows], both sorted by share.
 
-    part: the first of the parts that they are from. ends: rows of the shares up to each. inputs: digest of their
-    inputs. Writing the same again replaces it by equal bytes. Raises: StorageError.
+    part: the first of the parts that they are from.
+    ends: rows of the shares up to each.
+    inputs: digest of their inputs.
+    Writing the same again replaces it by equal bytes.
+    Raises: StorageError.
     """
     schema = _schema(rows.shape[1])
     flat = pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), type=schema.field(_CONTRIBUTIONS).type)

@@ -21,12 +21,17 @@ class Phase:
 class Size:
     """The amount of work of each phase.
 
-    `workloads`: name of the mapping in `benchmarks.workloads`. `turns`: seconds in which methods take turns, per
-    workload. `tests`, `further_tests`: arguments of pytest. `compared`: bundled workloads whose norms are compared with
-    the CPU's, on ``examples`` examples. `profiled`, `compiled`: workloads of these phases. `values`: normal values that
-    are drawn at once. `rows`, `epochs`: of a trial on pictures like MNIST. `at_once`: trials that share the device.
-    `trials`: models of whole trials. `models`: of `benchmarks.models`, all if None. `patience`: factor of all limits; a
-    dry run may be on a busy machine.
+    `workloads`: name of the mapping in `benchmarks.workloads`.
+    `turns`: seconds in which methods take turns, per workload.
+    `tests`, `further_tests`: arguments of pytest.
+    `compared`: bundled workloads whose norms are compared with the CPU's, on ``examples`` examples.
+    `profiled`, `compiled`: workloads of these phases.
+    `values`: normal values that are drawn at once.
+    `rows`, `epochs`: of a trial on pictures like MNIST.
+    `at_once`: trials that share the device.
+    `trials`: models of whole trials.
+    `models`: of `benchmarks.models`, all if None.
+    `patience`: factor of all limits; a dry run may be on a busy machine.
     """
 
     workloads: str

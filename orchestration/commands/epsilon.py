@@ -143,7 +143,9 @@ def epsilon(
 class AccountedRun:
     """A run, planned or stored.
 
-    `fields`: what the JSON output says of it. `dataset_size`: None if unknown. `files`: None unless a trial is named.
+    `fields`: what the JSON output says of it.
+    `dataset_size`: None if unknown.
+    `files`: None unless a trial is named.
     `reasons`: why every epsilon of the named trial is an estimate; empty where no trial is named, and only the
     mechanism is accounted for.
     """

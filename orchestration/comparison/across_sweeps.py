@@ -141,9 +141,10 @@ class SweepSetting:
 class MatchedSetting:
     """Finished trials of all sweeps with the same parameters.
 
-    `parameters`: the parameters that vary between the private settings, or between the baselines. `name`: all of them
-    in words. `short_name`: without those in which only whole sweeps differ (`BetweenSweeps`). `lines`: the setting as
-    each sweep ran it.
+    `parameters`: the parameters that vary between the private settings, or between the baselines.
+    `name`: all of them in words.
+    `short_name`: without those in which only whole sweeps differ (`BetweenSweeps`).
+    `lines`: the setting as each sweep ran it.
     """
 
     name: str

@@ -104,9 +104,11 @@ def _seen(result: Result, owned: SweepFiles | None) -> Result:
 class SweepRecord:
     """A sweep with its manifest, its grid of trials (``points``) and the state of each.
 
-    `statuses`: by trial key; a trial without one has not started. `attempts`: releases of each trial, by its key.
+    `statuses`: by trial key; a trial without one has not started.
+    `attempts`: releases of each trial, by its key.
     `accounts`, `audits`: results of `dpsweep account` and `dpsweep audit`, by trial key; shown only where exact
-    statistics are. `candidates`: releases of the candidates of an unaccounted tuning, by setting.
+    statistics are.
+    `candidates`: releases of the candidates of an unaccounted tuning, by setting.
     """
 
     manifest: Manifest

@@ -150,10 +150,12 @@ def _look_for_node(over: threading.Event) -> None:
 def connected(address: str, log: Path, code: UserCode = NO_CODE, connect: Connect = connection) -> Iterator[UserCode]:
     """Connect to Ray for the duration of a ``with`` block; an embedded cluster and its files are removed afterwards.
 
-    `log`: file for Ray's log. `code`: the user's own modules; a running cluster gets a copy of them, and the block
-    receives ``code`` with their locations on the workers. `connect`: by default a connection of its own. Raises:
-    InvalidInput if no cluster answers at ``address`` or the cluster requires another token. Also if other code has
-    already connected this process to Ray, as leaving the block would end that connection.
+    `log`: file for Ray's log.
+    `code`: the user's own modules; a running cluster gets a copy of them, and the block receives ``code`` with their
+    locations on the workers.
+    `connect`: by default a connection of its own.
+    Raises: InvalidInput if no cluster answers at ``address`` or the cluster requires another token. Also if other code
+    has already connected this process to Ray, as leaving the block would end that connection.
     """
     with connect(address, code) as shipped, logged_to(log):
         yield shipped

@@ -65,9 +65,11 @@ class Coordinator:
     """A `TrainingObserver` that accounts and records every trained trial. Use it as a context manager.
 
     If the block ends with an exception, the sweep's MLflow runs are closed as killed; nothing on disk is lost, and the
-    sweep can be resumed. `execution`: accounts the trials. `anew`: keys of trials that are trained from nothing
-    although they have run before. `warn`: called with one sentence that the user should read. `publish`: writes the
-    reports.
+    sweep can be resumed.
+    `execution`: accounts the trials.
+    `anew`: keys of trials that are trained from nothing although they have run before.
+    `warn`: called with one sentence that the user should read.
+    `publish`: writes the reports.
     """
 
     def __init__(

@@ -39,9 +39,11 @@ class Notices:
     """Sends each event once to every one of ``targets``.
 
     `targets`: addresses (``http://``, ``https://``) and command lines, in which ``${NAME}`` stands for an environment
-    variable of the driver, so that secrets need not be in the sweep file. `output`: folder or URI of the sweep. `told`:
-    events that an earlier driver of the same job has told. `warn`: called with a sentence for each target that failed,
-    and once, with targets or without, where the sweep is stuck.
+    variable of the driver, so that secrets need not be in the sweep file.
+    `output`: folder or URI of the sweep.
+    `told`: events that an earlier driver of the same job has told.
+    `warn`: called with a sentence for each target that failed, and once, with targets or without, where the sweep is
+    stuck.
     """
 
     def __init__(self, targets: Sequence[str], output: str, told: Sequence[str], warn: Callable[[str], None]) -> None:

@@ -19,8 +19,10 @@ from dpsweep.workers.trials.probe import TrialProbe, probe_trial
 class Prediction:
     """Time and memory of all steps of a sweep, one trial after another.
 
-    `memory`, `gpu_memory`: bytes of the largest trial. `price`: of the time; None without a price per hour. `kinds`:
-    number of kinds of trials that were probed. `steps`: number of probed steps.
+    `memory`, `gpu_memory`: bytes of the largest trial.
+    `price`: of the time; None without a price per hour.
+    `kinds`: number of kinds of trials that were probed.
+    `steps`: number of probed steps.
     """
 
     seconds: float

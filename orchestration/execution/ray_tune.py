@@ -412,8 +412,10 @@ _SCHEDULERS: Mapping[str, Callable[[SchedulerSettings, TrainingObserver], TrialS
 class _ObserverCallback(tune.Callback):
     """Translates Tune's events of one round for a `TrainingObserver`.
 
-    `alone`: whether trials run one at a time. lost_before_start, out_of_memory: keys of trials to retry. lighter:
-    trials to retry in smaller micro-batches. most_at_once: the most trials that ran at the same time.
+    `alone`: whether trials run one at a time.
+    lost_before_start, out_of_memory: keys of trials to retry.
+    lighter: trials to retry in smaller micro-batches.
+    most_at_once: the most trials that ran at the same time.
     """
 
     def __init__(

@@ -105,9 +105,10 @@ class JobDescription:
 class ShippedCode:
     """Folders for Ray to ship.
 
-    `own`: names and sizes in bytes of the user's files. `left_out`: files of the user's packages that are not shipped.
-    `dpsweep`: size of dpsweep itself in bytes. `code`: sha256 of each of the user's modules that runs, by its place in
-    the record of a trial.
+    `own`: names and sizes in bytes of the user's files.
+    `left_out`: files of the user's packages that are not shipped.
+    `dpsweep`: size of dpsweep itself in bytes.
+    `code`: sha256 of each of the user's modules that runs, by its place in the record of a trial.
     """
 
     folders: tuple[str, ...]

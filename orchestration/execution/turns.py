@@ -39,8 +39,10 @@ class Entry:
     """The notice of one driver.
 
     `waiting`: reservations of its trials that wait for resources which some node has; empty while its own limits keep
-    them. `wants`: whether any of its trials is yet to begin. `running`: its trials that train. `renewed`: seconds since
-    1970 UTC, by the clock of its driver.
+    them.
+    `wants`: whether any of its trials is yet to begin.
+    `running`: its trials that train.
+    `renewed`: seconds since 1970 UTC, by the clock of its driver.
     """
 
     sweep: str

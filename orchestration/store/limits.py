@@ -14,7 +14,9 @@ from dpsweep.accounting.errors import InvalidInput, require_finite, require_whol
 class Limits:
     """Limits at which a run of a sweep stops early, to be continued later; None means no limit.
 
-    `hours`: hours since the run began. `trials`: number of trials that it trains. `failures`: number of failed trials.
+    `hours`: hours since the run began.
+    `trials`: number of trials that it trains.
+    `failures`: number of failed trials.
     `gpu_hours`: GPU-hours that its trials hold together.
     """
 

@@ -252,13 +252,14 @@ class IndividualStatistics:
     """Statistics over the epsilon_i of all training examples.
 
     `disclosure`: ``private`` if every number here was released with DP, at a cost in the trial's epsilon; ``raw`` if
-    they are exact. Any page or run that shows exact ones is sensitive. `kind`: kind of claim of each epsilon_i.
+    they are exact. Any page or run that shows exact ones is sensitive.
+    `kind`: kind of claim of each epsilon_i.
     `method`: accounting method of the epsilon_i, ``filter`` if a filter enforced them. `release_epsilon` (``private``
     only): epsilon of the release alone. `estimates` (``raw`` only): present if the sweep sets ``norms.exact_examples``
     and no filter enforced the epsilon_i. `loss_correlation` (``raw`` only): Pearson's r of epsilon_i and the log of the
     example's loss when norms were last taken; None if undefined. `loss_density` (``raw`` only): the log of that loss
-    (x) against epsilon_i (y), over the examples whose loss is positive and finite. `reasons`: why each epsilon_i is an
-    estimate.
+    (x) against epsilon_i (y), over the examples whose loss is positive and finite.
+    `reasons`: why each epsilon_i is an estimate.
     """
 
     disclosure: Disclosure

@@ -107,10 +107,11 @@ class TrialResult:
 class StoppedTrial:
     """Cost and evaluation of a trial at the time the scheduler stopped it. A resume does not continue it.
 
-    `trace`: the steps until the stop, plus every release that the finished trial would have made. `worst_case`,
-    `others`, `groups`, `risks`: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a filter enforced
-    it. `epoch`: number of completed epochs, which `history` holds. `reasons`: as of a `TrialResult`; individuals,
-    digests too, once its examples are accounted.
+    `trace`: the steps until the stop, plus every release that the finished trial would have made.
+    `worst_case`, `others`, `groups`, `risks`: the cost of that trace, an estimate (`Trace.ended_by_results`) unless a
+    filter enforced it.
+    `epoch`: number of completed epochs, which `history` holds.
+    `reasons`: as of a `TrialResult`; individuals, digests too, once its examples are accounted.
     """
 
     key: str

@@ -78,9 +78,10 @@ class NodeSnapshot:
 class ClusterSnapshot:
     """The nodes that a sweep runs on, and the resources that its trials wait for.
 
-    `trial`: resources that one trial reserves. `free`: unused resources over all nodes. `waiting`: number of trials
-    that have not started, without those ``starting``, whose resources are reserved. `missing`: resources of ``trial``
-    that no single node has, so that it waits until such a node joins.
+    `trial`: resources that one trial reserves.
+    `free`: unused resources over all nodes.
+    `waiting`: number of trials that have not started, without those ``starting``, whose resources are reserved.
+    `missing`: resources of ``trial`` that no single node has, so that it waits until such a node joins.
     """
 
     nodes: tuple[NodeSnapshot, ...]

@@ -53,8 +53,10 @@ class Way:
 class WaysCompared:
     """The ways that trials with this target may take on one data set, and which has less noise.
 
-    `rows`, `steps`: gradients of rows of a step, and steps, equal for all. `parameters`: of the model, or None.
-    `verdict`: on both ways at the median number of rows per user. `els`, `uls`: the best of each; see `_best`.
+    `rows`, `steps`: gradients of rows of a step, and steps, equal for all.
+    `parameters`: of the model, or None.
+    `verdict`: on both ways at the median number of rows per user.
+    `els`, `uls`: the best of each; see `_best`.
     """
 
     data: str

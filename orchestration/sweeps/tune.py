@@ -204,9 +204,10 @@ DrawnRuns = Annotated[Several[DrawnRun], BeforeValidator(_read_runs), PlainSeria
 class Adapted(SweepSection):
     """Tuned values of a sweep with ``tune``: all candidates while tuning, then the best one of each setting.
 
-    `candidates`: values by parameter. `winners`: best candidate by setting, as named by `setting_of`. `drawn`: runs of
-    each private selection, by setting; their number is private. `proposed`: indices of the candidates that a setting
-    tries, by setting; a setting that is missing here tries all.
+    `candidates`: values by parameter.
+    `winners`: best candidate by setting, as named by `setting_of`.
+    `drawn`: runs of each private selection, by setting; their number is private.
+    `proposed`: indices of the candidates that a setting tries, by setting; a setting that is missing here tries all.
     """
 
     candidates: Several[dict[str, Any]] = ()

@@ -131,8 +131,10 @@ NORM_ERROR = 1e-5
 class Examples:
     """The properties of some training examples that a clipping method may use.
 
-    `norms`: [B], gradient norms before clipping. `layer_norms`: [B, L], norms per layer, for layer-wise methods.
-    `groups`: [B] int64. `rows`: [B] int64, positions in the training set.
+    `norms`: [B], gradient norms before clipping.
+    `layer_norms`: [B, L], norms per layer, for layer-wise methods.
+    `groups`: [B] int64.
+    `rows`: [B] int64, positions in the training set.
     """
 
     norms: Tensor

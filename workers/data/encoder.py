@@ -38,8 +38,12 @@ class Block:
 
 @dataclass(frozen=True)
 class TextEncoder:
-    """A tokenizer that pads and truncates texts to ``length`` tokens. `content`: of its file. `place`: its name in
-    errors. `tokens`: names by id. `padding`: id of the token."""
+    """A tokenizer that pads and truncates texts to ``length`` tokens.
+    `content`: of its file.
+    `place`: its name in errors.
+    `tokens`: names by id.
+    `padding`: id of the token.
+    """
 
     tokenizer: Tokenizer
     content: bytes

@@ -121,9 +121,10 @@ class Declared:
 class Encoding:
     """Converts rows of a table to examples.
 
-    group_values: values of each group column. group_names: names of their intersections, as shown in results. reasons:
-    what was taken from the rows because it was not declared. notes: the columns concerned, as far as the sweep file
-    names them.
+    group_values: values of each group column.
+    group_names: names of their intersections, as shown in results.
+    reasons: what was taken from the rows because it was not declared.
+    notes: the columns concerned, as far as the sweep file names them.
     """
 
     roles: Roles
@@ -183,10 +184,12 @@ def table(
     or bars separate the fields of CSV.
 
     label: the column of classes; for task ``regression``, one or several columns of numbers, scaled if in ``ranges``;
-    for ``multi_label``, columns of 0 and 1. group: one column, or several, such as ["sex", "race"], whose intersections
-    are the groups; by default the classes are the groups in classification, and other tasks have one group. user: the
-    column that names the owner of each row; several columns, a column of lists, or a text with ``user_separator``
-    between the names, for rows with several owners. features: columns; by default all without another role.
+    for ``multi_label``, columns of 0 and 1.
+    group: one column, or several, such as ["sex", "race"], whose intersections are the groups; by default the classes
+    are the groups in classification, and other tasks have one group.
+    user: the column that names the owner of each row; several columns, a column of lists, or a text with
+    ``user_separator`` between the names, for rows with several owners.
+    features: columns; by default all without another role.
 
     ranges: {column: [low, high]}, by which numbers are scaled. categories: {column: [values]}; these and all text
     columns become one-hot. classes, groups: declared values; for several group columns, {column: [values]}. Ranges,

@@ -43,10 +43,12 @@ def utkface(
 ) -> Source:
     """Return faces (.jpg, .jpeg, any case) below the folder ``UTKFace``, resized to size x size.
 
-    `task`: gender, or age (under 30). `labels`: ``balanced`` leaves out random faces so that each race has equally many
-    of both classes, as in Yu et al. (2023); ``all`` keeps all. `races`: those to keep, in this order; that paper uses
-    all but Other, and groups by race. `group`: race, gender or age; or several, such as ["race", "gender"], whose
-    intersections are the groups. Example ids follow the sorted file names.
+    `task`: gender, or age (under 30).
+    `labels`: ``balanced`` leaves out random faces so that each race has equally many of both classes, as in Yu et al.
+    (2023); ``all`` keeps all.
+    `races`: those to keep, in this order; that paper uses all but Other, and groups by race.
+    `group`: race, gender or age; or several, such as ["race", "gender"], whose intersections are the groups.
+    Example ids follow the sorted file names.
 
     Raises: InvalidInput for unknown tasks or races, and when no faces are found or some are there twice.
     """

@@ -116,7 +116,9 @@ class GroupAttack:
 class GroupAudit:
     """Audit on the canaries of one group, or of all groups.
 
-    `canaries`: number of canaries. `guesses`: number of them that were guessed. `correct`: number of correct guesses.
+    `canaries`: number of canaries.
+    `guesses`: number of them that were guessed.
+    `correct`: number of correct guesses.
     `epsilon`: lower bound on the trial's epsilon that these guesses prove; 0 if they prove none.
     """
 

@@ -31,8 +31,10 @@ ScoreUnit = Literal["share", "number", "fit"]
 class Score:
     """A score of a set of examples.
 
-    `of`: sums [..., m] of `Task.kept` over the examples -> score [...], NaN where it is not defined. `name`: unique
-    among all tasks. `heading`: of its column. `meaning`: explanation for the report.
+    `of`: sums [..., m] of `Task.kept` over the examples -> score [...], NaN where it is not defined.
+    `name`: unique among all tasks.
+    `heading`: of its column.
+    `meaning`: explanation for the report.
     """
 
     name: str
