@@ -54,7 +54,7 @@ def composed_of_examples(
     if cost is None:
         raise InvalidInput(f"{files.root} has no private trial that has shown anything; name another sweep or trial")
     kept = {trial.key: _kept(files.trial(trial.key), trial.attempts) for trial in trials}
-    candidates = {each.place: each for trial in trials for each in trial.candidates}
+    candidates = {each.identity: each for trial in trials for each in trial.candidates}
     without = [each for trial in trials for each in trial.attempts if each is not kept[trial.key]]
     without += candidates.values()
     own = [recorded(files.trial(key), each.trace, ids) for key, each in kept.items() if each is not None]

@@ -107,16 +107,17 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
 
 def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) -> Composition | None:
     private = [trial for trial in trials if trial.attempts]
-    own = [attempt for trial in private for attempt in trial.attempts]
+    counted = _counted_once(private)
+    own = [attempt for attempts in counted for attempt in attempts]
     if not own:
         return None
-    every = {each.place: each for trial in private for each in trial.candidates}
-    shown = {each.place for each in own}  # a tuning that is compared with its sweep
-    candidates = [each for place, each in every.items() if place not in shown]
+    every = {each.identity: each for trial in private for each in trial.candidates}
+    shown = {each.identity for each in own}  # a tuning that is compared with its sweep
+    candidates = [each for name, each in every.items() if name not in shown]
     attempts = [*own, *candidates]
     delta = max(attempt.delta for attempt in attempts)
-    repeated = sum(sum(bool(attempt.trace.segments) for attempt in trial.attempts) - 1 for trial in private)
-    found = Composition(len(private), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
+    repeated = sum(sum(bool(attempt.trace.segments) for attempt in each) - 1 for each in counted)
+    found = Composition(len(counted), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
     tuned = (each for each in private if "unaccounted_tuning" in each.reasons and "candidate" not in each.labels)
     lost: tuple[Reason, ...] = ("candidates_not_counted",) if any(not each.candidates for each in tuned) else ()
     by_results = len(private) > 1 and any(trial.adds_seeds for trial in private)
@@ -135,12 +136,27 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
             reasons=privacy.reasons,
         )
         of_run = _of_seeds(attempts) if alone.kind == "guarantee" else _of_attempts(attempts)
-        return replace(found, estimate=weakened(alone, (*of_run, *attempts[0].reasons, *lost)))
+        claimed = union(trial.reasons for trial in private)
+        return replace(found, estimate=weakened(alone, (*claimed, *of_run, *attempts[0].reasons, *lost)))
     try:
         together = _together(traces, delta)
     except UnsupportedMechanism as refusal:
         return replace(found, refusal=str(refusal))
     return replace(found, estimate=weakened(together, reasons))
+
+
+def _counted_once(private: Iterable[PublishedTrial]) -> list[tuple[Attempt, ...]]:
+    """Return the releases of each trial, without those of trials before it: copies that another sweep took over.
+
+    Trials with nothing left are omitted.
+    """
+    seen: set[str] = set()
+    found: list[tuple[Attempt, ...]] = []
+    for trial in private:
+        new = tuple(each for each in trial.attempts if not each.release or each.release not in seen)
+        seen.update(each.release for each in new)
+        found += [new] if new else []
+    return found
 
 
 def composed_epsilon(trial: PublishedTrial) -> float | None:

@@ -78,7 +78,7 @@ def take_finished(
 def _take(files: SweepFiles, source: TrialFiles, target: TrialFiles, result: TrialResult, record: SweepRecord) -> None:
     """Copy a trial: its releases first, its result last.
 
-    After an interruption it is copied again, and its releases are counted twice rather than not at all.
+    After an interruption it is copied again; its releases keep their names, and count once.
     """
     adopt_attempts(files, result.key, record.attempts.get(result.key, ()))
     exact = release_mode(record.disclosure).is_sensitive

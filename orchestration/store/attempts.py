@@ -6,6 +6,7 @@ model, remains part of the trial's cost. The ledger is therefore stored outside 
 
 from __future__ import annotations
 
+import secrets
 import threading
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
@@ -52,6 +53,8 @@ class Attempt:
     `reasons`: why the cost is an estimate, whatever the course of the attempt was
     (`dpsweep.orchestration.sweeps.planned`).
     `folder`: of its sweep; not stored.
+    `release`: a random name, drawn anew whenever the record changes, so that only copies of one record share it; "" in
+    records without one.
     """
 
     key: str
@@ -63,11 +66,16 @@ class Attempt:
     statistics: StoredTrace | None = None
     reasons: tuple[Reason, ...] = ()
     folder: Annotated[str, Field(exclude=True)] = field(default="", compare=False)
+    release: str = field(default="", compare=False)
 
     @property
-    def place(self) -> tuple[str, str, int]:
-        """Return where it is recorded: a record that is read for two sweeps is one release, and counts once."""
-        return self.folder, self.key, self.number
+    def identity(self) -> tuple[str, ...]:
+        """Return what two records of the same release share, so that it counts once.
+
+        Such are a record that is read for two sweeps, and one that another sweep took over with its trial. Without a
+        name it is where it is recorded, so that copies count twice rather than not at all.
+        """
+        return (self.release,) if self.release else (self.folder, self.key, str(self.number))
 
 
 _ATTEMPT = TypeAdapter(Attempt)
@@ -92,13 +100,21 @@ def read_attempts(files: SweepFiles, key: str) -> tuple[Attempt, ...]:
 
 
 def adopt_attempts(files: SweepFiles, key: str, attempts: Iterable[Attempt]) -> None:
-    """Add the attempts at the same trial in another sweep to its attempts in this sweep."""
-    for number, attempt in enumerate(attempts, start=len(read_attempts(files, key)) + 1):
+    """Add the attempts at the same trial in another sweep to its attempts in this sweep, unless they are there."""
+    known = read_attempts(files, key)
+    held = {attempt.identity for attempt in known}
+    new = [attempt for attempt in attempts if attempt.identity not in held]
+    for number, attempt in enumerate(new, start=len(known) + 1):
         _write(files, replace(attempt, number=number))
 
 
 def _write(files: SweepFiles, attempt: Attempt) -> None:
     write_sealed(f"{files.attempts(attempt.key)}/{_name(attempt.number)}", _ATTEMPT.dump_json(attempt))
+
+
+def _named(attempt: Attempt, number: int, files: SweepFiles) -> Attempt:
+    """Return a record to be written as attempt ``number`` of its trial in the sweep of ``files``."""
+    return replace(attempt, number=number, folder=files.root, release=secrets.token_hex(16))
 
 
 def _name(number: int) -> str:
@@ -138,13 +154,13 @@ class AttemptLog:
         now: its ``number`` is set here.
         """
         with self._lock:
-            now = replace(now, number=self._current.setdefault(now.key, 1), folder=self._files.root)
+            now = _named(now, self._current.setdefault(now.key, 1), self._files)
             earlier = self._attempts[now.key]
             before = next((attempt for attempt in earlier if attempt.number == now.number), None)
             if before is not None and _covers(before, now):
                 if now.statistics is None or before.statistics is not None:
                     return  # a worker that resumed from its checkpoint repeats steps that are already recorded
-                now = replace(before, statistics=now.statistics)
+                now = replace(before, statistics=now.statistics, release=now.release)
             _write(self._files, now)
             others = [each for each in earlier if each is not before]
             self._attempts[now.key] = tuple(sorted([*others, now], key=lambda each: each.number))
@@ -164,6 +180,6 @@ class AttemptLog:
     def note_statistics(self, now: Attempt) -> None:
         """Record, as its own attempt, that statistics released before are about to be released again."""
         with self._lock:
-            now = replace(now, number=len(self._attempts[now.key]) + 1, folder=self._files.root)
+            now = _named(now, len(self._attempts[now.key]) + 1, self._files)
             _write(self._files, now)
             self._attempts[now.key] = (*self._attempts[now.key], now)

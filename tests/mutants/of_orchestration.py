@@ -10,6 +10,9 @@ from tests.mutants.mutant import Mutant, bugs_in
 COMPLETING: Final = ("tests/orchestration/execution/test_completing.py",)
 COMPLETION: Final = ("tests/orchestration/execution/test_completion.py",)
 INTEGRITY: Final = ("tests/orchestration/store/test_integrity.py",)
+TAKEN_OVER: Final = (
+    "tests/orchestration/comparison/test_ledger.py::test_a_release_that_another_sweep_took_over_counts_once"
+)
 OWNERSHIP: Final = ("tests/orchestration/store/test_ownership.py",)
 PLAN: Final = ("tests/orchestration/sweeps/test_plan.py",)
 
@@ -114,6 +117,18 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         "orchestration/comparison/ledger.py",
         ("tests/orchestration/comparison/test_ledger.py::test_seeds_that_results_added_guarantee_nothing_together",),
         B("len(private) > 1 and any(", "False and any(", "seeds that results added compose to a guarantee", True),
+        B(
+            "if not each.release or each.release not in seen)",
+            "if each.release not in seen)",
+            "of releases without a name one is counted",
+            privacy=True,
+            tests=(TAKEN_OVER,),
+        ),
+    ),
+    *bugs_in(
+        "orchestration/store/attempts.py",
+        (TAKEN_OVER,),
+        B("release=secrets.token_hex(16)", "release=attempt.key", "a later start counts as the first one", True),
     ),
     *bugs_in(
         "orchestration/comparison/settings.py",

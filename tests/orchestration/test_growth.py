@@ -33,6 +33,7 @@ from dpsweep.workers.spec import ExecutionSpec
 from dpsweep.workers.training.history import Progress
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
+from tests.orchestration.invoking import printed
 from tests.orchestration.sample_grids import contents, in_process, small
 from tests.orchestration.told import Told
 from tests.orchestration.tracking.recordings import client_of, runs_of
@@ -221,6 +222,9 @@ def test_finished_trials_of_another_sweep_are_taken_with_what_they_have_cost(beg
     assert stat.S_IMODE(Path(outcome.files.trial(private).private_summary).stat().st_mode) == 0o600
     together = {row["composed"]["sweep"]["epsilon"] for row in ours.values() if "composed" in row}
     assert max(together) > 1.2 * theirs[private]["epsilon"]
+    whole = json.loads(printed("compare", begun.root, outcome.files.root, "--json"))["composed"]
+    assert (whole["trials"], whole["attempts"]) == (2, 0), "what was taken was released once"
+    assert whole["epsilon"] == pytest.approx(max(together))
 
 
 @pytest.mark.long

@@ -15,13 +15,14 @@ import pytest
 
 from dpsweep.accounting.accountants.account import account
 from dpsweep.accounting.errors import DataCorruption
+from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Segment, Trace
 from dpsweep.orchestration.comparison.formats import at_most
 from dpsweep.orchestration.comparison.ledger import composed, composed_epsilon
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep
 from dpsweep.orchestration.report.prose import composed_cost
-from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attempts
+from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, adopt_attempts, read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial, TrialState
 from dpsweep.orchestration.tracking.tracker import composition_entries
@@ -31,6 +32,7 @@ from tests.orchestration.tracking.recordings import client_of, runs_of
 
 RUN = Trace(1000, (Segment(0, 200, PoissonSampling(0.05), 1.0),))
 EPSILON = account(RUN, 1e-5).epsilon
+EPSILON_OF_TWO = account(Trace(1000, (replace(RUN.segments[0], steps=400),)), 1e-5).epsilon
 
 
 def trial(key: str, *attempts: Attempt) -> PublishedTrial:
@@ -120,6 +122,49 @@ def test_a_release_counts_once_and_releases_of_two_folders_count_twice(tmp_path:
     assert known(alone.epsilon) == pytest.approx(known(beside.epsilon))
     whole = account(Trace(1000, (replace(RUN.segments[0], steps=800),)), 1e-5)
     assert known(both.epsilon) == pytest.approx(whole.epsilon, rel=1e-3)
+
+
+def test_a_release_that_another_sweep_took_over_counts_once(tmp_path: Path) -> None:
+    """Releases of equal costs that were made apart count each, and so do those of records without a name."""
+    first, other = (SweepFiles(str(tmp_path / name)) for name in ("first", "other"))
+    log = AttemptLog(first, "a")
+    log.note(attempt())
+    for _ in range(2):  # as after an interruption
+        adopt_attempts(other, "a", read_attempts(first, "a"))
+
+    def together() -> tuple[int, int, float]:
+        found = known(composed(trial("a", *read_attempts(files, "a")) for files in (first, other)))
+        return found.trials, found.attempts, known(found.epsilon)
+
+    assert together() == (1, 0, EPSILON)
+    log.take_up("a", continues=False)
+    log.note(attempt())
+    assert together()[:2] == (1, 1)
+    assert together()[2] == pytest.approx(EPSILON_OF_TWO, rel=1e-3)
+    unnamed = [trial("a", replace(attempt(), folder=folder)) for folder in ("first", "other")]
+    assert known(composed(unnamed)).epsilon == pytest.approx(EPSILON_OF_TWO, rel=1e-3)
+
+
+def test_what_is_copied_before_it_ends_and_goes_on_apart_counts_twice(tmp_path: Path) -> None:
+    folders = [SweepFiles(str(tmp_path / name)) for name in ("first", "copy")]
+    AttemptLog(folders[0], "a").note(replace(attempt(trace=RUN.until(100)), ended=False))
+    shutil.copytree(folders[0].root, folders[1].root)
+    for files in folders:
+        log = AttemptLog(files, "a")
+        log.take_up("a", continues=True)
+        log.note(attempt())
+    found = known(composed(trial("a", *read_attempts(files, "a")) for files in folders))
+    assert (found.trials, known(found.epsilon)) == (2, pytest.approx(EPSILON_OF_TWO, rel=1e-3))
+
+
+@pytest.mark.parametrize("of_both", [(), ("unaccounted_tuning",)])
+def test_a_single_release_is_as_weak_as_its_weakest_claim(of_both: tuple[Reason, ...]) -> None:
+    """A sweep that took a trial over may choose by results; the claim of the other one stays as it was."""
+    named = replace(attempt(), release="once")
+    known_there = PublishedPrivacy(EPSILON, 1e-5, "pld", "estimate" if of_both else "guarantee", reasons=of_both)
+    found = known(composed([trial("a", named), replace(trial("a", named), privacy=known_there)]))
+    assert (found.trials, known(found.estimate).kind) == (1, known_there.kind)
+    assert {*of_both} <= {*found.reasons}
 
 
 def test_every_process_computes_the_same_bits() -> None:
