@@ -243,9 +243,11 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
             *(f"{folder} has no finished trial" for folder in records if folder not in {each[0] for each in finished}),
         ),
         between=between,
-        settings=(
-            *_matched(baselines, True, between, worst_groups),
-            *_matched(private, False, between, worst_groups),
+        settings=_beside(
+            [
+                *_matched(baselines, True, between, worst_groups),
+                *_matched(private, False, between, worst_groups),
+            ]
         ),
         trials=() if data else tuple(trial for each in published.values() for trial in each.trials),
         is_sensitive=any(release_mode(record.disclosure).is_sensitive for record in records.values()),
@@ -344,6 +346,17 @@ def _matched(
             for folder, of_sweep in trials.items()
         )
         yield MatchedSetting(name, short_name, parameters, lines)
+
+
+def _beside(settings: Sequence[MatchedSetting]) -> tuple[MatchedSetting, ...]:
+    """Return the settings in their order, but those of one short name beside each other.
+
+    Only whole sweeps differ in them, as a tuning and its sweep do in what they release.
+    """
+    by_name: dict[str, list[MatchedSetting]] = {}
+    for each in settings:
+        by_name.setdefault(each.short_name, []).append(each)
+    return tuple(itertools.chain.from_iterable(by_name.values()))
 
 
 def _names_of(settings: Sequence[Mapping[str, Label]], is_baseline: bool) -> list[str]:

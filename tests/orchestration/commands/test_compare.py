@@ -226,6 +226,22 @@ def test_in_what_whole_sweeps_differ_is_a_table_and_in_no_name(one: Path, unlike
     assert '<td class="">flat · constant</td>' in page
 
 
+def test_settings_that_only_whole_sweeps_tell_apart_stand_beside_each_other(tmp_path: Path) -> None:
+    """As the winners of a tuning and their candidates, whose stage releases nothing."""
+    clipping = ["none", {"name": "flat", "bound": [0.5, 1]}]
+    folders = [
+        Path(stored_sample(tmp_path / name, name=name, release=name, clipping=clipping).root)
+        for name in ("none", "private")
+    ]
+    lines = [line.split()[:6] for line in printed("compare", *folders).splitlines() if line.startswith("flat")]
+    assert [(line[2], line[5]) for line in lines] == [
+        ("0.5)", "none"),
+        ("0.5)", "private"),
+        ("1)", "none"),
+        ("1)", "private"),
+    ]
+
+
 def test_names_in_other_alphabets_are_shown_as_they_are() -> None:
     assert flattened({"data": {"groups": ["für", "男"]}}) == {"data.groups": '["für", "男"]'}
 
