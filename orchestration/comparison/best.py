@@ -22,7 +22,7 @@ from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, served_worst, whose
-from dpsweep.orchestration.comparison.wording import between, by_selection, of_seeds, says_nothing
+from dpsweep.orchestration.comparison.wording import between, by_selection, in_brackets, of_seeds, says_nothing
 from dpsweep.orchestration.store.published import PublishedTrial
 
 
@@ -302,15 +302,9 @@ def best_lines(found: Best, model: str, show_all: bool = False) -> Iterator[str]
 def _lines(found: Best, most: int | None, how_to_see_more: str) -> Iterator[str]:
     """Yield the lines on a setting and on those near it, at most so many of each kind."""
     shown, interval = metric(found.by).format, found.interval
-    within = ""
-    if interval is not None and says_nothing(interval, shown):
-        within = f" ({between(interval, shown)}: the 95% interval spans the whole range)"
-    elif interval is not None:
-        within = f" (95% interval {between(interval, shown)})"
     if found.unknown_cost:
         yield found.unknown_cost
-    words = by_selection(metric(found.by), found.value, interval)
-    within = f", {words}{within}" if words else within
+    within = in_brackets(interval, shown, by_selection(metric(found.by), found.value, interval))
     claim = f"epsilon{per_unit(found.unit)} {at_most(found.setting.highest_epsilon)} ({found.kind})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if found.more_private:

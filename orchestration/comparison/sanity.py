@@ -17,6 +17,7 @@ from dpsweep.orchestration.comparison.intervals import LEVEL
 from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.comparison.values import MAJORITY, score_of_counts
+from dpsweep.orchestration.comparison.wording import ends
 from dpsweep.orchestration.store.published import PublishedQuality, PublishedSweep, PublishedTrial
 from dpsweep.workers.evaluation.scores import Evaluation
 
@@ -148,9 +149,9 @@ def _why_not_above_constant(setting: Setting, evidence: Evidence, main: Metric) 
         return ""
     if few := too_few_to_test(setting, evidence, main):
         return f"cannot be judged, as {few}"
-    ends = _ends(setting, evidence, main)
-    if ends is not None and ends[0] <= constant:
-        between = f"{shown(ends[0])} to {shown(ends[1])}"
+    reached = _ends(setting, evidence, main)
+    if reached is not None and reached[0] <= constant:
+        between = ends(*reached, main.format)
         return f"cannot be told from {always} (it reaches {shown(found.mean)}, 95% interval {between})"
     return "" if found.mean > constant + 1e-9 else f"did no better than {always}"
 

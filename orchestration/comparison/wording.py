@@ -1,10 +1,12 @@
-"""Intervals in words, for every place that shows one. Pure; every result is plain text."""
+"""Intervals and neighbouring data sets in words, for every place that shows them. Pure; every result is plain text."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
+from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.orchestration.comparison.formats import Format
 from dpsweep.orchestration.comparison.intervals import ConfidenceInterval
 from dpsweep.orchestration.comparison.metric_types import Metric
@@ -12,6 +14,9 @@ from dpsweep.orchestration.comparison.settings import Setting
 
 _SHOWN: Final = 0.0005
 """Half a unit of the last digit of a share as it is shown."""
+_LEAST_CORRECTION: Final = 0.05
+"""Least correction that is shown, in half widths of its interval: twice the error with which it is simulated, as the
+mean of `extremes._DRAWS` draws whose deviation is about half of that half width."""
 _COUNTS: Final = {1: "one seed", 2: "two seeds", 3: "three seeds", 4: "four seeds"}
 
 
@@ -37,6 +42,42 @@ def unknown_of_one_seed(best: Setting, private: Sequence[Setting]) -> list[str]:
     ]
 
 
+@dataclass(frozen=True)
+class Neighbours:
+    """An adjacency in words.
+
+    `meaning`: in what neighbouring data sets differ.
+    `changed`: what happens to a record, as in "one record added or removed".
+    `unused`: what happened in place of its use in training.
+    """
+
+    meaning: str
+    changed: str
+    unused: str
+
+
+NEIGHBOURS: Final[Mapping[Adjacency, Neighbours]] = {
+    "add_remove": Neighbours(
+        "one data set is the other plus one record, or plus one user with all their rows",
+        "added or removed",
+        "left out of the training data",
+    ),
+    "zero_out": Neighbours(
+        "one record is replaced by a blank one; used for reshuffled epochs",
+        "blanked",
+        "replaced by a blank one in the training data",
+    ),
+    "fixed_graph": Neighbours(
+        "all rows that one user owns or shares are replaced by blank ones, and who owns which row is taken as known",
+        "blanked, own and shared, while who owns which is taken as known",
+        "replaced by a blank one in the training data, with all others of its owner",
+    ),
+    "replace_one": Neighbours(
+        "one record is replaced by any other", "replaced", "replaced by any other in the training data"
+    ),
+}
+
+
 def says_nothing(interval: ConfidenceInterval, shown: Format) -> bool:
     """Return whether the interval of a share spans every possible value as shown; never for other numbers."""
     least, most = shown.possible
@@ -56,19 +97,42 @@ def between(interval: ConfidenceInterval, shown: Format) -> str:
     """
     if says_nothing(interval, shown):
         return f"{of_seeds(interval.runs)} cannot tell"
-    return f"{shown.one(interval.low).removesuffix('%')} to {shown.one(interval.high)}"
+    return ends(interval.low, interval.high, shown)
+
+
+def ends(low: float, high: float, shown: Format) -> str:
+    """Return two ends of an interval as text, such as "93.1 to 94.6%"."""
+    return f"{shown.one(low).removesuffix('%')} to {shown.one(high)}"
+
+
+def in_brackets(interval: ConfidenceInterval | None, shown: Format, *remarks: str) -> str:
+    """Return remarks on a number and its 95% interval in brackets, to stand behind it; "" where there are none.
+
+    >>> from dpsweep.orchestration.comparison.formats import PERCENT
+    >>> in_brackets(ConfidenceInterval(0.9, 0.85, 0.95, 1, "test examples"), PERCENT, "", "low by selection")
+    ' (low by selection; 95% interval over test examples alone 85.0 to 95.0%)'
+    >>> in_brackets(None, PERCENT, "")
+    ''
+    """
+    said = [remark for remark in remarks if remark]
+    if interval is not None and says_nothing(interval, shown):
+        said.append(f"{between(interval, shown)}: the 95% interval spans the whole range")
+    elif interval is not None:
+        over = " over test examples alone" if interval.is_of_one_seed else ""
+        said.append(f"95% interval{over} {between(interval, shown)}")
+    return f" ({'; '.join(said)})" if said else ""
 
 
 def by_selection(of: Metric, value: float | None, interval: ConfidenceInterval | None) -> str:
     """Return words on an extreme over groups: the direction of the bias of choosing it, and its corrected value.
 
     `value`: the extreme as measured. `interval`: of the extreme, with the corrected value. "" where nothing is
-    corrected, or too little to show.
+    corrected, or by less than the correction is known to.
     """
-    if interval is None or interval.corrected is None:
+    if value is None or interval is None or interval.corrected is None:
         return ""
-    corrected = of.format.one(interval.corrected)
-    if corrected == of.format.one(value):
+    corrected, least = of.format.one(interval.corrected), _LEAST_CORRECTION * (interval.high - interval.low) / 2.0
+    if corrected == of.format.one(value) or abs(interval.corrected - value) < least:
         return ""
     is_low = of.extreme is not None and of.extreme.is_too_low
     return f"{'low' if is_low else 'high'} by selection, corrected {corrected}"

@@ -5,12 +5,11 @@ The three questions are those that people bring: how private is it, for whom, an
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from dpsweep.accounting.errors import count_of
-from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.best import more_private, said_of, unsure
 from dpsweep.orchestration.comparison.findings import Findings
@@ -42,7 +41,7 @@ from dpsweep.orchestration.comparison.settings import (
     whose,
 )
 from dpsweep.orchestration.comparison.values import median_epsilon
-from dpsweep.orchestration.comparison.wording import between, by_selection, of_seeds, unknown_of_one_seed
+from dpsweep.orchestration.comparison.wording import NEIGHBOURS, between, by_selection, of_seeds, unknown_of_one_seed
 from dpsweep.orchestration.report.figures import add_trace, blank, look_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, MUTED, PAPER, Plot, Style
 from dpsweep.orchestration.store.published import NON_PRIVATE, PublishedPrivacy, PublishedSweep
@@ -61,13 +60,6 @@ _GAPS: Final = (
     ("equal_opportunity_difference", "false_negative_rate"),
 )
 """Gaps between groups of the first screen, by metric, and the rate of a group behind each."""
-
-_CHANGES: Final[Mapping[Adjacency, str]] = {
-    "add_remove": "added or removed",
-    "zero_out": "blanked",
-    "fixed_graph": "blanked, own and shared, while who owns which is taken as known",
-    "replace_one": "replaced",
-}
 
 
 @dataclass(frozen=True)
@@ -279,7 +271,7 @@ def _neighbours(privacy: PublishedPrivacy) -> str:
     """Return in words which data sets cannot be told apart, and the noise strategy unless noise is independent."""
     one = "one record" if privacy.unit == EXAMPLE.name else f"the records of one {privacy.unit}"
     correlated = "" if privacy.noise_strategy == "independent" else f", noise {privacy.noise_strategy}"
-    return f"{one} {_CHANGES[privacy.adjacency]}{correlated}"
+    return f"{one} {NEIGHBOURS[privacy.adjacency].changed}{correlated}"
 
 
 def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:

@@ -13,16 +13,10 @@ from dpsweep.accounting.calibration.parameter_search import epsilon_text, round_
 from dpsweep.accounting.jobs.release import OwnerReport
 from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.reasons import in_words
-from dpsweep.accounting.mechanism.samplings import Adjacency
 from dpsweep.orchestration.comparison.formats import at_most_share
+from dpsweep.orchestration.comparison.wording import NEIGHBOURS
 from dpsweep.orchestration.store.published import PublishedAudit
 
-_WITHOUT: Mapping[Adjacency, str] = {
-    "add_remove": "left out of the training data",
-    "zero_out": "replaced by a blank one in the training data",
-    "fixed_graph": "replaced by a blank one in the training data, with all others of its owner",
-    "replace_one": "replaced by any other in the training data",
-}
 _KINDS: Mapping[Kind, str] = {
     "guarantee": "This is a guarantee: a proven upper bound, whatever the run did.",
     "output_specific": "This is output-specific: it was read off this run and holds given the models that were "
@@ -72,7 +66,7 @@ def owner_sentences(
     """Return what the numbers mean, in plain words. `risk`: bounds on attacks on the record, if known. `attacks`: of
     today, on the record. `audits`: of the trial, by canaries that are no examples.
     """
-    without, given = _WITHOUT[report.adjacency], _GIVEN.get(report.kind, "")
+    without, given = NEIGHBOURS[report.adjacency].unused, _GIVEN.get(report.kind, "")
     given += ", if the noise were secret" if "known_seed" in report.reasons else ""
     sentences = [
         f"Example {report.example_id}: epsilon {epsilon_text(report.epsilon)} at delta {report.delta:g}, "

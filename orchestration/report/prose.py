@@ -31,7 +31,7 @@ from dpsweep.orchestration.comparison.settings import (
 )
 from dpsweep.orchestration.comparison.statistics import Correlation, correlated
 from dpsweep.orchestration.comparison.values import epsilon, median_epsilon, worst_over_median
-from dpsweep.orchestration.comparison.wording import between, by_selection, says_nothing, unknown_of_one_seed
+from dpsweep.orchestration.comparison.wording import NEIGHBOURS, by_selection, in_brackets, unknown_of_one_seed
 from dpsweep.orchestration.report.catalogue import are_per_user, norms_are_off
 from dpsweep.orchestration.report.first_screen import decision
 from dpsweep.orchestration.store.published import PublishedSweep, PublishedTrial, TrialState, task_of
@@ -46,10 +46,8 @@ SENSITIVE = (
 TERMS: Final[Mapping[str, str]] = {
     "ε of a group of k": "The bound for any k records together, such as one person's, from a mixture-of-Gaussians "
     "analysis of each step; tighter than k-fold group privacy.",
-    "Neighbouring data sets": "add_remove: one data set is the other plus one record, or plus one user with all their "
-    "rows. zero_out: one record is replaced by an empty one; used for reshuffled epochs. fixed_graph: all rows that "
-    "one user owns or shares are replaced by empty ones, and who owns which row is taken as known. replace_one: one "
-    "record is replaced by any other. Epsilons under different adjacencies must not be compared.",
+    "Neighbouring data sets": "".join(f"{name}: {each.meaning}. " for name, each in NEIGHBOURS.items())
+    + "Epsilons under different adjacencies must not be compared.",
     "Mean and spread": "Averages over seeds; ± is one standard deviation, whiskers reach from the lowest to the "
     "highest seed.",
     "Interval": "Where the number would lie with other seeds, splits and test examples, in 95 of 100 sweeps: test "
@@ -181,15 +179,8 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
 
 def _with_interval(found: Findings, setting: Setting, of: Metric) -> str:
     """Return a metric of a setting that results have chosen, with its interval."""
-    text, interval = of.format.one(setting.mean(of.value)), found.interval_of_chosen(setting, of.name)
-    if interval is None:
-        return text
-    words = by_selection(of, setting.mean(of.value), interval)
-    without = f"{words}; " if words else ""
-    if says_nothing(interval, of.format):
-        return f"{text} ({without}{between(interval, of.format)} anything else)"
-    over = " over test examples alone" if interval.is_of_one_seed else ""
-    return f"{text} ({without}95% interval{over} {between(interval, of.format)})"
+    value, interval = setting.mean(of.value), found.interval_of_chosen(setting, of.name)
+    return of.format.one(value) + in_brackets(interval, of.format, by_selection(of, value, interval))
 
 
 def _looks(found: Findings) -> list[str]:

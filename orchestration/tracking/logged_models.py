@@ -39,10 +39,11 @@ from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.records.files import exists, list_files, read_bytes, read_range
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.best import Best
-from dpsweep.orchestration.comparison.formats import at_most, for_markdown, number
+from dpsweep.orchestration.comparison.formats import PRECISE, at_most, for_markdown, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
 from dpsweep.orchestration.comparison.values import delta, epsilon
+from dpsweep.orchestration.comparison.wording import between
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
 from dpsweep.orchestration.store.published import PublishedTrial
 from dpsweep.orchestration.tracking.addresses import masked, probe, reported, require_location
@@ -382,4 +383,4 @@ def _facts(found: Best) -> dict[str, str]:
     facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": at_most(cost), "delta": f"{least:g}", **claim}
     if found.interval is None:
         return facts
-    return {**facts, "interval": f"{number(found.interval.low, 4)} to {number(found.interval.high, 4)}"}
+    return {**facts, "interval": between(found.interval, PRECISE)}

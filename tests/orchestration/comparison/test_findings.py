@@ -477,6 +477,9 @@ def test_the_worst_of_many_groups_is_said_to_be_low_by_selection(sample: Finding
     assert by_selection(lowest, 0.5, replace(interval, corrected=0.52)) == "low by selection, corrected 52.0%"
     assert by_selection(largest, 0.12, replace(interval, corrected=0.1)) == "high by selection, corrected 10.0"
     assert by_selection(lowest, 0.5, replace(interval, corrected=0.50001)) == "", "nothing that a reader could see"
+    wide = replace(interval, low=0.3, high=0.7)
+    shown = [by_selection(lowest, 0.5, replace(wide, corrected=value)) for value in (0.509, 0.511)]
+    assert shown == ["", "low by selection, corrected 51.1%"], "a correction that its simulation makes by chance"
     flat = setting(sample, "flat")
     worst, gap = (present(sample.interval(flat, name)) for name in ("worst_group_accuracy", "accuracy_gap"))
     assert worst.value <= present(worst.corrected) <= worst.value + 0.01

@@ -22,12 +22,13 @@ from dpsweep.orchestration.comparison.findings import Findings, findings, warnin
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import Setting, best_trade_offs
+from dpsweep.orchestration.comparison.wording import NEIGHBOURS, by_selection
 from dpsweep.orchestration.report.catalogue import drawn_figures
 from dpsweep.orchestration.report.first_screen import Tile, _neighbours, decision, tiles
 from dpsweep.orchestration.report.html import sentence
 from dpsweep.orchestration.report.page import render
 from dpsweep.orchestration.report.plot import style_of
-from dpsweep.orchestration.report.prose import headline
+from dpsweep.orchestration.report.prose import TERMS, headline
 from dpsweep.orchestration.report.tables import trials_table
 from dpsweep.orchestration.report.writing import one_page, summary_pdf
 from dpsweep.orchestration.store.attempts import Attempt
@@ -206,8 +207,8 @@ def test_each_adjacency_has_a_pareto_front_of_its_own(other: Adjacency) -> None:
 
 def _corrected(found: Findings, setting: Setting, value: float) -> str:
     interval = present(found.interval(setting, "worst_group_accuracy"))
-    corrected = f"{present(interval.corrected):.1%}"
-    return "" if corrected == f"{value:.1%}" else f" (low by selection, corrected {corrected})"
+    words = by_selection(metric("worst_group_accuracy"), value, interval)
+    return f" ({words})" if words else ""
 
 
 def _ends(found: Findings, setting: Setting, name: str) -> str:
@@ -297,8 +298,8 @@ def test_gaps_are_those_of_the_tables_with_the_groups_at_their_ends() -> None:
     ):
         mean, interval = present(best.over_seeds(metric(name).value)), present(found.interval(best, name))
         ends = f"{100 * interval.low:.1f} to {100 * interval.high:.1f}"
-        corrected, raw = f"{100 * present(interval.corrected):.1f}", f"{100 * mean.mean:.1f}"
-        word = "" if corrected == raw else f" (high by selection, corrected {corrected})"
+        raw, said = f"{100 * mean.mean:.1f}", by_selection(metric(name), mean.mean, interval)
+        word = f" ({said})" if said else ""
         of_class = "" if spoken == "Accuracy" else " (class 1)"
         assert f"{spoken}{of_class}: gap {raw} points{word} [{ends}], " in words
     assert re.search(r"False positive rate \(class 1\): [^:]* few \d+%, many \d+%\.", words)
@@ -367,6 +368,7 @@ def test_every_adjacency_has_words(adjacency: Adjacency) -> None:
     said = _neighbours(replace(private, adjacency=adjacency, unit="user"))
     assert re.match(r"the records of one user \w+", said)
     assert ("who owns which is taken as known" in said) == (adjacency == "fixed_graph")
+    assert f"{adjacency}: {NEIGHBOURS[adjacency].meaning}. " in TERMS["Neighbouring data sets"]
 
 
 QUESTIONS = {

@@ -66,7 +66,7 @@ class Report:
 
     def covers(self, sentence: str, ends: str, truth: float) -> Iterator[Stated]:
         """The statement that a printed interval contains the truth. ends: as printed, such as "75.3 to 95.3%"."""
-        if "cannot tell" in ends or "anything else" in ends or "over test examples alone" in sentence:
+        if "cannot tell" in ends or "spans the whole range" in ends or "over test examples alone" in sentence:
             return
         low, high = (float(end.replace("−", "-").rstrip("%")) for end in ends.split(" to "))
         scale, off = (100.0, 0.05) if self.population.task != "regression" else (1.0, 0.0005)
