@@ -76,17 +76,42 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
     A random forest predicts the score from the parameters; the importance of one is how much worse it predicts after
     its values are permuted (Breiman 2001). Only finished private trials count. The list is empty for fewer than
     `_FEWEST` of them, and where nothing varies. So it is where the forest predicts further trials no better than their
-    mean: scores then vary by chance. Importance says nothing of privacy.
+    mean: scores then vary by chance. Parameters that only vary together count as one, and what a component alone has,
+    such as the decay of one schedule, counts as the choice of it. Importance says nothing of privacy.
     """
     known = [trial for trial in trials if trial.state is TrialState.FINISHED and not trial.is_baseline]
     scored = {trial.key: score for trial in known if (score := main(trial)) is not None}
     scores = list(scored.values())
     found = choices(trial for trial in known if trial.key in scored) if len(scored) >= _FEWEST else []
-    names = list(dict.fromkeys(name for row in found for name in row))
-    if not names or len(set(scores)) < 2:
+    together = _told_apart(found)
+    if not together or len(set(scores)) < 2:
         return []
+    names = [first for first, *_ in together]
     shares = _permuted(np.array([[row.get(name, -1.0) for name in names] for row in _places(found, names)]), scores)
-    return sorted(zip(names, shares, strict=True), key=lambda pair: -pair[1]) if shares else []
+    named = zip(map(", ".join, together), shares, strict=True)
+    return sorted(named, key=lambda pair: -pair[1]) if shares else []
+
+
+def _told_apart(rows: Sequence[Mapping[str, Label]]) -> list[list[str]]:
+    """Return the parameters whose shares can be told apart, in lists of those that only vary together.
+
+    One that has a value for each value of a text, such as the parameter of a component, is left out. Parameters with
+    another value in each row, such as random candidates, only seem to vary together.
+    """
+    parts: dict[str, tuple[int, ...]] = {}
+    for name in dict.fromkeys(name for row in rows for name in row):
+        values = [row.get(name) for row in rows]
+        places = {value: place for place, value in enumerate(dict.fromkeys(values))}
+        parts[name] = tuple(places[value] for value in values)
+    texts = {name for name in parts if any(isinstance(row.get(name), str) for row in rows)}
+    found: dict[tuple[int, ...], list[str]] = {}
+    for name, part in parts.items():
+        finer = (each for other, each in parts.items() if other in texts and max(each) + 1 < len(rows))
+        if any(each != part and len({*zip(each, part, strict=True)}) == len({*each}) for each in finer):
+            continue
+        is_each_row = len({*part}) == len(rows)
+        found.setdefault((*part, len(found)) if is_each_row else part, []).append(name)
+    return [*found.values()]
 
 
 def _places(rows: Sequence[Mapping[str, Label]], names: Sequence[str]) -> list[dict[str, float]]:

@@ -72,7 +72,7 @@ class _Known:
 
 _SEED: Final = re.compile(r"-(?:split-?)?seed\d+-")
 """Part of a key from which on trials of a setting differ."""
-_NOTHING_READ: Final = {"best": "", "settings": [], "parallel": [], "importance": []}
+_NOTHING_READ: Final = {"best": "", "settings": [], "parallel": [], "importance": [], "alike": False}
 
 
 class Board:
@@ -174,11 +174,14 @@ def _read(folder: str, known: _Known) -> bool:
         return not isinstance(error, StorageError)
     finished = [trial for trial in data.trials if trial.state is TrialState.FINISHED]
     known.task, known.problem, known.curves = data.task, "", _curves(data)
+    compared = _compared(SweepFiles(folder))
+    by_candidates = importance(_candidates(SweepFiles(folder)))
     known.shown = {
-        "best": _best(data, _said_useless(SweepFiles(folder))),
+        "best": _best(data, compared.useless),
         "settings": _points(finished),
         "parallel": _parallel(finished),
-        "importance": importance(_candidates(SweepFiles(folder))) or importance(data.trials),
+        "importance": by_candidates or ([] if compared.is_alike else importance(data.trials)),
+        "alike": compared.is_alike,
     }
     for trial in data.trials:
         if trial.history:
@@ -197,17 +200,27 @@ def _candidates(files: SweepFiles) -> tuple[PublishedTrial, ...]:
         return ()
 
 
-def _said_useless(files: SweepFiles) -> dict[str, str]:
-    """Return by setting why it has learnt nothing by the intervals of the report, "" if it has; {} before that is
-    written.
+@dataclass(frozen=True)
+class _Compared:
+    """What the report says of a sweep. `useless`: by setting why it has learnt nothing, "" if it has. `is_alike`:
+    whether it compares several methods and tells none from another one.
     """
+
+    useless: Mapping[str, str] = field(default_factory=dict)
+    is_alike: bool = False
+
+
+def _compared(files: SweepFiles) -> _Compared:
+    """Return what the report of a sweep says by its intervals; nothing before that is written."""
     if not exists(files.comparison):
-        return {}
+        return _Compared()
     try:
-        settings = parsed_json(read_bytes(files.comparison))["settings"]
-        return {str(each["name"]): str(each["useless"]) for each in settings}
+        found = parsed_json(read_bytes(files.comparison))
+        useless = {str(each["name"]): str(each["useless"]) for each in found["settings"]}
+        verdicts = {str(each["verdict"]) for each in found.get("differences", ())}
+        return _Compared(useless, bool(verdicts) and verdicts.isdisjoint(("better", "worse")))
     except (DpsweepError, ValueError, TypeError, KeyError):
-        return {}
+        return _Compared()
 
 
 def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:

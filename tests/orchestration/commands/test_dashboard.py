@@ -254,6 +254,35 @@ def test_importance_finds_what_the_score_depends_on() -> None:
     assert importance([replace(each, params={}) for each in trials]) == [], "nothing varies but the seed"
 
 
+def test_parameters_that_only_vary_together_count_once() -> None:
+    """The memory of one clipping method is no choice of its own, nor is a decay of one of three schedules."""
+    trials = []
+    for place in range(12):
+        clipping, schedule = ("flat", "dpsgd_f")[place % 2], ("constant", "step", "exponential")[place % 3]
+        found = trial(outcomes((0.6 + 0.2 * (place % 2) + 0.05 * (place % 3),) * 2, place), clipping, place)
+        own: dict[str, Any] = {"spec.clipping.params.count_memory": 0.9} if clipping == "dpsgd_f" else {}
+        own |= {"spec.noise.schedule.params.decay": 0.1} if schedule == "exponential" else {}
+        trials.append(replace(found, labels={**found.labels, "schedule": schedule}, params=own))
+    assert [name for name, _ in importance(trials)] == ["clipping, clipping.count memory", "schedule"]
+
+
+def test_nothing_is_said_to_matter_where_the_report_tells_no_methods_apart(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Even where trials of other seeds on the same test examples are predictable."""
+    monkeypatch.setattr(
+        "dpsweep.orchestration.report.board.importance", lambda trials: [("clipping", 1.0)] * bool(trials)
+    )
+    sweep = stored_sample(tmp_path / "over")
+    shown = []
+    for verdict in ("not distinguishable", "better"):
+        found = {"settings": [], "differences": [{"verdict": verdict}, {"verdict": "not distinguishable"}]}
+        Path(sweep.comparison).write_text(json.dumps(found))
+        (over,) = read(tmp_path).state()["sweeps"]
+        shown.append((over["alike"], over["importance"]))
+    assert shown == [(True, []), (False, [("clipping", 1.0)])]
+
+
 def test_each_choice_is_there_once_by_its_name_in_the_sweep_file() -> None:
     """A label that repeats a parameter would take half of its importance away."""
 
