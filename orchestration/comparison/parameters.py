@@ -22,7 +22,8 @@ def parameters(spec: TrialSpec, labels: Mapping[str, Label]) -> dict[str, Label]
     ``spec.`` makes it pick labels.
     """
     flat = flattened(asdict(spec))
-    names = {f"{_FIELDS.get(axis, axis)}.name": label for axis, label in labels.items()}
+    fields = {_FIELDS.get(axis, axis): label for axis, label in labels.items()}
+    names = {**fields, **{f"{field}.name": label for field, label in fields.items()}}
     said = {"key", *labels, *(name for name, label in names.items() if flat.get(name) == label)}
     return {
         f"spec.{name}": value

@@ -18,6 +18,7 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.rate_metrics import GROUP_METRICS
 from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.settings import group_attack, group_epsilon, group_epsilon_error
+from dpsweep.orchestration.comparison.values import finite
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import (
     PublishedEpoch,
@@ -138,7 +139,7 @@ def group_rows(trials: Iterable[PublishedTrial]) -> list[dict[str, str | float |
     """Return the rows of MLflow's table of the test groups of all trials: trial, clipping, group and `GROUP_METRICS`.
 
     If published, also the mean epsilon_i of the group's training examples, the success rate of the membership attack,
-    and the audit's lower bound. A value is None where the group has none.
+    and the audit's lower bound. A value is None where the group has no finite one, as JSON knows no other.
     """
     return [
         {"trial": trial.key, "clipping": str(trial.labels.get("clipping", "")), **_row(trial, group)}
@@ -149,7 +150,7 @@ def group_rows(trials: Iterable[PublishedTrial]) -> list[dict[str, str | float |
 
 def _row(trial: PublishedTrial, group: PublishedGroup) -> dict[str, str | float | None]:
     known = (metric for metric in GROUP_METRICS if metric.task in (None, task_of([trial])))
-    row: dict[str, str | float | None] = {"group": group.name, **{metric.name: metric.value(group) for metric in known}}
+    row: dict[str, float | None] = {metric.name: metric.value(group) for metric in known}
     if trial.individuals is not None and trial.individuals.groups:
         paid, error = group_epsilon(group.name), group_epsilon_error(group.name)
         row |= {"mean_epsilon_i": paid(trial), "standard_error": error(trial)}
@@ -159,7 +160,7 @@ def _row(trial: PublishedTrial, group: PublishedGroup) -> dict[str, str | float 
         row |= {"attack_success_rate": rate(trial), "attack_standard_error": error(trial)}
     if trial.audit is not None:
         row["audited_epsilon"] = trial.audit.groups.get(group.name)
-    return row
+    return {"group": group.name, **{name: finite(value) for name, value in row.items()}}
 
 
 NO_TRACKING: Final = "none"
