@@ -34,6 +34,10 @@ def drawable(settings: Iterable[Setting]) -> tuple[Setting, ...]:
     return tuple(each for each in settings if not any((main(trial) or 0.0) < LEAST_DRAWN for trial in each.trials))
 
 
+_MARKER: Final = 15
+"""Size in pixels of the marker of a setting."""
+
+
 def look_of(shown: Format) -> dict[str, Any]:
     """Return the look of an axis of numbers in this format. It ends where they do: around numbers that are all equal,
     plotly shows one more in both directions, which for shares is 100 points.
@@ -160,11 +164,12 @@ def _scatter(scene: Scene, x: FigureAxis, y: FigureAxis) -> Plot:
             error_y=whiskers([up.high - up.mean], [up.mean - up.low], color=style.colour(setting)),
             mode="markers",
             cliponaxis=False,
-            marker={**style.marker(setting, 15), "line": ring if not setting.is_baseline else {"width": 2.5}},
+            marker={**style.marker(setting, _MARKER), "line": ring if not setting.is_baseline else {"width": 2.5}},
             text=[adapted.get(setting.name, "")],
         )
-    figure.update_xaxes(title_text=x.title, **x.look)
-    figure.update_yaxes(title_text=y.title, **y.look)
+    apart = {"ticks": "outside", "ticklen": _MARKER // 2 + 1, "tickcolor": "rgba(0,0,0,0)"}  # a marker at 0 hides none
+    figure.update_xaxes(title_text=x.title, **apart, **x.look)
+    figure.update_yaxes(title_text=y.title, **apart, **y.look)
     return figure
 
 

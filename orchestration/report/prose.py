@@ -184,12 +184,12 @@ def _with_interval(found: Findings, setting: Setting, of: Metric) -> str:
 
 
 def _looks(found: Findings) -> list[str]:
-    """Return a sentence on seeds that were added by results; none if that was not asked."""
+    """Return a sentence on verdicts that decided whether to add seeds; none if that was not asked."""
     if not found.looks:
         return []
     times = "once" if found.looks == 1 else f"{found.looks} times"
     return [
-        f"Seeds were added until settings are told apart, and verdicts were read {times}: all hold together with "
+        f"Verdicts were read {times} to decide whether to add seeds: all hold together with "
         f"{100 * found.level:.2f}%, so that any at any time is wrong in at most 5 of 100 sweeps."
     ]
 
@@ -247,7 +247,8 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
     lowest, highest = f"{low:.1f}", f"{ratio:.1f}"
     over = f"{lowest} to {highest} times over" if lowest != highest else "as in"
     span = f" ({over} all settings)" if len(ratios) > 1 else ""
-    sentence = f"The worst case overstates what most examples paid: {median_paid}, {highest} times less{span}."
+    where = " under some settings" if low < _OVERSTATED else ""
+    sentence = f"The worst case overstates what most examples paid{where}: {median_paid}, {highest} times less{span}."
     return [sentence, *_correlations(private)]
 
 

@@ -38,6 +38,7 @@ from tests.known import known as present
 from tests.orchestration.report.pages import Page, rendered
 from tests.orchestration.report.test_browser import CHROMIUM, answers
 from tests.orchestration.sample_outcomes import LABELS, of_predictions, outcomes, sweep_of, trial
+from tests.orchestration.sample_results import EXACT
 
 ROOT = Path(__file__).parents[3]
 needs_browser = pytest.mark.skipif(not CHROMIUM, reason="no chromium or chrome to draw the page with")
@@ -369,6 +370,27 @@ def test_every_adjacency_has_words(adjacency: Adjacency) -> None:
     assert re.match(r"the records of one user \w+", said)
     assert ("who owns which is taken as known" in said) == (adjacency == "fixed_graph")
     assert f"{adjacency}: {NEIGHBOURS[adjacency].meaning}. " in TERMS["Neighbouring data sets"]
+
+
+def test_verdicts_that_were_read_add_no_seeds_by_themselves() -> None:
+    """One look may end it, and settings of one method may stay alike."""
+    data, found, _ = in_sweep(*sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.75)}))
+    said = " ".join(headline(data, replace(found, looks=2)))
+    assert "Verdicts were read 2 times to decide whether to add seeds: all hold together with 99.24%" in said
+    assert "were added" not in said
+
+
+@pytest.mark.parametrize(("medians", "where"), [((1.0, 1.0), ":"), ((1.0, 3.0), " under some settings:")])
+def test_the_worst_case_overstates_where_it_does(medians: tuple[float, float], where: str) -> None:
+    trials, _ = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.75), "naive": (0.92, 0.75)})
+    paid = dict(zip(("flat", "naive"), medians, strict=True))
+    known = [
+        replace(each, individuals=replace(EXACT, median=paid[str(each.labels["clipping"])])) if each.privacy else each
+        for each in trials
+        if each.labels["clipping"] in paid
+    ]
+    data, found, _ = in_sweep(known, {})
+    assert f"The worst case overstates what most examples paid{where} under flat" in " ".join(headline(data, found))
 
 
 QUESTIONS = {
