@@ -11,6 +11,7 @@ import typer
 
 from dpsweep.accounting.errors import count_of
 from dpsweep.orchestration.commands.options import AllowCode, AsJson, Folder, Pace, TrackingUri, warn
+from dpsweep.orchestration.commands.useless_options import require_use_of_tracking
 from dpsweep.orchestration.comparison.formats import at_least, at_most, for_terminal, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 from dpsweep.orchestration.store.later_results import AuditRecord
@@ -20,6 +21,7 @@ from dpsweep.workers.training.history import Progress
 
 
 def audit(
+    context: typer.Context,
     folder: Folder,
     only: Annotated[
         list[str] | None,
@@ -57,6 +59,7 @@ def audit(
 
     files = SweepFiles(absolute(folder))
     record, request = owned_record(files), AuditRequest(tuple(only or ()), spec, seed)
+    require_use_of_tracking(context, record.disclosure)
     code = allowed_again(record.sweep, allow_code or ())
     found = []
     for audited, uri in audit_again(files, record, request, code, address, _epochs_printed(), warn):

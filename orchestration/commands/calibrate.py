@@ -80,10 +80,6 @@ class Target:
             if self.delta is None:
                 raise InvalidInput("--target-epsilon needs --delta, the failure probability, well below 1/n")
             return EpsilonBudget(self.epsilon, self.delta, accountant, group_size, trials)
-        if self.delta is not None:
-            raise InvalidInput("--delta belongs to --target-epsilon: drop it, as no other target has a delta")
-        if trials is not None:
-            raise InvalidInput("--selection-trials needs --target-epsilon: a selection has no other target")
         budget = self._without_epsilon(group_size)
         if accountant not in ("auto", budget.accountant):
             raise InvalidInput(

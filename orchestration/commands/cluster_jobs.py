@@ -90,8 +90,6 @@ def submit(
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
 
-    if follow and dry_run:
-        raise InvalidInput("--dry-run submits nothing that --follow could show; give one of them")
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())

@@ -28,7 +28,7 @@ from dpsweep.accounting.attacks import (
     privacy_curve,
 )
 from dpsweep.accounting.calibration.parameter_search import epsilon_text
-from dpsweep.accounting.errors import InvalidInput, UnsupportedMechanism
+from dpsweep.accounting.errors import UnsupportedMechanism
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
 from dpsweep.accounting.mechanism.random_trials import RandomTrials
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union, weakened
@@ -124,8 +124,7 @@ def epsilon(
     request = EpsilonRequest(
         delta, accountant, group_size, compare, individual, examples, risk, prior, trials, plot, curve
     )
-    request.check(trial)
-    run = _planned(flags) if trial is None and trace is None else _stored(trial, trace, flags)
+    run = _planned(flags) if trial is None and trace is None else _stored(trial, trace)
     warn_of_delta(delta, run.dataset_size)
     found = answer(run, request)
     if curve is not None:
@@ -157,18 +156,11 @@ class AccountedRun:
     reasons: tuple[Reason, ...] = ()
 
 
-def _stored(trial: str | None, trace: str | None, flags: RunFlags) -> AccountedRun:
+def _stored(trial: str | None, trace: str | None) -> AccountedRun:
     """Return the run of a stored trial, or of a trace alone.
 
-    Raises: InvalidInput if another run is named or described too, and for a missing file; DataCorruption for a damaged
-    one.
+    Raises: InvalidInput for a missing file; DataCorruption for a damaged one.
     """
-    if trial is not None and trace is not None:
-        raise InvalidInput("give either --trial or --trace, not both")
-    if flags.describe_a_run:
-        raise InvalidInput(
-            "--trial and --trace say what was run: drop the flags that describe noise, schedule, batches and length"
-        )
     files = None if trial is None else TrialFiles(absolute(trial))
     found = stored_trace(absolute(str(trace)) if files is None else files.trace)
     fields: dict[str, Any] = {"trial": trial, "trace": trace, "steps": found.steps}
@@ -205,19 +197,6 @@ class EpsilonRequest:
     trials: RandomTrials | None
     plot: Path | None
     curve: Path | None
-
-    def check(self, trial: str | None) -> None:
-        """Raise InvalidInput for options that contradict each other or need another one. trial: the option --trial."""
-        of_examples = self.individual or self.examples
-        if self.trials is not None and (self.compare or of_examples or self.risk or self.plot or self.curve):
-            raise InvalidInput(
-                "--selection-trials gives the epsilon of the released run alone: drop --compare, --individual, "
-                "--examples, --risk, --plot and --curve"
-            )
-        if of_examples and trial is None:
-            raise InvalidInput("--individual and --examples need --trial: they read its recorded contributions")
-        if self.prior is not None and not self.risk:
-            raise InvalidInput("--prior needs --risk, which shows the bound on reconstruction")
 
 
 @dataclass(frozen=True)

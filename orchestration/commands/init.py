@@ -52,8 +52,6 @@ def init(
     from dpsweep.orchestration.sweeps.text_column import TextColumn
     from dpsweep.workers.data import require_path
 
-    if text is None and (tokenizer is not None or pretrained is not None):
-        raise InvalidInput("--tokenizer and --pretrained read a column of texts; name it with --text")
     group_column, user_column = _one("--group", group), _one("--user", user)
     require_path(str(data))  # before the tokenizer, as whoever has neither would correct its path alone
     column = None if text is None else TextColumn.read_by(text, tokenizer, pretrained)

@@ -43,6 +43,7 @@ from dpsweep.orchestration.commands.options import (
     TrackingUri,
 )
 from dpsweep.orchestration.commands.running import ended_by_signals, run_to_the_end, show_outcome
+from dpsweep.orchestration.commands.useless_options import CheckedCommand
 from dpsweep.orchestration.comparison.formats import for_terminal, name_for_terminal
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.store.layout import SweepFiles, absolute
@@ -102,8 +103,6 @@ def run(
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
 
-    if until is None and max_seeds is not None:
-        raise InvalidInput("--max-seeds bounds what --until adds; add --until told-apart")
     text = read_text(sweep)
     spec = parse_sweep(text, str(sweep))
     code = permitted(spec, sweep.resolve().parent, allow_code or ())
@@ -205,7 +204,9 @@ _COMMANDS: Final[Sequence[tuple[str, Callable[..., None], str]]] = (
 """Every command, in the order of ``dpsweep --help``: its group there, its function, and an example, which begins with
 its name."""
 for _panel, _command, _example in _COMMANDS:
-    app.command(_example.split()[0], rich_help_panel=_panel, epilog=f"Example: dpsweep {_example}")(_command)
+    app.command(_example.split()[0], cls=CheckedCommand, rich_help_panel=_panel, epilog=f"Example: dpsweep {_example}")(
+        _command
+    )
 for _command in (cluster_jobs.drive, cluster_jobs.tell_failed):
     app.command(hidden=True)(_command)
 

@@ -97,14 +97,6 @@ def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
         raise InvalidInput(f"{option} {path} cannot be written: {error}") from error
 
 
-def is_given(context: typer.Context, parameter: str) -> bool:
-    """Return whether the command line gives an option, which a variable of the environment may hold for all
-    commands.
-    """
-    source = context.get_parameter_source(parameter)
-    return source is not None and source.name == "COMMANDLINE"
-
-
 def warn(sentence: str) -> None:
     """Print a warning to stderr."""
     typer.echo(plain_text(f"warning: {sentence}"), err=True)

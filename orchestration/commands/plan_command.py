@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Annotated, Final
 import typer
 from rich.console import Console
 
-from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.mechanism.units import protects_users
 from dpsweep.orchestration.commands.options import AllowCode, AsJson, SweepFile
 from dpsweep.orchestration.commands.running import print_json
@@ -52,16 +51,6 @@ def plan(
     from dpsweep.orchestration.sweeps.text import read_text
     from dpsweep.orchestration.sweeps.user_code import permitted
 
-    if no_code and allow_code:
-        raise InvalidInput("--no-code imports nothing and --allow-code allows it; give one of them")
-    if probe and no_code:
-        raise InvalidInput("--no-code runs no code of the user's own, and --probe trains; give one of them")
-    if not probe and price_per_hour is not None:
-        raise InvalidInput("--price-per-hour is multiplied by the time that --probe predicts; add --probe")
-    if release_rows_per_user is not None and (probe or as_json):
-        raise InvalidInput(
-            "--release-rows-per-user prints lines for the sweep file and nothing else; drop --probe and --json"
-        )
     if probe:
         prepare_environment(IN_PROCESS)
     spec = parse_sweep(read_text(sweep), str(sweep))

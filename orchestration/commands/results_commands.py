@@ -18,7 +18,6 @@ from dpsweep.orchestration.commands.options import (
     AsJson,
     Folder,
     TrackingUri,
-    is_given,
     show,
     stdout,
     warn,
@@ -92,7 +91,6 @@ def compare(
 
 
 def best(
-    context: typer.Context,
     folder: Folder,
     by: Annotated[
         str | None,
@@ -134,8 +132,6 @@ def best(
     from dpsweep.orchestration.execution.same_code import own_files
     from dpsweep.orchestration.store.integrity import require_unaltered_model
 
-    if register is None and (alias is not None or is_given(context, "tracking_uri")):
-        raise InvalidInput("--alias and --tracking-uri are of the model that --register registers; add --register NAME")
     conditions = parse_conditions(at_least or ())
     files = SweepFiles(absolute(folder))
     record = checked_record(files)

@@ -116,11 +116,6 @@ class RunFlags:
         typer.Option(help="A release on all the data: gaussian:SIGMA or pure:EPSILON; may be repeated."),
     ] = None
 
-    @property
-    def describe_a_run(self) -> bool:
-        """Return whether any flag of noise, batches, length or releases is given."""
-        return any(getattr(self, field.name) not in (None, [], (), field.default) for field in fields(self))
-
     def required_noise(self) -> float:
         """Return the noise multiplier. Raises: InvalidInput if it is missing, negative or not finite."""
         if self.noise_multiplier is None:
@@ -325,8 +320,6 @@ def random_trials(mean: float | None, shape: float | None) -> RandomTrials | Non
     flags.
     """
     if mean is None:
-        if shape is not None:
-            raise InvalidInput("--selection-shape needs --selection-trials, the expected number of runs")
         return None
     return RandomTrials(mean) if shape is None else RandomTrials(mean, shape)
 

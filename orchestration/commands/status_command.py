@@ -23,6 +23,7 @@ from dpsweep.accounting.records.files import exists
 from dpsweep.accounting.registry import lookup, one_of
 from dpsweep.orchestration.commands.cluster_jobs import jobs_at
 from dpsweep.orchestration.commands.options import CLUSTER_ADDRESS, AsJson, show, stdout, warn
+from dpsweep.orchestration.commands.useless_options import is_given, useless
 from dpsweep.orchestration.comparison.formats import (
     Fitting,
     at_most,
@@ -60,6 +61,7 @@ _WORDS: Final = one_of([each.value for each in TrialState])
 
 
 def status(
+    context: typer.Context,
     sweep: Annotated[str, typer.Argument(help="Folder or URI of a sweep, or the id of a job.", metavar="DIR|URI|ID")],
     address: AnyAddress = None,
     watch: Annotated[bool, typer.Option("--watch", help="Show every change until the sweep has ended.")] = False,
@@ -74,9 +76,14 @@ def status(
 ) -> None:
     """Show how far a sweep has come, and whether its driver is alive, from any machine that sees the folder."""
     states = [lookup({each.value: each for each in TrialState}, word, "state") for word in state or ()]
-    if as_json and (trials or states):
-        raise InvalidInput("--json prints every trial with its state; drop --trials and --state")
+    console = stdout()
+    if watch and not as_json and not console.is_terminal and (trials or states):
+        option = "--trials" if trials else "--state"
+        raise useless(option, "with --watch off a terminal", "a change is one line on all trials", "drop one of them")
     files, asked = _found(sweep, address)
+    if asked is None and is_given(context, "address"):
+        because, step = "its own status file is read", "drop it, or give the id of a job"
+        raise useless("--address", f"for the folder {files.root}", because, step)
     if asked is not None and address is not None and watch:
         asked = _awaited(asked, files, address)
     now = _current(files)
@@ -89,7 +96,6 @@ def status(
         for snapshot in _snapshots(files) if watch else [now]:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
         return
-    console = stdout()
     if not watch:
         show(picture(now, states, trials))
     elif console.is_terminal:

@@ -22,6 +22,7 @@ from dpsweep.accounting.registry import lookup
 from dpsweep.orchestration.commands.options import AsJson, Folder, Pace, TrackingUri, warn, whole_numbers
 from dpsweep.orchestration.commands.running import INTERRUPTED, NOT_RECORDED, print_json
 from dpsweep.orchestration.commands.stored_trial import recorded, stored_trace
+from dpsweep.orchestration.commands.useless_options import require_use_of_tracking, useless
 from dpsweep.orchestration.comparison.formats import at_most, for_terminal, name_for_terminal, number, seconds
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.stored import owned_record, stored_record
@@ -103,6 +104,9 @@ def verify(
 
     files = SweepFiles(absolute(folder))
     record = owned_record(files)
+    for name in code or ():
+        if not allowed_again(record.sweep, [name], option="--code").modules:
+            raise useless("--code", f"with {name}", "the sweep names no code of your own that it could be", "drop it")
     own = own_files(files, record, allowed_again(record.sweep, code or ()))
     damaged, count = [*damaged_files(files, record), *damaged_reports(files)], len(trained(record))
     candidates = sum(len(trained(tuning)) for _, tuning in tuning_of(files))
@@ -202,6 +206,7 @@ def _confirmed(question: str) -> bool:
 
 
 def account(
+    context: typer.Context,
     folder: Folder,
     trial: Annotated[str | None, typer.Option(help="Key of one trial (default: all).", metavar="KEY")] = None,
     delta: Annotated[float | None, typer.Option(help="Failure probability (default: that of the sweep).")] = None,
@@ -248,12 +253,13 @@ def account(
         require_finite("delta", delta, above=0.0, below=1.0)
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
     own = whole_numbers("--examples", examples, 0) if examples else ()
+    files = SweepFiles(absolute(folder))
+    require_use_of_tracking(context, owned_record(files).disclosure)
     prepare_environment(address)
     from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_trials_again
     from dpsweep.orchestration.pipeline import show_accounts
 
     request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
-    files = SweepFiles(absolute(folder))
     together = composed_of_examples(files, trial, own, delta) if own else None
     shown = _parts_printed()
     found = []

@@ -59,14 +59,18 @@ def permitted(
     return UserCode((*given, *(module.as_it_is() for module in dict.fromkeys(found))))
 
 
-def allowed_again(sweep: SweepSpec, allowed: Sequence[str], given: Sequence[UserModule] = ()) -> UserCode:
+def allowed_again(
+    sweep: SweepSpec, allowed: Sequence[str], given: Sequence[UserModule] = (), option: str = "--allow-code"
+) -> UserCode:
     """Return the part of a stored sweep's user code that ``allowed`` names or ``given`` holds, as it is now; nothing
     is imported.
 
     The folder of the sweep file is not stored, so an allowed file matches every name that its path ends with. A sweep
     that names a file outside of its folder is matched by the name of the file alone.
+
+    option: what gave ``allowed``, for the message. Raises: InvalidInput if there is none of such a name.
     """
-    allowances = [allowance(name) for name in allowed]
+    allowances = [allowance(name, option) for name in allowed]
     locations = [split_import_path(name, what)[0] for what, name in sweep.own_components]
     found = (_meant(location, each) for location in locations for each in allowances)
     distinct = dict.fromkeys(module for module in found if module is not None)
@@ -91,18 +95,18 @@ def _meant(location: str, allowance: UserModule) -> UserModule | None:
     return None
 
 
-def allowance(name: str) -> UserModule:
-    """Return the file or module that ``--allow-code`` names; a module must be installed or in the working directory.
+def allowance(name: str, option: str = "--allow-code") -> UserModule:
+    """Return the file or module that ``option`` names; a module must be installed or in the working directory.
 
     Raises: InvalidInput if there is none of that name.
     """
     if name.endswith(".py"):
         file = Path(absolute(name))
         if not file.is_file():
-            raise InvalidInput(f"--allow-code {name!r}: there is no file {file}; correct the path")
+            raise InvalidInput(f"{option} {name!r}: there is no file {file}; correct the path")
         return UserModule(str(file), str(file))
     if not all(part.isidentifier() for part in name.split(".")):
-        raise InvalidInput(f"--allow-code is {name!r}, but must be a module or a file ending in .py")
+        raise InvalidInput(f"{option} is {name!r}, but must be a module or a file ending in .py")
     top = name.partition(".")[0]
     found = python_finds(top)
     if found is not None and found.origin is not None:
@@ -111,7 +115,7 @@ def allowance(name: str) -> UserModule:
         return UserModule(name, str(origin.parents[origin.name == "__init__.py"]) if own else None)
     if module_file(Path.cwd(), name) is None:
         raise InvalidInput(
-            f"--allow-code {name!r}: no such module is installed or lies in {Path.cwd()}; install it, or name a file"
+            f"{option} {name!r}: no such module is installed or lies in {Path.cwd()}; install it, or name a file"
         )
     return UserModule(name, str(Path.cwd()))
 

@@ -27,8 +27,8 @@ NAME = "gradient-iterates-100"
 
 
 def audited(files: SweepFiles, *arguments: str, only: str = KEYS[0]) -> Result:
-    asked = ["audit", files.root, "--only", only, "--canaries", "100", "--tracking-uri", "none", *arguments]
-    return invoked(*asked)
+    asked = ["audit", files.root, "--only", only, "--canaries", "100", *arguments]
+    return invoked(*asked, env={"MLFLOW_TRACKING_URI": "none"})
 
 
 def test_it_proves_a_bound_that_stays_private_and_leaves_the_trial_as_it_is(files: SweepFiles) -> None:

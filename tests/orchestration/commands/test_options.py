@@ -5,12 +5,19 @@ from __future__ import annotations
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 import pytest
+import typer
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.options import write_file
-from tests.orchestration.invoking import refused
+from dpsweep.orchestration.commands.useless_options import USELESS, called
+from tests.orchestration.invoking import invoked, refused
+from tests.orchestration.sample_results import stored_sample
+
+COMMANDS: Any = typer.main.get_command(app)
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can give files away")
@@ -56,8 +63,24 @@ LONE: dict[str, tuple[tuple[str, ...], str]] = {
     "seeds at most, of a run that adds none": (("run", "none.yaml", "--max-seeds", "3"), "add --until told-apart"),
     "an alias of no registered model": (("best", "none", "--alias", "a"), "add --register NAME"),
     "a store for no registered model": (("best", "none", "--tracking-uri", "none"), "add --register NAME"),
-    "JSON of a release": (("plan", "none.yaml", "--release-rows-per-user", "1", "--json"), "drop --probe and --json"),
-    "JSON of some trials": (("status", "none", "--json", "--state", "failed"), "drop --trials and --state"),
+    "JSON of a release": (
+        ("plan", "none.yaml", "--release-rows-per-user", "1", "--json"),
+        "--json has no effect beside --release",
+    ),
+    "JSON of some trials": (("status", "none", "--json", "--state", "failed"), "--state has no effect beside --json"),
+    "all trials and some": (
+        ("status", "none", "--trials", "--state", "failed"),
+        "--trials has no effect beside --state",
+    ),
+    "some trials in lines": (("status", "none", "--watch", "--state", "failed"), "with --watch off a terminal"),
+    "a cluster for a folder": (("status", "./none", "--address", "http://h:1"), "drop it, or give the id of a job"),
+    "a cluster for folders": (("list", "none", "--address", "http://h:1"), "--address has no effect beside FOLDER"),
+    "all of a JSON": (("best", "none", "--all", "--json"), "--all has no effect beside --json"),
+    "norms by age, of none": (("prune", "none", "--older-than", "3"), "add --norms"),
+    "a default of a stored trial": (
+        ("epsilon", "--trial", "none", "--delta", "1e-5", "--sampling", "poisson"),
+        "drop the flags",
+    ),
     "following no job": (
         ("submit", "none.yaml", "--address", "http://h:1", "--output", "/o", "--dry-run", "--follow"),
         "give one of them",
@@ -80,6 +103,29 @@ def test_an_option_without_effect_is_refused(case: str, tmp_path: Path) -> None:
     (tmp_path / "none.yaml").touch()
     there = [str(tmp_path / each) if each.startswith("none.") else each for each in arguments]
     assert step in refused(InvalidInput, *there)
+
+
+@pytest.mark.parametrize("command", USELESS)
+def test_every_option_of_the_table_is_one_of_its_command(command: str) -> None:
+    """A renamed option does not go out of the table in silence."""
+    known = {name for each in COMMANDS.commands[command].params for name in called(each)}
+    named = {name for rule in USELESS[command] for name in (*rule.options, *rule.beside, *rule.without)}
+    assert named <= known
+
+
+def test_a_store_is_refused_where_results_are_private_and_the_environments_is_not(tmp_path: Path) -> None:
+    files = stored_sample(tmp_path)
+    for command in ("account", "audit"):
+        why = refused(InvalidInput, command, files.root, "--tracking-uri", "none")
+        assert why.startswith("--tracking-uri has no effect under release: none")
+        done = invoked(command, files.root, env={"MLFLOW_TRACKING_URI": "none"})
+        assert "--tracking-uri" not in str(done.exception)
+
+
+def test_code_that_the_sweep_does_not_name_is_compared_with_nothing(tmp_path: Path) -> None:
+    files = stored_sample(tmp_path)
+    assert "--code has no effect with" in refused(InvalidInput, "verify", files.root, "--code", __file__)
+    assert refused(InvalidInput, "verify", files.root, "--code", "none.py").startswith("--code 'none.py': there is no")
 
 
 def test_a_store_named_by_the_environment_is_for_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
