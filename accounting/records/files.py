@@ -11,6 +11,7 @@ tens of milliseconds, so several overlap. Local files are read one by one: threa
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import hashlib
 import os
@@ -372,11 +373,18 @@ def _named_errors(action: str, uri: str) -> Iterator[str | None]:
         if isinstance(error, FileNotFoundError) and action != "write":
             raise
         reason = os.strerror(error.errno) if error.errno else str(error)
-        is_owners = isinstance(error, PermissionError) and f"/{PRIVATE}/" in uri
-        advice = _OF_THE_OWNER if is_owners else _ADVICE.get(action, _FREE_SPACE)
+        advice = _ADVICE.get(action, _FREE_SPACE)
+        if error.errno == errno.EPERM:
+            advice = ATTRIBUTES
+        elif isinstance(error, PermissionError) and f"/{PRIVATE}/" in uri:
+            advice = _OF_THE_OWNER
         raise StorageError(f"cannot {action} {uri}: {reason}; {advice}") from error
 
 
+ATTRIBUTES = (
+    "`lsattr -d` shows whether the folder is immutable or append-only; `chattr -ia` ends that, or choose another folder"
+)
+"""The next step where even the owner of a file may not change it (EPERM)."""
 _FREE_SPACE = "nothing was committed. Free space or fix access, then resume"
 _OF_THE_OWNER = (
     f"what lies below {PRIVATE}/ is open to the user who ran the sweep alone, who may pass on its report.html, "

@@ -12,6 +12,7 @@ folder stays open while names in it are used, so that nobody can put another one
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import grp
 import hashlib
@@ -21,6 +22,8 @@ import re
 import secrets
 import shutil
 import stat
+import struct
+import sys
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Final
@@ -41,6 +44,11 @@ _DEEPEST: Final = 64
 """Most levels of folders below one that is listed; those of a sweep have at most eight."""
 _BLOCK: Final = 2**20
 """Bytes that are read at once."""
+_LONG: Final = struct.calcsize("l")
+_GET_FLAGS: Final = 0x80006601 | _LONG << 16
+"""FS_IOC_GETFLAGS of <linux/fs.h> on x86 and Arm: what `lsattr -d` asks a folder."""
+_APPEND_ONLY: Final = 0x20
+"""FS_APPEND_FL, what `chattr +a` sets: names can be added, and none renamed or deleted."""
 _LOOKS: Final = 4
 _LOOK: Final = 0.05
 """Times that a lock is tried while another process holds it, and the seconds between."""
@@ -95,12 +103,13 @@ def digest(path: str, most: int) -> str:
 def replace_file(path: str, pieces: Sequence[bytes | memoryview], private: bool) -> None:
     """Replace the content of a file, or make it, in a folder that is there: atomically and durably.
 
-    private: the file gets mode 0600, else 0644 less the umask. Raises: OSError; UnsafeFile if a folder, a link or
-    anything else that is no regular file has that name.
+    private: the file gets mode 0600, else 0644 less the umask. Raises: OSError, PermissionError also for a folder that
+    is append-only; UnsafeFile if a folder, a link or anything else that is no regular file has that name.
     """
     with _entered(os.path.dirname(path), _LISTED) as folder:
         name = os.path.basename(path)
         _require_regular(path, _info(folder, name))
+        _require_replaceable(folder)
         temporary = f".{name}.{secrets.token_hex(8)}{TEMPORARY}"
         flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | _FILE
         handle = os.open(temporary, flags, 0o600 if private else 0o644, dir_fd=folder)
@@ -115,6 +124,23 @@ def replace_file(path: str, pieces: Sequence[bytes | memoryview], private: bool)
                 os.unlink(temporary, dir_fd=folder)
             raise
         os.fsync(folder)
+
+
+def require_replaceable(path: str) -> None:
+    """Check that names in a folder can be replaced. Raises: OSError, PermissionError if it is append-only."""
+    with _entered(path, _LISTED) as folder:
+        _require_replaceable(folder)
+
+
+def _require_replaceable(folder: int) -> None:
+    """As `require_replaceable`: a temporary file that is made in an append-only folder stays there for good."""
+    flags = bytearray(_LONG)
+    try:
+        fcntl.ioctl(folder, _GET_FLAGS, flags)
+    except OSError:  # a file system without such flags
+        return
+    if int.from_bytes(flags[:4], sys.byteorder) & _APPEND_ONLY:
+        raise PermissionError(errno.EPERM, os.strerror(errno.EPERM))
 
 
 def make_folders(path: str, mode: int) -> None:

@@ -8,6 +8,7 @@ second driver waits for the next renewal, and is refused then; without one the c
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import os
 import secrets
@@ -20,9 +21,9 @@ from dataclasses import asdict, dataclass, replace
 from functools import partial
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
-from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
+from dpsweep.accounting.records.files import ATTRIBUTES, read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.accounting.records.local_files import delete_with_only, locked, make_folders
+from dpsweep.accounting.records.local_files import delete_with_only, locked, make_folders, require_replaceable
 from dpsweep.orchestration.store.background import end_driver, every
 from dpsweep.orchestration.store.layout import LOCK, SweepFiles
 
@@ -56,16 +57,15 @@ def exclusive(files: SweepFiles) -> Iterator[None]:
     with contextlib.ExitStack() as held:
         try:
             make_folders(str(folder), 0o755)
+            require_replaceable(str(folder))
             held.enter_context(locked(str(folder / LOCK)))
         except BlockingIOError as error:
             raise InvalidInput(
                 f"another dpsweep writes to {files.root}; wait for it, or choose another --output"
             ) from error
         except OSError as error:
-            raise InvalidInput(
-                f"cannot write to {folder}: {error.strerror}; make it writable, or, to run a sweep, "
-                "choose another folder with --output"
-            ) from error
+            how = ATTRIBUTES if error.errno == errno.EPERM else "make it writable, or choose another folder"
+            raise InvalidInput(f"cannot write to {folder}: {error.strerror}; {how}") from error
         try:
             with claimed(files.claim) if "://" in files.root else contextlib.nullcontext():
                 yield

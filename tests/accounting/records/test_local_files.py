@@ -8,6 +8,7 @@ import hashlib
 import os
 import secrets
 import stat
+import subprocess
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -134,6 +135,23 @@ def test_a_place_where_nothing_can_be_made_is_named() -> None:
     for write in (storage.write_bytes_atomically, storage.write_in_private_folder):
         with pytest.raises(StorageError, match=r"cannot write /proc/none/file: No such file or directory"):
             write("/proc/none/file", b"new")
+
+
+@ROOT
+@pytest.mark.parametrize("flag", ["a", "i"])
+def test_a_folder_in_which_nothing_can_be_replaced_keeps_no_temporary_file(tmp_path: Path, flag: str) -> None:
+    folder = tmp_path / "folder" / "private"
+    folder.mkdir(parents=True, mode=0o700)
+    (folder / "file").write_text("old")
+    if subprocess.run(["chattr", f"+{flag}", folder], check=False, capture_output=True).returncode:
+        pytest.skip("no such flags here")
+    try:
+        for write in (storage.write_bytes_atomically, storage.write_in_private_folder):
+            with pytest.raises(StorageError, match=r"cannot write .*file: Operation not permitted; `lsattr -d` shows"):
+                write(f"{folder}/file", b"new")
+        assert [(path.name, path.read_text()) for path in folder.iterdir()] == [("file", "old")]
+    finally:
+        subprocess.run(["chattr", f"-{flag}", folder], check=True)
 
 
 @ROOT
