@@ -163,17 +163,20 @@ def delete(
 ) -> None:
     """Delete a sweep that nobody runs: its trials, models, reports and local MLflow store; asks first.
 
-    Its releases stay counted: attempts/ is kept, and a sweep that is run in this folder again adds to it.
-    Other files in the folder, runs on an MLflow server and copies elsewhere are left alone.
+    Also what a run left before its sweep began: a tuning, a private selection, the errors of a refused plan. Releases
+    stay counted: attempts/ is kept, and a sweep that is run in this folder again adds to it. Other files in the folder,
+    runs on an MLflow server and copies elsewhere are left alone.
     """
-    from dpsweep.orchestration.execution.upkeep import delete_sweep, remains
+    from dpsweep.orchestration.execution.upkeep import begun, delete_sweep, remains
 
     files = SweepFiles(absolute(folder))
-    record = stored_record(files)
-    what = (
-        f"the sweep {record.sweep.name} in {files.root}: {count_of(len(record.points), 'trial')}{_tuning_text(files)}"
-    )
-    if not yes and not _confirmed(for_terminal(f"Delete {what}, with their models, reports and private files?")):
+    what, more = "" if exists(files.manifest) else begun(files), ""
+    if not what:
+        record = stored_record(files)
+        trials = f"{count_of(len(record.points), 'trial')}{_tuning_text(files)}"
+        what = f"the sweep {record.sweep.name} in {files.root}: {trials}"
+        more = ", with their models, reports and private files"
+    if not yes and not _confirmed(for_terminal(f"Delete {what}{more}?")):
         typer.echo("nothing was deleted")
         raise typer.Exit(1)
     counted = delete_sweep(files)

@@ -114,16 +114,42 @@ def _deleted(trial: TrialFiles) -> Iterator[str]:
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     """Delete everything that the sweep and its tuning wrote, except the record of their releases in ``attempts/``.
 
-    A later sweep in this folder counts these releases. ``sweep.json`` is deleted last, so that an interrupted deletion
-    can be repeated. Returns: the keys of the trials whose releases stay recorded. Raises: InvalidInput for a folder
-    without a sweep and while another process runs it, DataCorruption if the record of releases cannot be read,
-    StorageError.
+    Also what a sweep left that was not reached: `begun`. A later sweep in this folder counts these releases.
+    ``sweep.json`` is deleted last, so that an interrupted deletion can be repeated. Returns: the keys of the trials
+    whose releases stay recorded. Raises: InvalidInput for a folder without a sweep and while another process runs it,
+    DataCorruption if the record of releases cannot be read, StorageError.
     """
     if exists(files.manifest):
         return _delete_whole(files)
+    if not begun(files):
+        raise no_sweep(files)
+    require_no_links(files)
+    counted = _delete_whole(files.of_tuning) if exists(files.of_tuning.manifest) else ()
     if exists(files.of_selection.manifest):
-        return _delete_selection(files)
-    raise no_sweep(files)
+        _delete_selection(files)
+    for stage in (files.of_tuning, files):
+        if exists(stage.error):
+            with exclusive(stage):
+                _delete_error(stage)
+    if "://" not in files.root:
+        delete_if_empty(files.root)
+    return counted
+
+
+def begun(files: SweepFiles) -> str:
+    """Return what lies in a folder whose sweep has not begun, in words; "" if there is nothing of one."""
+    if exists(files.of_tuning.manifest):
+        return f"the unfinished tuning in {files.root}"
+    if exists(files.of_selection.manifest):
+        return f"the unfinished private selection in {files.root}"
+    is_refused = exists(files.error) or exists(files.of_tuning.error)
+    return f"the errors of a refused plan in {files.root}" if is_refused else ""
+
+
+def _delete_error(files: SweepFiles) -> None:
+    for each in with_partials(files.error):
+        delete(each)
+    delete_if_empty(str(files.local_folder / "private"))
 
 
 def _delete_whole(files: SweepFiles) -> tuple[str, ...]:
@@ -151,14 +177,12 @@ def _delete_whole(files: SweepFiles) -> tuple[str, ...]:
     return counted
 
 
-def _delete_selection(files: SweepFiles) -> tuple[str, ...]:
+def _delete_selection(files: SweepFiles) -> None:
     """Delete a private selection that no sweep has followed: it has shown nothing, so that no release stays."""
-    require_no_links(files)
     with exclusive(files.of_selection):
         pass  # no run holds it; the lock lies in the folder that goes
     delete_folder(files.selection)
     delete_if_empty(files.private)
-    return ()
 
 
 def forget_keys(folder: str) -> tuple[str, ...]:

@@ -15,14 +15,13 @@ import pytest
 from dpsweep.accounting import RandomTrials, account, account_selection, individual_epsilons, privacy_curve
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, UnsupportedMechanism
 from dpsweep.accounting.records.traces import read_trace
-from dpsweep.orchestration.commands.status_command import status
 from dpsweep.orchestration.comparison.across_sweeps import compare
 from dpsweep.orchestration.comparison.claims import unfounded
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.stored import stored_record
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_trials_again
-from dpsweep.orchestration.execution.upkeep import damaged_files, delete_sweep, prune_norms
+from dpsweep.orchestration.execution.upkeep import damaged_files, prune_norms
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run, run_sweep
 from dpsweep.orchestration.report.board import Board
 from dpsweep.orchestration.store.layout import SweepFiles
@@ -33,7 +32,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.tune import candidates_of
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
-from tests.orchestration.invoking import printed
+from tests.orchestration.invoking import printed, refused
 from tests.orchestration.sample_grids import in_process, tuned
 from tests.orchestration.sample_results import sample_record
 
@@ -202,8 +201,7 @@ def test_a_killed_selection_goes_on_with_the_runs_that_were_drawn(
     drawn = known(stored_record(stage).sweep.adapted)
     assert not Path(files.manifest).exists()
     assert Path(files.private).stat().st_mode & 0o077 == 0
-    with pytest.raises(InvalidInput, match="how far it has come is not shown"):
-        status(files.root)
+    assert "how far it has come is not shown" in refused(InvalidInput, "status", files.root)
     with pytest.raises(InvalidInput, match="unfinished private selection of another version"):
         run_sweep(request(tmp_path, seeds=[0], clipping=["none", "flat"], tune={**TUNE, "trials": 7}))
     before = list(trained)
@@ -320,8 +318,9 @@ def test_a_draw_of_any_number_is_stored_and_no_list_tells_it(tmp_path: Path, mon
     board = Board([str(tmp_path)])
     board.refresh()
     assert "12000" not in json.dumps(board.state())
-    assert delete_sweep(asked.files) == ()
-    assert not Path(candidates.root).exists()
+    said = printed("delete", asked.files.root, "--yes")
+    assert (said.strip(), "12000" in said) == (f"deleted the unfinished private selection in {asked.files.root}", False)
+    assert not Path(asked.files.root).exists()
 
 
 def read_text_of(files: SweepFiles) -> str:

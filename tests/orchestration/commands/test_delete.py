@@ -15,6 +15,7 @@ from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attem
 from dpsweep.orchestration.store.later_results import AuditRecord, write_audit
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import claimed, exclusive
+from dpsweep.orchestration.sweeps.planned import Plan, Refusal, accept
 from tests.orchestration.invoking import invoked, printed, refused
 from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.sample_results import DELTA, stored_sample
@@ -92,6 +93,26 @@ def test_a_sweep_without_releases_leaves_no_folder(tmp_path: Path) -> None:
     stored_sample(tmp_path / "sweep", clipping="none", privacy={"noise_multiplier": 1.0, "delta": 1e-5})
     assert invoked("delete", tmp_path / "sweep", "--yes").exit_code == 0
     assert not (tmp_path / "sweep").exists()
+
+
+def test_what_is_left_of_a_run_that_did_not_begin_goes(tmp_path: Path) -> None:
+    """The withheld errors of a refused plan, also of a tuning's, and a tuning that no sweep has followed."""
+    files = SweepFiles(str(tmp_path / "sweep"))
+    plan = Plan((), (Refusal("one", "ValueError", "a row"),), ())
+    for stage in (files, files.of_tuning):
+        with pytest.raises(InvalidInput, match="the full texts of these errors"), exclusive(stage):
+            accept(plan, stage)
+    assert contents(tmp_path / "sweep") == {".lock", "private/error.txt", "tuning/.lock", "tuning/private/error.txt"}
+    asked = invoked("delete", files.root, input="n\n")
+    assert f"Delete the errors of a refused plan in {files.root}?" in asked.stdout
+    assert f"deleted the errors of a refused plan in {files.root}" in printed("delete", files.root, "--yes")
+    assert not (tmp_path / "sweep").exists()
+    stored_sample(Path(files.tuning), clipping="none", privacy={"noise_multiplier": 1.0, "delta": 1e-5})
+    with exclusive(files.of_tuning), pytest.raises(InvalidInput, match="another dpsweep writes to"):
+        printed("delete", files.root, "--yes")
+    assert f"deleted the unfinished tuning in {files.root}" in printed("delete", files.root, "--yes")
+    assert not (tmp_path / "sweep").exists()
+    assert "holds no sweep" in refused(InvalidInput, "delete", files.root, "--yes")
 
 
 @pytest.mark.parametrize(("answer", "code", "deleted"), [("n\n", 1, False), ("\n", 1, False), ("y\n", 0, True)])
