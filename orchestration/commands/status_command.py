@@ -30,6 +30,7 @@ from dpsweep.orchestration.comparison.formats import (
     clock,
     dim_table,
     measured,
+    no_progress,
     number,
     per_unit,
     percent,
@@ -214,13 +215,15 @@ def headline(snapshot: SweepSnapshot) -> Text:
     done = sum(count for state, count in counts.items() if state.has_ended)
     begun = sum(count for state, count in counts.items() if state.is_running)
     word = "interrupted" if begun and snapshot.is_over else "running"
+    quiet = 0 if snapshot.is_over or snapshot.is_stale() else sum(trial.quiet is not None for trial in snapshot.trials)
+    silent = f" ({quiet} without progress)" if quiet else ""
     left = f"{clock(snapshot.seconds_left)} to finish" if snapshot.seconds_left is not None else "? to finish"
     pending = counts[TrialState.PENDING]
     cluster = None if snapshot.is_over else snapshot.cluster  # of a lost driver nothing starts any more
     starting = min(pending, cluster.starting) if cluster is not None else 0
     begins = f"{starting} starting, " if starting else ""
     trials = (
-        f"{done} of {len(snapshot.trials)} trials done, {begun} {word}, {begins}{pending - starting} waiting, "
+        f"{done} of {len(snapshot.trials)} trials done, {begun} {word}{silent}, {begins}{pending - starting} waiting, "
         f"{counts[TrialState.FAILED]} failed; {clock(snapshot.elapsed)} elapsed"
     )
     if snapshot.is_stale():
@@ -364,7 +367,9 @@ def _trials(snapshot: SweepSnapshot, trials: Sequence[TrialSnapshot]) -> Table:
     table = dim_table("trial", "state", "epoch", "step", "epsilon", "on test data")
     for trial in trials:
         cut_off = trial.state.is_running and snapshot.is_over
-        state = plain_text("interrupted" if cut_off else trial.state.value, trial.state.style)
+        quiet = "" if snapshot.is_over or snapshot.is_stale() else no_progress(trial.quiet)
+        word = "interrupted" if cut_off else trial.state.value
+        state = plain_text(", ".join(filter(None, (word, quiet))), trial.state.style)
         epoch = str(trial.epoch) if trial.epoch is not None else ""
         table.add_row(
             plain_text(trial.key),

@@ -353,12 +353,13 @@ def record(folder: Folder, tracking_uri: TrackingUri = None, as_json: AsJson = F
 
 
 class _Printer:
-    """Prints how far the recording has come, at its `Pace`."""
+    """Prints how far the recording has come, at its `Pace`, and no line twice in a row."""
 
     def __init__(self) -> None:
-        self.last, self._pace = NOTHING_RECORDED, Pace()
+        self.last, self._told, self._pace = NOTHING_RECORDED, "", Pace()
 
     def __call__(self, recording: RecordingStatus) -> None:
-        self.last = recording
-        if recording.goes_on and self._pace.is_due():
-            print(for_terminal(recording.line()), file=sys.stderr, flush=True)
+        self.last, line = recording, recording.line()
+        if recording.goes_on and line != self._told and self._pace.is_due():
+            print(for_terminal(line), file=sys.stderr, flush=True)
+            self._told = line

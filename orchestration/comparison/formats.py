@@ -223,6 +223,15 @@ def seconds(value: float | None) -> str:
     return f"{minutes} min {rest} s" if minutes else f"{value:.1f} s"
 
 
+def no_progress(quiet: float | None) -> str:
+    """Return how long a trial has shown no progress; "" for None, where that is nothing unusual.
+
+    >>> no_progress(420.0), no_progress(None)
+    ('no progress for 7 min 0 s', '')
+    """
+    return "" if quiet is None else f"no progress for {seconds(quiet)}"
+
+
 def clock(value: float) -> str:
     """Return a duration given in seconds, as h:mm:ss or m:ss.
 

@@ -117,7 +117,7 @@ class StatusFile:
             host=socket.gethostname(),
             pid=os.getpid(),
             job=os.environ.get(JOB_VARIABLE),
-            trials=tuple(map(_snapshot_of, self._status.trials)),
+            trials=tuple(_snapshot_of(trial, self._status.quiet(trial.key)) for trial in self._status.trials),
             cluster=cluster,
             reason=self._status.stopped_by if state == "stopped" else None,
             limits=self._status.limits.given(),
@@ -176,7 +176,7 @@ def tell_failed(
         notices.wait()
 
 
-def _snapshot_of(trial: TrialStatus) -> TrialSnapshot:
+def _snapshot_of(trial: TrialStatus, quiet: float | None) -> TrialSnapshot:
     """Return the part of a trial's status that may be shown; an infinite epsilon becomes ``private=False``."""
     epsilon = trial.epsilon
     return TrialSnapshot(
@@ -193,4 +193,5 @@ def _snapshot_of(trial: TrialStatus) -> TrialSnapshot:
         reasons=trial.reasons,
         device=trial.device,
         unit=trial.unit,
+        quiet=quiet,
     )

@@ -6,6 +6,7 @@ import contextlib
 import math
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from typing import Final
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -21,6 +22,7 @@ from dpsweep.orchestration.comparison.formats import (
     dim_table,
     for_terminal,
     measured,
+    no_progress,
     per_unit,
     plain_text,
     print_line,
@@ -33,6 +35,7 @@ from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 _SHOWN_AT_ONCE = 12
 _LINE_INTERVAL = 10.0
 """Seconds between two lines on the recording in MLflow, where the output is no terminal."""
+IF_IT_HANGS: Final = "if its process hangs, end it, and the trial continues from its checkpoint"
 
 
 class ConsoleDisplay:
@@ -42,6 +45,8 @@ class ConsoleDisplay:
         """worded: rewords warnings."""
         self._console, self._worded = console, worded
         self._status: SweepStatus | None = None
+        self._told = ""
+        self._quiet = set[str]()
 
     def missing_in_mlflow(self) -> str:
         """Return what of the sweep that was watched last is not recorded; "" if nothing is missing, or trials are
@@ -60,12 +65,20 @@ class ConsoleDisplay:
     def watching(self, status: SweepStatus) -> Iterator[None]:
         self._status = status
 
-        def tell_recording(over: threading.Event) -> None:
-            if status.recording is not None and status.recording.goes_on:
-                self._console.print(plain_text(status.recording.line()), soft_wrap=True)
+        def tell(over: threading.Event) -> None:
+            for trial in status.trials:
+                quiet = status.quiet(trial.key)
+                if quiet is not None and trial.key not in self._quiet:
+                    self.warn(f"{trial.key}: {no_progress(quiet)}; {IF_IT_HANGS}")
+                (self._quiet.discard if quiet is None else self._quiet.add)(trial.key)
+            recording = status.recording
+            line = recording.line() if recording is not None and recording.goes_on else ""
+            if line and line != self._told:  # the same again while MLflow is silent tells nothing
+                self._console.print(plain_text(line), soft_wrap=True)
+            self._told = line
 
         if not self._console.is_terminal:
-            with every(_LINE_INTERVAL, tell_recording):
+            with every(_LINE_INTERVAL, tell):
                 yield
             return
         with Live(console=self._console, get_renderable=lambda: _picture(status), refresh_per_second=2, transient=True):
@@ -94,10 +107,10 @@ def _picture(status: SweepStatus) -> RenderableType:
         f"{clock(left) if left is not None else '?'} to finish"
     )
     running = [trial for trial in trials if trial.state.is_running]
-    return Group(plain_text(headline, "bold"), *([Fitting(_running(running))] if running else []))
+    return Group(plain_text(headline, "bold"), *([Fitting(_running(running, status.quiet))] if running else []))
 
 
-def _running(trials: Sequence[TrialStatus]) -> Table:
+def _running(trials: Sequence[TrialStatus], quiet: Callable[[str], float | None]) -> Table:
     table = dim_table("trial", "progress", "step", "epsilon so far", "on test data", "")
     for trial in trials[:_SHOWN_AT_ONCE]:
         table.add_row(
@@ -106,7 +119,9 @@ def _running(trials: Sequence[TrialStatus]) -> Table:
             f"{trial.step}/{trial.total_steps}",
             _epsilon(trial.epsilon),
             measured(trial.accuracy, trial.scores),
-            "accounting" if trial.state is TrialState.ACCOUNTING else "",
+            ", ".join(
+                filter(None, ("accounting" * (trial.state is TrialState.ACCOUNTING), no_progress(quiet(trial.key))))
+            ),
         )
     return table
 

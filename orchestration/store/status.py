@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 import time
 from collections import Counter
@@ -20,6 +21,13 @@ from dpsweep.workers.evaluation.scores import Evaluation
 from dpsweep.workers.machine.memory import DeviceUse
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.training.history import Progress
+
+QUIET_FOR: Final = 300.0
+"""Least seconds without an epoch after which a trial that has reported some is called quiet."""
+QUIET_AT_FIRST: Final = 900.0
+"""The same before its first epoch, after its last one and while it is accounted: how long that takes is not known."""
+_TIMES_LONGEST: Final = 3.0
+"""A trial is quiet after so many times the longest pause between two signs of progress before."""
 
 
 @dataclass(frozen=True)
@@ -190,6 +198,9 @@ class SweepStatus:
         self._begun = dict[str, float]()
         self._over = dict[str, float]()
         """When trials began and ended to train in this run, on a clock that nobody sets."""
+        self._signs = dict[str, float]()
+        self._pauses = dict[str, float]()
+        """When a trial last showed progress, on the same clock, and its longest pause between two epochs."""
         self._steps_at_start = 0
         self._parts = 0
         self.began, self._began = time.time(), time.monotonic()
@@ -228,9 +239,29 @@ class SweepStatus:
                 after = replace(after, ended=now)
             if after.trained or after.ended:
                 self._over.setdefault(key, time.monotonic())
+            if (after.state, after.step) != (before.state, before.step):
+                self._note_sign(key, before.progress is not None and before.state is after.state)
             self._trials[key] = after
         if after.state.has_ended and not before.state.has_ended:
             self._on_end(after)
+
+    def _note_sign(self, key: str, is_between: bool) -> None:
+        """Note that a trial shows progress; with the lock held. is_between: the pause before was between two epochs."""
+        now = time.monotonic()
+        if is_between:
+            pause = now - self._signs.get(key, now)
+            self._pauses[key] = max(self._pauses.get(key, 0.0), pause)
+        self._signs[key] = now
+
+    def quiet(self, key: str) -> float | None:
+        """Return the seconds without progress of a trial that runs; None as long as they are nothing unusual."""
+        with self._lock:
+            trial, longest = self._trials[key], self._pauses.get(key, 0.0)
+            silent = time.monotonic() - self._signs.get(key, math.inf)
+            any_longest = max(self._pauses.values(), default=0.0)
+        between = trial.state is TrialState.TRAINING and longest and trial.step < trial.total_steps
+        least, longest = (QUIET_FOR, longest) if between else (QUIET_AT_FIRST, any_longest)
+        return silent if trial.state.is_running and silent > max(least, _TIMES_LONGEST * longest) else None
 
     def restore(self, result: StoredResult) -> None:
         """Restore the result of an earlier run without announcing it or counting it in the time estimate."""
@@ -248,6 +279,9 @@ class SweepStatus:
         """Count one more accounted part."""
         with self._lock:
             self._parts += 1
+            for trial in self._trials.values():
+                if trial.state is TrialState.ACCOUNTING:
+                    self._note_sign(trial.key, is_between=False)
 
     @property
     def parts(self) -> int:

@@ -49,6 +49,7 @@ class TrialSnapshot:
     `unit`: whose privacy it is.
     `error`: the part of the error text that may be shown.
     `reasons`: why epsilon is an estimate.
+    `quiet`: seconds without progress, if they are unusually many.
     """
 
     key: str
@@ -64,6 +65,7 @@ class TrialSnapshot:
     reasons: tuple[Reason, ...] = ()
     device: DeviceUse | None = None
     unit: UnitName = EXAMPLE.name
+    quiet: float | None = None
 
 
 @dataclass(frozen=True)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import re
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +16,10 @@ from rich.text import Text
 
 from dpsweep import orchestration
 from dpsweep.orchestration.comparison.formats import Fitting, seconds
-from dpsweep.orchestration.pipeline.progress import ConsoleDisplay, _picture
+from dpsweep.orchestration.pipeline import progress
+from dpsweep.orchestration.pipeline.progress import IF_IT_HANGS, ConsoleDisplay, _picture
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
+from dpsweep.orchestration.store.status import RecordingStatus, SweepStatus, TrialStatus
 from tests.orchestration.sample_results import sample_record
 
 KEY = "individual-exponential-epsilon8-seed1000000-ec7523857b"
@@ -77,6 +80,45 @@ def test_a_trial_that_an_earlier_driver_trained_took_the_time_of_its_result(tmp_
     assert isinstance(console.file, io.StringIO)
     assert console.file.getvalue().rstrip().endswith(f", {seconds(result.ended - result.started)}")
     assert result.ended - result.started > 1.0
+
+
+def watched(status: SweepStatus, monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[[], list[str]]]:
+    """Yield a function that returns the lines printed since the last call, off a terminal, with a look every moment."""
+    monkeypatch.setattr(progress, "_LINE_INTERVAL", 0.01)
+    console = Console(file=io.StringIO(), width=200)
+
+    def lines() -> list[str]:
+        time.sleep(0.3)
+        assert isinstance(console.file, io.StringIO)
+        text = console.file.getvalue()
+        console.file.seek(0)
+        console.file.truncate()
+        return text.splitlines()
+
+    with ConsoleDisplay(console).watching(status):
+        yield lines
+
+
+def test_a_line_on_the_recording_is_printed_once_until_it_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = SweepStatus([TrialStatus(KEY, 300, TrialState.FINISHED)], on_end=lambda trial: None)
+    silent = RecordingStatus(39, 300, trouble="MLflow does not answer")
+    for lines in watched(status, monkeypatch):
+        for recording in (RecordingStatus(39, 300), silent, silent, RecordingStatus(40, 300)):
+            before, status.recording = status.recording, recording
+            assert lines() == ([] if before is recording else [recording.line()])
+
+
+def test_a_silent_trial_is_told_of_once_until_it_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    status = SweepStatus([TrialStatus(KEY, 300, TrialState.TRAINING)], on_end=lambda trial: None)
+    found: list[float | None] = [None]
+    monkeypatch.setattr(status, "quiet", lambda key: found[0])
+    for lines in watched(status, monkeypatch):
+        assert lines() == []
+        for quiet in (301.0, None, 302.0):
+            found[0] = quiet
+            told = [f"warning: {KEY}: no progress for 5 min {quiet - 300.0:.0f} s; {IF_IT_HANGS}"] if quiet else []
+            assert lines() == told
+    assert "no progress for 5 min 2 s" in " ".join(printed(_picture(status), 200))
 
 
 def test_a_picture_in_a_cell_is_left_out_of_a_stacked_row() -> None:

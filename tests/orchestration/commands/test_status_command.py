@@ -262,6 +262,19 @@ def test_a_database_of_mlflow_is_shown_with_the_command_that_serves_it(tmp_path:
         assert shown in status(command, tmp_path).splitlines()
 
 
+def test_a_trial_without_progress_is_told_of_while_its_driver_lives(tmp_path: Path, command: Command) -> None:
+    trials = tuple(replace(each, quiet=420.0) if each.state.is_running else each for each in TRIALS)
+    for age, state, is_told in (
+        (2.0, "running", True),
+        (2.0, "interrupted", False),
+        (STALE_AFTER + 9, "running", False),
+    ):
+        write_snapshot(str(tmp_path / "status.json"), replace(snapshot(age, state), trials=trials), private=False)
+        shown = status(command, tmp_path)
+        assert ("training, no progress for 7 min 0 s" in shown) == is_told
+        assert (", 1 running (1 without progress), 1 waiting" in shown) == is_told
+
+
 def test_a_stop_tells_what_is_missing_and_nothing_of_a_sweep_that_had_trials_to_train(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
