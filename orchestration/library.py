@@ -432,11 +432,11 @@ def open_sweep(folder: str | Path, *, allow_code: Allowed = ()) -> StoredSweep:
     their traces do not bear out.
     """
     from dpsweep.orchestration.comparison.claims import checked_record
-    from dpsweep.orchestration.store.layout import SweepFiles, absolute
+    from dpsweep.orchestration.store.layout import sweep_at
     from dpsweep.orchestration.sweeps.python_objects import allowed_objects
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 
-    files = SweepFiles(absolute(str(folder)))
+    files = sweep_at(str(folder))
     record = checked_record(files)
     names, given = allowed_objects(allow_code, Path.cwd())
     return StoredSweep(record, files, allowed_again(record.sweep, names, given))

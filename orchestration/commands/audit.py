@@ -15,7 +15,7 @@ from dpsweep.orchestration.commands.useless_options import require_use_of_tracki
 from dpsweep.orchestration.comparison.formats import at_least, at_most, for_terminal, seconds
 from dpsweep.orchestration.execution.environment import IN_PROCESS, prepare_environment
 from dpsweep.orchestration.store.later_results import AuditRecord
-from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import sweep_at
 from dpsweep.workers.spec import AuditKind, AuditSpec, Transcript
 from dpsweep.workers.training.history import Progress
 
@@ -57,7 +57,7 @@ def audit(
     from dpsweep.orchestration.pipeline import show_accounts
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     record, request = owned_record(files), AuditRequest(tuple(only or ()), spec, seed)
     require_use_of_tracking(context, record.disclosure)
     code = allowed_again(record.sweep, allow_code or ())

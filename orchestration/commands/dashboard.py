@@ -15,7 +15,7 @@ import typer
 
 from dpsweep.accounting.errors import DpsweepError, InvalidInput
 from dpsweep.orchestration.commands.options import warn
-from dpsweep.orchestration.store.layout import absolute
+from dpsweep.orchestration.store.layout import folder_at
 
 if TYPE_CHECKING:
     from starlette.applications import Starlette
@@ -55,7 +55,7 @@ def dashboard(
     from dpsweep.accounting.records.files import exists
     from dpsweep.orchestration.report.board import Board
 
-    roots = tuple(dict.fromkeys(absolute(folder) for folder in folders))
+    roots = tuple(dict.fromkeys(folder_at(folder) for folder in folders))
     for given, root in zip(folders, roots, strict=False):
         if not exists(root):
             raise InvalidInput(f"there is no {given}; name a folder below which sweeps lie")

@@ -70,7 +70,7 @@ from dpsweep.orchestration.comparison.group_references import (
     compare_groups,
     linear_heading,
 )
-from dpsweep.orchestration.store.layout import absolute
+from dpsweep.orchestration.store.layout import file_at, trial_at
 
 if TYPE_CHECKING:
     import plotly.graph_objects as go
@@ -161,8 +161,8 @@ def _stored(trial: str | None, trace: str | None) -> AccountedRun:
 
     Raises: InvalidInput for a missing file; DataCorruption for a damaged one.
     """
-    files = None if trial is None else TrialFiles(absolute(trial))
-    found = stored_trace(absolute(str(trace)) if files is None else files.trace)
+    files = None if trial is None else trial_at(trial)
+    found = stored_trace(file_at(str(trace)) if files is None else files.trace)
     fields: dict[str, Any] = {"trial": trial, "trace": trace, "steps": found.steps}
     return AccountedRun(found, fields, found.dataset_size, files, () if files is None else stored_reasons(files))
 

@@ -46,7 +46,7 @@ from dpsweep.orchestration.commands.running import ended_by_signals, run_to_the_
 from dpsweep.orchestration.commands.useless_options import CheckedCommand
 from dpsweep.orchestration.comparison.formats import for_terminal, name_for_terminal
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
-from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import sweep_at
 
 app = typer.Typer(
     name="dpsweep",
@@ -146,7 +146,7 @@ def report(
     from dpsweep.orchestration.report.writing import growing_report, summary_pdf
     from dpsweep.orchestration.store.release_modes import release_mode
 
-    for trials in growing_report(SweepFiles(absolute(folder))) if watch else ():
+    for trials in growing_report(sweep_at(folder)) if watch else ():
         print(f"{count_of(trials, 'trial')} in the report", file=sys.stderr, flush=True)
     outcome = render_again(folder)
     if summary is not None:

@@ -29,7 +29,7 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.commands.stored_trial import contributions_of
 from dpsweep.orchestration.comparison.formats import for_terminal
-from dpsweep.orchestration.store.layout import absolute, sweep_of
+from dpsweep.orchestration.store.layout import file_at, sweep_of, trial_at
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.report.owner import OwnAttack
@@ -45,7 +45,7 @@ def owner(
     """Tell the owner of one training example what it paid in privacy, and nothing of any other example."""
     from dpsweep.orchestration.report.owner import owner_page, owner_sentences
 
-    files = TrialFiles(absolute(trial))
+    files = trial_at(trial)
     report, risk = read_owner_report(files, example_id)
     attacks, audits = own_attacks(files, example_id), audits_of(files)
     sentences = owner_sentences(report, risk, attacks, audits)
@@ -182,7 +182,7 @@ def decrypt(
     to: Annotated[Path, typer.Option(help="The file to write, readable by you only.", metavar="FILE")],
 ) -> None:
     """Decrypt a private file with the key in DPSWEEP_KEY, such as private/report.html or a trial's error.txt."""
-    uri = absolute(file)
+    uri = file_at(file)
     try:
         content = read_encrypted(uri)
     except FileNotFoundError:

@@ -25,7 +25,7 @@ from dpsweep.orchestration.commands.options import (
 )
 from dpsweep.orchestration.commands.running import print_json
 from dpsweep.orchestration.comparison.formats import for_terminal, plain_text, print_line
-from dpsweep.orchestration.store.layout import SweepFiles, absolute, sweep_of
+from dpsweep.orchestration.store.layout import SweepFiles, folder_at, sweep_at, sweep_of, trial_at
 
 if TYPE_CHECKING:
     from dpsweep.orchestration.comparison.across_sweeps import Comparison
@@ -52,7 +52,7 @@ def export(
     from dpsweep.orchestration.store.release_modes import release_mode
 
     write = lookup(FORMATS, to.suffix, "format of --to")
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     record = checked_record(files)
     whole = trial_table(record, stored_settings(files))
     table = whole if all_columns else useful_columns(whole)
@@ -75,7 +75,7 @@ def compare(
     from dpsweep.orchestration.comparison.claims import checked_record
     from dpsweep.orchestration.comparison.stored import stored_evidence
 
-    every = {root: SweepFiles(root) for root in map(absolute, folders)}
+    every = {root: SweepFiles(root) for root in map(folder_at, folders)}
     records = {root: checked_record(files) for root, files in every.items()}
     found = compared(records, {root: stored_evidence(every[root], each.data()) for root, each in records.items()})
     if html is not None:
@@ -133,7 +133,7 @@ def best(
     from dpsweep.orchestration.store.integrity import require_unaltered_model
 
     conditions = parse_conditions(at_least or ())
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     record = checked_record(files)
     found = chosen(stored_findings(files, record.data()), by, max_epsilon, conditions)
     trial, result, registered = files.trial(found.trial.key), record.status(found.trial.key).result, ""
@@ -167,7 +167,6 @@ def predict(
     Labels, groups and users are not needed. The file holds classes with probabilities, or targets in the unit of the
     table, and is readable by you only.
     """
-    from dpsweep.accounting.records.trial_files import TrialFiles
     from dpsweep.orchestration.comparison.claims import checked_record
     from dpsweep.orchestration.comparison.trials_table import FORMATS
     from dpsweep.orchestration.store.integrity import require_unaltered_model
@@ -177,7 +176,7 @@ def predict(
     from dpsweep.workers.trials.trained_model import load_trained
 
     write = lookup(FORMATS, to.suffix, "format of --to")
-    files = TrialFiles(absolute(trial).removesuffix("/model.pt"))
+    files = trial_at(trial.removesuffix("/model.pt"))
     place = sweep_of(files)
     record = None if place is None else checked_record(place[0])
     result = None if record is None or place is None else record.status(place[1]).result

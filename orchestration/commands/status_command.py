@@ -37,7 +37,7 @@ from dpsweep.orchestration.comparison.formats import (
     plain_text,
     seconds,
 )
-from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import SweepFiles, folder_at, sweep_at
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.status import RecordingStatus
 from dpsweep.orchestration.store.status_snapshot import (
@@ -119,7 +119,7 @@ def _warn_of_full_disk(files: SweepFiles, found: SweepSnapshot) -> None:
 
 def _found(sweep: str, address: str | None) -> tuple[SweepFiles, SubmittedSweep | None]:
     """Return the folder or URI ``sweep``, or the output of the job with that id at ``address`` and the job."""
-    files = SweepFiles(absolute(sweep))
+    files = sweep_at(sweep)
     if address is None or "/" in sweep or _current(files) is not None:
         return files, None
     job = jobs_at(address).find(sweep)
@@ -401,7 +401,7 @@ def list_sweeps(
 ) -> None:
     """List the sweeps below a folder; without a folder, the submitted sweeps of a cluster, the newest last."""
     if folder is not None:
-        _list_stored(absolute(folder), as_json)
+        _list_stored(folder_at(folder), as_json)
     elif address is not None:
         _list_jobs(address, as_json)
     else:

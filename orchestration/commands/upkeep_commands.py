@@ -28,7 +28,7 @@ from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.stored import owned_record, stored_record
 from dpsweep.orchestration.execution.environment import EMBEDDED, prepare_environment
 from dpsweep.orchestration.store.attempts import Attempt
-from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import SweepFiles, file_at, sweep_at
 from dpsweep.orchestration.store.status import NOTHING_RECORDED, RecordingStatus
 
 if TYPE_CHECKING:
@@ -102,7 +102,7 @@ def verify(
     from dpsweep.orchestration.execution.upkeep import damaged_files, damaged_reports, trained, tuning_of
     from dpsweep.orchestration.sweeps.user_code import allowed_again
 
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     record = owned_record(files)
     for name in code or ():
         if not allowed_again(record.sweep, [name], option="--code").modules:
@@ -142,7 +142,7 @@ def prune(
 
     if not norms:
         raise InvalidInput("nothing to delete was named; give --norms")
-    pruned = prune_norms(SweepFiles(absolute(folder)), older_than * 86_400.0)
+    pruned = prune_norms(sweep_at(folder), older_than * 86_400.0)
     if as_json:
         typer.echo(json.dumps({"pruned": pruned}))
         return
@@ -167,10 +167,10 @@ def delete(
     stay counted: attempts/ is kept, and a sweep that is run in this folder again adds to it. Other files in the folder,
     runs on an MLflow server and copies elsewhere are left alone.
     """
-    from dpsweep.orchestration.execution.upkeep import begun, delete_sweep, remains
+    from dpsweep.orchestration.execution.upkeep import delete_sweep, left_before_it_began, remains
 
-    files = SweepFiles(absolute(folder))
-    what, more = "" if exists(files.manifest) else begun(files), ""
+    files = sweep_at(folder)
+    what, more = "" if exists(files.manifest) else left_before_it_began(files), ""
     if not what:
         record = stored_record(files)
         trials = f"{count_of(len(record.points), 'trial')}{_tuning_text(files)}"
@@ -256,13 +256,13 @@ def account(
         require_finite("delta", delta, above=0.0, below=1.0)
     sizes = tuple(whole_numbers("--group-sizes", group_sizes, 1)) if group_sizes else ()
     own = whole_numbers("--examples", examples, 0) if examples else ()
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     require_use_of_tracking(context, owned_record(files).disclosure)
     prepare_environment(address)
     from dpsweep.orchestration.execution.reaccounting import ReaccountingRequest, account_trials_again
     from dpsweep.orchestration.pipeline import show_accounts
 
-    request = ReaccountingRequest(trial, delta, individual, sizes, absolute(group_by) if group_by else "", by_user)
+    request = ReaccountingRequest(trial, delta, individual, sizes, file_at(group_by) if group_by else "", by_user)
     together = composed_of_examples(files, trial, own, delta) if own else None
     shown = _parts_printed()
     found = []

@@ -23,7 +23,8 @@ from dpsweep.orchestration.store.release_modes import Disclosure, release_mode
 class Useless:
     """Options without effect beside one of the options ``beside``, or without all of ``without``.
 
-    Options are called as on the command line, arguments as in its usage. `because`: why, in words that follow a colon.
+    Options are named as on the command line, arguments as in its usage.
+    `because`: why, in words that follow a colon.
     `step`: what to do instead.
     """
 
@@ -142,19 +143,14 @@ class CheckedCommand(typer.core.TyperCommand):
     """A command that refuses options without effect, one line for each, before it begins."""
 
     def invoke(self, ctx: Any) -> Any:
-        given = frozenset(name for each in self.params if is_given(ctx, str(each.name)) for name in called(each))
+        given = frozenset(name for each in self.params if is_given(ctx, str(each.name)) for name in names_of(each))
         found = (str(error) for rule in USELESS.get(str(self.name), ()) for error in rule.refusals(given))
         if lines := list(dict.fromkeys(found)):
             raise InvalidInput("\n".join(lines))
         return super().invoke(ctx)
 
 
-def _called(parameter: Any) -> Sequence[str]:
-    """Return the flags of an option, or the metavar of an argument. parameter: one of `typer.core`."""
-    return (parameter.metavar,) if parameter.param_type_name == "argument" else parameter.opts
-
-
-def called(parameter: Any) -> Sequence[str]:
+def names_of(parameter: Any) -> Sequence[str]:
     """Return the flags of an option, or the metavar of an argument. parameter: one of `typer.core`."""
     return (parameter.metavar,) if parameter.param_type_name == "argument" else parameter.opts
 

@@ -19,7 +19,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.stored import owned_record
 from dpsweep.orchestration.store.attempts import adopt_attempts
 from dpsweep.orchestration.store.integrity import damages, met_other_data
-from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import SweepFiles, sweep_at
 from dpsweep.orchestration.store.release_modes import release_mode
 from dpsweep.orchestration.store.results import TrialResult
 from dpsweep.orchestration.sweeps.manifest import Manifest
@@ -44,7 +44,7 @@ def take_finished(
     copied: InvalidInput for a sweep with another release mode or encryption, and for trials of other data or code.
     DataCorruption for damaged files, and for claims below the cost of their traces.
     """
-    other = SweepFiles(absolute(folder))
+    other = sweep_at(folder)
     record = owned_record(other)
     if record.sweep.release != sweep.release or (record.manifest.key_check is None) != (manifest.key_check is None):
         raise InvalidInput(

@@ -32,7 +32,7 @@ from dpsweep.orchestration.execution.storage_checks import abort_uploads
 from dpsweep.orchestration.store import integrity
 from dpsweep.orchestration.store.attempts import AttemptLog
 from dpsweep.orchestration.store.integrity import damages
-from dpsweep.orchestration.store.layout import SweepFiles, absolute, no_sweep, require_no_links, with_candidates
+from dpsweep.orchestration.store.layout import SweepFiles, no_sweep, require_no_links, sweep_at, with_candidates
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.results import StoredResult, TrialResult
@@ -114,14 +114,14 @@ def _deleted(trial: TrialFiles) -> Iterator[str]:
 def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     """Delete everything that the sweep and its tuning wrote, except the record of their releases in ``attempts/``.
 
-    Also what a sweep left that was not reached: `begun`. A later sweep in this folder counts these releases.
-    ``sweep.json`` is deleted last, so that an interrupted deletion can be repeated. Returns: the keys of the trials
-    whose releases stay recorded. Raises: InvalidInput for a folder without a sweep and while another process runs it,
-    DataCorruption if the record of releases cannot be read, StorageError.
+    Also what was `left_before_it_began`. A later sweep in this folder counts these releases. ``sweep.json`` is deleted
+    last, so that an interrupted deletion can be repeated. Returns: the keys of the trials whose releases stay recorded.
+    Raises: InvalidInput for a folder without a sweep and while another process runs it, DataCorruption if the record of
+    releases cannot be read, StorageError.
     """
     if exists(files.manifest):
         return _delete_whole(files)
-    if not begun(files):
+    if not left_before_it_began(files):
         raise no_sweep(files)
     require_no_links(files)
     counted = _delete_whole(files.of_tuning) if exists(files.of_tuning.manifest) else ()
@@ -136,7 +136,7 @@ def delete_sweep(files: SweepFiles) -> tuple[str, ...]:
     return counted
 
 
-def begun(files: SweepFiles) -> str:
+def left_before_it_began(files: SweepFiles) -> str:
     """Return what lies in a folder whose sweep has not begun, in words; "" if there is nothing of one."""
     if exists(files.of_tuning.manifest):
         return f"the unfinished tuning in {files.root}"
@@ -195,7 +195,7 @@ def forget_keys(folder: str) -> tuple[str, ...]:
     Raises: InvalidInput for a folder without a sweep, and while another process runs it, and as `abort_uploads`;
     UnsafeFile for a link in it, with nothing deleted.
     """
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     sweeps = [each for each in with_candidates(files) if exists(each.manifest)]
     if not sweeps:
         raise no_sweep(files)

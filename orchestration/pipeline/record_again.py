@@ -25,7 +25,7 @@ from dpsweep.orchestration.execution.publication import (
 from dpsweep.orchestration.execution.upkeep import damaged_files
 from dpsweep.orchestration.pipeline.stage import Outcome, recording_in
 from dpsweep.orchestration.report.writing import write_reports
-from dpsweep.orchestration.store.layout import SweepFiles, absolute
+from dpsweep.orchestration.store.layout import SweepFiles, sweep_at
 from dpsweep.orchestration.store.ownership import exclusive
 from dpsweep.orchestration.store.published import TrialState
 from dpsweep.orchestration.store.release_modes import release_mode
@@ -57,7 +57,7 @@ def record_again(
     Raises: InvalidInput if the folder holds no sweep, a driver runs in it, or MLflow cannot be opened; DataCorruption
     for damaged files.
     """
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     stages = [each for each in (files.of_tuning, files) if exists(each.manifest)]
     if not stages:
         raise InvalidInput(f"{files.root} holds no sweep, so there is nothing to record; name one that ran there")
@@ -171,7 +171,7 @@ def show_accounts(folder: str, tracking_uri: str | None = None) -> None:
     tracking_uri: None for the SQLite store in the sweep's folder. Raises: StorageError, TrackingUnavailable, and
     InvalidInput if MLflow cannot be opened.
     """
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     record = checked_record(files)
     with tempfile.TemporaryDirectory(prefix="dps-pages-") as folder:
         shown = published(files, record, Path(folder))
@@ -194,7 +194,7 @@ def render_again(folder: str) -> Outcome:
     Raises: InvalidInput if the folder holds no sweep, or one with another encryption key. DataCorruption, without a
     report, with one line per damaged file and per claim smaller than the cost of its trace.
     """
-    files = SweepFiles(absolute(folder))
+    files = sweep_at(folder)
     record = owned_record(files)
     wrong = damaged_files(files, record)
     if wrong:

@@ -39,8 +39,11 @@ def absolute(location: str) -> str:
     >>> absolute("s3://bucket/runs/a"), absolute("/data/../runs/a"), absolute("file:///runs/a%20b")
     ('s3://bucket/runs/a', '/runs/a', 'file:///runs/a%20b')
 
-    Raises: InvalidInput for a location with a null character or a name that is too long, which no file may have.
+    Raises: InvalidInput for an empty location, which would be the working directory, and one with a null character or a
+    name that is too long, which no file may have.
     """
+    if not location:
+        raise InvalidInput("a path is empty, as of a variable that is not set; name a folder or a file")
     if "\0" in location:
         raise InvalidInput(f"{location!r} holds a null character, which no file name may; give another path")
     if "://" not in location and any(len(os.fsencode(name)) > _LONGEST_NAME for name in Path(location).parts):
@@ -64,15 +67,52 @@ def output_files(output: str | None, name: str) -> SweepFiles:
 
     Raises: InvalidInput as `absolute`, and for a local path that is a file or leads through one, or that is too long.
     """
-    root = absolute(output or default_output(name))
+    root = absolute(default_output(name) if output is None else output)
     if "://" not in root:
         try:
-            file = next((level for level in (Path(root), *Path(root).parents) if level.is_file()), None)
+            os.stat(root)
+        except (FileNotFoundError, NotADirectoryError):
+            pass
         except OSError as error:
             raise InvalidInput(f"--output {root}: {error.strerror}; name another folder with --output") from error
-        if file is not None:
+        if file := _no_folder(root):
             raise InvalidInput(f"--output {root}: {file} is a file, not a folder; name another folder with --output")
     return SweepFiles(root)
+
+
+def _no_folder(root: str) -> str:
+    """Return what is no folder on the way to a local path, its end included; "" if there is nothing."""
+    levels = (root, *map(str, Path(root).parents)) if "://" not in root else ()
+    return next((level for level in levels if os.path.exists(level) and not os.path.isdir(level)), "")
+
+
+def folder_at(location: str, wanted: str = "the folder of a sweep, which `dpsweep run` wrote") -> str:
+    """Return `absolute` of a folder that a user names; it need not be there. wanted: for the message.
+
+    Raises: InvalidInput as `absolute`, and for a local path that is no folder or leads through a file.
+    """
+    root = absolute(location)
+    if file := _no_folder(root):
+        raise InvalidInput(f"{file} is a file, not a folder; name {wanted}")
+    return root
+
+
+def file_at(location: str) -> str:
+    """Return `absolute` of a file that a user names. Raises: InvalidInput as it, and for a local folder or device."""
+    uri = absolute(location)
+    if "://" not in uri and os.path.exists(uri) and not os.path.isfile(uri):
+        raise InvalidInput(f"{uri} is {'a folder' if os.path.isdir(uri) else 'a device'}, not a file; name a file")
+    return uri
+
+
+def sweep_at(location: str) -> SweepFiles:
+    """Return the files of a stored sweep that a user names. Raises: as `folder_at`."""
+    return SweepFiles(folder_at(location))
+
+
+def trial_at(location: str) -> TrialFiles:
+    """Return the files of a stored trial that a user names. Raises: as `folder_at`."""
+    return TrialFiles(folder_at(location, "the folder of a trial, below trials/ of its sweep"))
 
 
 LOCK: Final = ".lock"

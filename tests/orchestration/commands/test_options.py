@@ -13,8 +13,9 @@ import typer
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.commands.main import app
 from dpsweep.orchestration.commands.options import write_file
-from dpsweep.orchestration.commands.useless_options import USELESS, called
+from dpsweep.orchestration.commands.useless_options import USELESS, names_of
 from tests.orchestration.invoking import invoked, refused
+from tests.orchestration.sample_grids import small
 from tests.orchestration.sample_results import stored_sample
 
 COMMANDS: Any = typer.main.get_command(app)
@@ -108,7 +109,7 @@ def test_an_option_without_effect_is_refused(case: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("command", USELESS)
 def test_every_option_of_the_table_is_one_of_its_command(command: str) -> None:
     """A renamed option does not go out of the table in silence."""
-    known = {name for each in COMMANDS.commands[command].params for name in called(each)}
+    known = {name for each in COMMANDS.commands[command].params for name in names_of(each)}
     named = {name for rule in USELESS[command] for name in (*rule.options, *rule.beside, *rule.without)}
     assert named <= known
 
@@ -131,3 +132,37 @@ def test_code_that_the_sweep_does_not_name_is_compared_with_nothing(tmp_path: Pa
 def test_a_store_named_by_the_environment_is_for_all_commands(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "none")
     assert "register" not in refused(InvalidInput, "best", tmp_path)
+
+
+OF_A_FOLDER: tuple[tuple[str, ...], ...] = (
+    *((name,) for name in ("status", "list", "dashboard", "verify", "account", "audit", "best", "report", "forget")),
+    ("prune", "--norms"),
+    ("delete", "--yes"),
+    ("record",),
+    ("export", "--to", "x.csv"),
+    ("compare",),
+    ("owner-report", "--example-id", "1"),
+    ("epsilon", "--delta", "1e-5", "--trial"),
+)
+OF_A_FILE: tuple[tuple[str, ...], ...] = (("decrypt", "--to", "x"), ("epsilon", "--delta", "1e-5", "--trace"))
+
+
+@pytest.mark.parametrize("command", OF_A_FOLDER, ids=lambda command: command[0])
+def test_a_file_is_no_folder_and_no_path_is_none(tmp_path: Path, command: tuple[str, ...]) -> None:
+    """Wrong input, by its name, and nobody's planted file; an empty path is not the working directory."""
+    (tmp_path / "file").write_text("mine")
+    for path in (tmp_path / "file", tmp_path / "file" / "below"):
+        said = refused(InvalidInput, *command, path)
+        assert said.startswith(f"{tmp_path}/file is a file, not a folder; name the folder of a ")
+    assert "a path is empty" in refused(InvalidInput, *command, "")
+
+
+@pytest.mark.parametrize("command", OF_A_FILE, ids=lambda command: command[0])
+def test_a_folder_is_no_file(tmp_path: Path, command: tuple[str, ...]) -> None:
+    assert refused(InvalidInput, *command, tmp_path) == f"{tmp_path} is a folder, not a file; name a file"
+    assert "/dev/null is a device" in refused(InvalidInput, *command, "/dev/null")
+
+
+def test_an_empty_output_is_not_the_default_one(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text(small())
+    assert "a path is empty" in refused(InvalidInput, "run", tmp_path / "s.yaml", "--output", "")
