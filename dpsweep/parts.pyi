@@ -253,6 +253,27 @@ class _Data:
         group_names: Each[Sequence[str] | Mapping[str, Sequence[str]] | None] = None,
         group: Each[str | Sequence[str]] = "group",
     ) -> Part: ...
+    def image_table(
+        self,
+        *,
+        path: Each[str],
+        image: Each[str],
+        label: Each[str | Sequence[str]],
+        folder: Each[str | None] = None,
+        size: Each[int] = 32,
+        task: Each[Literal["classification", "regression", "multi_label"]] = "classification",
+        group: Each[str | Sequence[str] | None] = None,
+        user: Each[str | Sequence[str] | None] = None,
+        user_separator: Each[str | None] = None,
+        test_path: Each[str | None] = None,
+        classes: Each[Sequence[str | bool | int | float] | None] = None,
+        groups: Each[
+            Sequence[str | bool | int | float] | Mapping[str, Sequence[str | bool | int | float]] | None
+        ] = None,
+        ranges: Each[Mapping[str, Sequence[float]] | None] = None,
+        encoding: Each[str | None] = None,
+    ) -> Part:
+        """Return the pictures whose files the column ``image`` of a .csv, .tsv, .jsonl or .parquet file names."""
     def mnist(self, *, root: Each[str | None] = None) -> Part:
         """Return 60,000 + 10,000 handwritten digits of 28 x 28 pixels; groups are the digits."""
     def parquet(

@@ -49,6 +49,7 @@ LIST_VALUES: Final[Mapping[str, Mapping[str, Mapping[str, Any]]]] = {
         "text": _TEXTS,
         "image_folder": _IMAGES,
         "image_masks": {**_IMAGES, "values": _LIST},
+        "image_table": _TEXTS,
         "utkface": {"group": _LIST, "races": _LIST},
     },
     "model": {

@@ -94,6 +94,20 @@ def make_image_folder(folder: Path, per_class: int = 20) -> Path:
     return folder
 
 
+def make_listed_images(folder: Path, rows: int = 60) -> Path:
+    """folder/table.csv, whose column file names folder/pictures/NN.png; bright pictures have the label bright."""
+    (folder / "pictures").mkdir(parents=True)
+    lines = ["file,y,sex,who,age,old,tall"]
+    for row in range(rows):
+        write_picture(folder / "pictures" / f"{row:02}.png", 40 + 160 * (row % 2) + row % 7)
+        flags = f"{row % 2},{row // 2 % 2}"
+        lines.append(
+            f"pictures/{row:02}.png,{('dark', 'bright')[row % 2]},{'fm'[row // 2 % 2]},{row % 20},{20 + row},{flags}"
+        )
+    (folder / "table.csv").write_text("\n".join(lines) + "\n")
+    return folder / "table.csv"
+
+
 def make_masks(folder: Path, pictures: int = 60, side: int = 16) -> Path:
     """folder/{images,masks}: a bright disc on noise, in two sizes of pictures; around it 255, which is not counted.
 

@@ -37,6 +37,7 @@ from dpsweep.workers.data.given import (
 from dpsweep.workers.data.idx import fashion_mnist, mnist
 from dpsweep.workers.data.images import IMAGENET_SCALING, image_folder
 from dpsweep.workers.data.label_columns import TableTask
+from dpsweep.workers.data.listed_images import image_table
 from dpsweep.workers.data.mapped import RowForm, once_on_node
 from dpsweep.workers.data.masks import image_masks
 from dpsweep.workers.data.new_rows import Columns, NewRows
@@ -80,6 +81,7 @@ _SOURCES: Mapping[str, Callable[..., Source]] = {
     "fashion_mnist": fashion_mnist,
     "image_folder": image_folder,
     "image_masks": image_masks,
+    "image_table": image_table,
     "mnist": mnist,
     "parquet": table,
     "text": text,

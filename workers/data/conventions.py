@@ -159,6 +159,15 @@ def is_list(text: str) -> bool:
     )
 
 
+def is_picture(text: str) -> bool:
+    """Return whether the text names a file of a picture.
+
+    >>> [is_picture(text) for text in ("scans/a 1.JPG", "a.tiff", "a.pdf")]
+    [True, True, False]
+    """
+    return re.search(r"\.(?:bmp|gif|jpe?g|png|ppm|tiff?|webp)\s*$", text, re.IGNORECASE) is not None
+
+
 def is_prose(text: str) -> bool:
     """Return whether a text has several words, or as many letters of a script that needs no blanks between them."""
     return len(text.split()) >= _FEWEST_WORDS or sum(map(_UNSPACED.__le__, text)) >= _FEWEST_SIGNS

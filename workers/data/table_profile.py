@@ -22,6 +22,7 @@ from dpsweep.workers.data.conventions import (
     are_written_as_thousands,
     is_date,
     is_list,
+    is_picture,
     is_prose,
     number_of,
     parsed,
@@ -62,6 +63,7 @@ class ColumnProfile:
     `may_be_thousands`: whether points may separate thousands.
     `has_lists`: whether texts spell lists of numbers.
     `has_dates`: whether they spell dates or times, or numbers do, such as 20200131.
+    `has_pictures`: whether texts name files of pictures.
     `is_prose`: whether most texts have several words.
     `deviation`: standard deviation of the numbers.
     """
@@ -84,6 +86,7 @@ class ColumnProfile:
     ways: tuple[str, ...] = ()
     has_lists: bool = False
     has_dates: bool = False
+    has_pictures: bool = False
     is_prose: bool = False
     deviation: float = 0.0
     strange: str = ""
@@ -339,6 +342,7 @@ def _column(
             ways=written_in_several_ways(texts),
             has_lists=bool(texts) and all(map(is_list, texts)),
             has_dates=bool(texts) and (pa.types.is_temporal(values.type) or all(map(is_date, texts))),
+            has_pictures=bool(texts) and all(map(is_picture, texts)),
             is_prose=sum(map(is_prose, texts)) > len(texts) / 2,
             strange=strange_among_numbers(texts),
         )

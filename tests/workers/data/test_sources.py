@@ -22,6 +22,7 @@ from tests.workers.data_folders import (
     make_cifar_jpegs,
     make_fashion,
     make_image_folder,
+    make_listed_images,
     make_masks,
     make_table,
     make_utkface,
@@ -34,7 +35,7 @@ STORED = {
     "dutch": "dutch/dutch.csv",
     "mnist": "MNIST/raw/train-images-idx3-ubyte.gz",
 }
-MADE = ("csv", "parquet", "cifar10", "fashion_mnist", "image_folder", "image_masks", "utkface")
+MADE = ("csv", "parquet", "cifar10", "fashion_mnist", "image_folder", "image_masks", "image_table", "utkface")
 
 
 def require_stored(name: str, path: str | None = None) -> None:
@@ -68,6 +69,7 @@ def spec(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactor
             "classes": ["ground", "disc", "edge"],
             "values": [0, 1, 255],
         },
+        "image_table": lambda: {"path": str(make_listed_images(folder)), "image": "file", "label": "y", "user": "who"},
         "utkface": lambda: {"root": str(make_utkface(folder)), "size": 8},
     }
     params = makers[name]() if name in makers else {}

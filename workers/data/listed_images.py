@@ -1,0 +1,124 @@
+"""Pictures that a table lists: a column of files, with labels, groups and users in other columns."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pyarrow as pa
+
+from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
+from dpsweep.workers.data.base import Source, repeated
+from dpsweep.workers.data.images import IMAGENET_SCALING, read_images
+from dpsweep.workers.data.label_columns import TableTask, label_columns
+from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns
+from dpsweep.workers.data.source_files import require_path
+from dpsweep.workers.data.spelling import CellValues, declared_groups
+from dpsweep.workers.data.table import (
+    Declared,
+    Range,
+    Roles,
+    encoding_of,
+    owned,
+    require_other,
+    rows_left_out,
+    used_columns,
+    user_names,
+)
+from dpsweep.workers.data.table_files import read_table_file
+from dpsweep.workers.data.tabular import attributes, complete_rows
+
+
+def image_table(
+    path: str,
+    image: str,
+    label: str | Sequence[str],
+    folder: str | None = None,
+    size: int = 32,
+    task: TableTask = "classification",
+    group: str | Sequence[str] | None = None,
+    user: UserColumns = None,
+    user_separator: str | None = None,
+    test_path: str | None = None,
+    classes: CellValues | None = None,
+    groups: CellValues | Mapping[str, CellValues] | None = None,
+    ranges: Mapping[str, Range] | None = None,
+    encoding: str | None = None,
+) -> Source:
+    """Return the pictures whose files the column ``image`` of a .csv, .tsv, .jsonl or .parquet file names.
+
+    folder: where these names start, by default the folder of each table; no file may lie outside of it, by its name or
+    by a link. size: pictures are resized to size x size, in colour. label, task, group, user, user_separator,
+    test_path, classes, groups, encoding, and ranges, of the labels of a regression: as in tables. Rows with a missing
+    value are left out, and notes count them. Example ids count the rows of the table, then of ``test_path``. All
+    pictures are held in memory.
+
+    Raises: InvalidInput for unknown columns, undeclared values, files that are missing, outside or there twice, and
+    pictures that do not fit; DataCorruption for unreadable files.
+    """
+    labels = label_columns(label, task)
+    by = (
+        ()
+        if group is None and task != "classification"
+        else attributes("image_table", labels if group is None else group)
+    )
+    declared = Declared(task, ranges or {}, {}, classes, declared_groups(by, groups))
+    owners = OwnerColumns.of(user, user_separator)
+    roles = Roles(labels, by, owners.column, (image,), frozenset((image,)))
+    if image in (*labels, *by, *owners.names):
+        raise InvalidInput(f"the column {image!r} is the image, and also a label, group or user; name another of both")
+    texts = {image: [], **declared.texts(labels, by, owners.names)}
+    if test_path is not None:
+        require_other(test_path, path)
+    paths = [path] if test_path is None else [path, test_path]
+    tables = [
+        used_columns(owned(read_table_file(each, texts, encoding), owners, each), roles, texts, each) for each in paths
+    ]
+    encoded = encoding_of(tables[0], replace(roles, features=()), declared)
+    kept = [complete_rows(each) for each in tables]
+    complete = [each.take(rows) for each, rows in zip(tables, kept, strict=True)]
+    files = [
+        _files(each[image], Path(folder or Path(place).expanduser().parent), place)
+        for each, place in zip(complete, paths, strict=True)
+    ]
+    if repeat := repeated([str(file) for part in files for file in part]):
+        raise InvalidInput(
+            f"two rows of {path} have one picture; keep one, as whoever is there twice is protected half as well"
+        ) from PrivateDetail(repeat)
+    pictures = read_images([file for part in files for file in part], size).split(list(map(len, files)))
+    users = user_names(tables, owners.column)
+    starts = (0, tables[0].num_rows)
+    splits = [
+        encoded.joined(found, part, rows + first, users, encoded.labels.encode(part))
+        for found, part, rows, first in zip(pictures, complete, kept, starts, strict=False)
+    ]
+    return Source(
+        Path(path).stem,
+        splits[0],
+        splits[1] if len(splits) > 1 else None,
+        encoded.group_names,
+        encoded.labels.names,
+        IMAGENET_SCALING,
+        task=task,
+        notes=rows_left_out(list(zip(tables, kept, strict=True)), encoded),
+        reasons=encoded.reasons,
+    )
+
+
+def _files(names: pa.ChunkedArray, folder: Path, table: str) -> list[Path]:
+    """Return the files of these names in ``folder``, without links. Raises: InvalidInput for others."""
+    base = require_path(str(folder)).resolve()
+    listed = [base / name for name in names.to_pylist()]
+    if missing := [file for file in listed if not os.path.exists(file)]:  # False for a name that no file can have
+        raise InvalidInput(
+            f"some pictures that {table} names are not in {base}; correct the names, or set `folder`, where they start"
+        ) from PrivateDetail(f"{count_of(len(missing), 'picture')} of {len(listed)}, first {missing[0]}")
+    files = [file.resolve() for file in listed]
+    if outside := [file for file in files if not file.is_relative_to(base)]:
+        raise InvalidInput(
+            f"some pictures that {table} names lie outside of {base}, by their names or by links; set `folder` to one "
+            "that holds all"
+        ) from PrivateDetail(f"{count_of(len(outside), 'picture')} of {len(listed)}, first {outside[0]}")
+    return files
