@@ -341,6 +341,8 @@ def _data_section(subject: _Subject) -> Iterator[str]:
             yield "  # counts and other amounts are learnt by task: regression, without classes, with loss: mse"
     else:
         yield f"  task: {subject.task}    # CONFIRM: {_TASKS[subject.task]}"
+        for label in (each for each in subject.labels if each.is_order):
+            yield f"  # {quoted(label.name)} has whole numbers that only count the rows, as an identifier does"
     if subject.group is not None and subject.groups is not None:
         yield f"  group: {quoted(subject.group)}    # whose quality and privacy are compared; it is not a feature here"
         yield f"  groups: {_listed(subject.groups.values or ())}    # CONFIRM{_lacking(subject.groups)}"

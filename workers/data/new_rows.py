@@ -32,6 +32,7 @@ from dpsweep.workers.data.tabular import (
     Column,
     Hashed,
     Numeric,
+    Unscaled,
     as_numbers,
     complete_rows,
     encoded_columns,
@@ -75,6 +76,11 @@ class Columns:
     def width(self) -> int:
         """Return the number of features."""
         return sum(map(_width, self.encoders))
+
+    @property
+    def leading_numbers(self) -> int:
+        """Return how many features are numbers before the first that is part of a category or a text."""
+        return sum(1 for _ in itertools.takewhile(lambda each: isinstance(each, Numeric | Unscaled), self.encoders))
 
     @property
     def example(self) -> dict[str, Any]:

@@ -16,7 +16,7 @@ from torch import Tensor
 from dpsweep.accounting.errors import InvalidInput, count_of, keep_whole, require_finite
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Release
 from dpsweep.accounting.registry import build
-from dpsweep.workers.data import Dataset, Split
+from dpsweep.workers.data import Columns, Dataset, Split, columns_of_rows
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
 from dpsweep.workers.training.frozen_features import ROWS, FrozenFeatures, TextFeatures, in_blocks, with_features
@@ -158,7 +158,7 @@ class RobustRanges:
         return (GaussianRelease("robust_ranges", self.noise_multiplier),)
 
     def fit(self, dataset: Dataset, noise: NoiseSource) -> State:
-        width = _numbers("robust_ranges", self.columns, dataset.feature_shape)
+        width = _numbers("robust_ranges", self.columns, dataset)
         return private_ranges(lambda: _leading(dataset, width), width, noise, self.noise_multiplier, self.outside)
 
     def transform(self, dataset: Dataset, state: State) -> Dataset:
@@ -166,7 +166,7 @@ class RobustRanges:
         return with_features(dataset, change, "numbers on a private scale, logarithmic beyond most rows")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        width = _numbers("robust_ranges", self.columns, dataset.feature_shape)
+        width = _numbers("robust_ranges", self.columns, dataset)
         zeros, ones = torch.zeros(width), torch.ones(width)
         return self.transform(dataset, {"low": zeros, "high": ones, "mean": zeros, "deviation": ones})
 
@@ -208,7 +208,7 @@ class Standardised:
 
         The number of rows is public.
         """
-        width, rows = _numbers("standardised", self.columns, dataset.feature_shape), len(dataset.train)
+        width, rows = _numbers("standardised", self.columns, dataset), len(dataset.train)
         sums = bounded_sums(lambda: _leading(dataset, width), width)
         released = noise.added(sums, self.noise_multiplier) * 2.0**0.5 / rows
         error = 2.0**0.5 * self.noise_multiplier / rows * 0.5 * width**0.5
@@ -230,19 +230,26 @@ class Standardised:
         return with_features(dataset, in_blocks(standardised), "numbers centred and scaled by private moments")
 
     def rehearse(self, dataset: Dataset) -> Dataset:
-        width = _numbers("standardised", self.columns, dataset.feature_shape)
+        width = _numbers("standardised", self.columns, dataset)
         return self.transform(dataset, {"mean": torch.full((width,), 0.5), "deviation": torch.tensor([0.25])})
 
 
-def _numbers(name: str, columns: int | None, feature_shape: tuple[int, ...]) -> int:
+def _numbers(name: str, columns: int | None, dataset: Dataset) -> int:
     """Return how many leading features of a row of a table are numbers.
 
-    Raises: InvalidInput for other features than a table's, and fewer than ``columns``.
+    Raises: InvalidInput for other features than a table's, and fewer than ``columns``, or fewer of them numbers.
     """
+    feature_shape = dataset.feature_shape
     if len(feature_shape) != 1:
         raise InvalidInput(f"{name} takes rows of a table, but features have shape {feature_shape}")
     if columns is not None and columns > feature_shape[0]:
         raise InvalidInput(f"columns of {name} is {columns}, but a row has {count_of(feature_shape[0], 'feature')}")
+    read = None if columns is None or dataset.columns is None else columns_of_rows(dataset.columns)
+    if isinstance(read, Columns) and columns is not None and columns > (numbers := read.leading_numbers):
+        raise InvalidInput(
+            f"columns of {name} is {columns}, but only the first {count_of(numbers, 'feature')} of a row are numbers; "
+            "name all numbers first in `features` of the data, and set columns to how many they are"
+        )
     return columns or feature_shape[0]
 
 

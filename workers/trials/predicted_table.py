@@ -35,8 +35,8 @@ def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dic
     if columns is None:
         raise InvalidInput(
             f"the data {trained.spec.data.name!r} of the trial are neither a table whose `ranges` and `categories` are "
-            "all declared nor texts with a label, so that no other table can be read alike; declare them and train "
-            "again, or give encoded examples to `predict`"
+            "all declared nor texts with a label, so that no other table can be read alike; declare those of a table "
+            "and train again, or give encoded examples to `predict` in Python (docs/python.md)"
         )
     if isinstance(table, str | Path):
         rows = columns.encoded(str(table))

@@ -345,3 +345,9 @@ def test_one_place_is_no_embedding_and_durations_are_no_texts(tmp_path: Path) ->
     parquet.write_table(pa.table(columns), tmp_path / "times.parquet")
     text = draft_sweep(tmp_path / "times.parquet", ["y"], None)
     assert '# left out: "took", which holds dates or times; as numbers' in text
+
+
+def test_a_label_that_counts_the_rows_is_asked_about(tmp_path: Path) -> None:
+    said = '# "y" has whole numbers that only count the rows, as an identifier does'
+    for amounts, is_said in (([str(row + 7) for row in ROWS], True), ([str(row * row % 997) for row in ROWS], False)):
+        assert (said in draft_sweep(table(tmp_path, "x,y", SCORES, amounts), ["y"], None)) == is_said

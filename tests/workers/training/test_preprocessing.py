@@ -36,6 +36,7 @@ from dpsweep.workers.training.preprocessing import (
 from dpsweep.workers.training.robust_ranges import ROUNDS, counts_between, magnitudes, scaled_by
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
+from tests.workers.data_folders import make_table
 from tests.workers.devices import DEVICE
 from tests.workers.trial_specs import small_trial
 from tests.workers.user_modules import allowed
@@ -376,6 +377,26 @@ def test_a_rehearsal_has_the_shape_and_type_of_the_real_thing(digits: Dataset) -
         rehearsed = pca.rehearse(dataset)
         assert rehearsed.train.features.shape == real.train.features.shape
         assert rehearsed.train.features.dtype == real.train.features.dtype == torch.float32
+
+
+@pytest.mark.parametrize("name", ["robust_ranges", "standardised"])
+def test_columns_are_refused_where_a_category_stands_among_them(tmp_path: Path, name: str) -> None:
+    """Who moves a column from `unscaled` to `categories` would have its one-hot features scaled, and numbers not."""
+    data = {
+        "path": str(make_table(tmp_path / "people.csv")),
+        "label": "income",
+        "classes": ["high", "low"],
+        "categories": {"job": ["baker", "smith", "tailor"]},
+        "ranges": {"age": [18, 80]},
+    }
+    mixed = load_dataset(DataSpec("csv", {**data, "features": ["job", "age"]}))
+    ordered = load_dataset(DataSpec("csv", {**data, "features": ["age", "job"]}))
+    for dataset, columns, numbers in ((mixed, 1, "0 features"), (mixed, 4, "0 features"), (ordered, 2, "1 feature")):
+        preparing = make_preprocessing(Component(name, {"columns": columns}))
+        with pytest.raises(InvalidInput, match=f"is {columns}, but only the first {numbers} of a row are numbers"):
+            preparing.rehearse(dataset)
+    make_preprocessing(Component(name, {"columns": 1})).rehearse(ordered)
+    make_preprocessing(Component(name, {})).rehearse(mixed)  # all features, as asked for
 
 
 class TestRobustRanges:
