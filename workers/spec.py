@@ -16,6 +16,7 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Annotated, Any, Final, Literal, assert_never, get_args, get_type_hints
 
+import numpy as np
 from pydantic import Field, GetPydanticSchema, TypeAdapter, ValidationError
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticSerializationError, core_schema
@@ -478,25 +479,34 @@ class TrialSpec:
         return _ADAPTER.dump_json(self, indent=2).decode()
 
     def checked(self) -> TrialSpec:
-        """Return this spec after a round trip through JSON, where for instance tuples in parameters become lists.
+        """Return this spec after a round trip through JSON, where for instance tuples in parameters become lists, and
+        numbers of numpy plain ones.
 
         Raises: InvalidInput naming the first field whose value has another type than declared.
         """
         try:
-            text = _ADAPTER.dump_json(self, warnings=False)
+            text = _ADAPTER.dump_json(self, warnings=False, fallback=_plain_number)
             spec = TrialSpec.from_json(text)
         except ValidationError as error:
             first = error.errors()[0]
             field = ".".join(place_of(first["loc"], json.loads(text)))
             raise InvalidInput(f"{field} is {first['input']!r}, but: {first['msg']}") from error
         except PydanticSerializationError as error:
-            raise InvalidInput(f"a trial is written as JSON: {error}; use numbers, text, lists and maps") from error
+            why = str(error).rpartition("Error: ")[2]
+            raise InvalidInput(f"a trial is written as JSON: {why}; use numbers, text, lists and maps") from error
         return spec
 
     @staticmethod
     def from_json(text: str | bytes) -> TrialSpec:
         """Return the spec from JSON. Raises: ValidationError of pydantic, a ValueError."""
         return _ADAPTER.validate_json(text)
+
+
+def _plain_number(value: object) -> object:
+    """Return a number of numpy as Python's. Raises: PydanticSerializationError for anything else."""
+    if isinstance(value, np.generic):
+        return value.item()
+    raise PydanticSerializationError(f"{value!r} is a {type(value).__name__}")
 
 
 def at_speed_of(spec: TrialSpec, execution: ExecutionSpec) -> TrialSpec:

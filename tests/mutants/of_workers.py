@@ -14,6 +14,8 @@ LOOP: Final = (
     "tests/workers/training/test_private_training.py::test_no_noise_follows_correlated_noise_that_was_made_in_part",
 )
 
+OUTSIDE: Final = ("tests/workers/training/test_outside_steps.py",)
+
 WORKERS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/training/trial_mechanism.py",
@@ -84,6 +86,29 @@ WORKERS: Final[tuple[Mutant, ...]] = (
             "correlated noise goes on after a step that made it in part",
             True,
         ),
+        B(
+            "self._outside.require_none()",
+            "pass",
+            "code around an engine updates the model by a batch without noise",
+            True,
+            OUTSIDE,
+        ),
+    ),
+    *bugs_in(
+        "workers/training/torch_optimizers.py",
+        OUTSIDE,
+        B("if optimizer not in _STEPPING:", "if False:", "the optimizer of an engine steps without noise", True),
+    ),
+    *bugs_in(
+        "workers/gradients/modes.py",
+        ("tests/workers/gradients/test_row_independence.py::test_a_module_or_hook_that_is_new_is_verified_at_once",),
+        B(
+            "module.training, module, id",
+            "module.training, id",
+            "a layer that another one replaces is not verified",
+            True,
+        ),
+        B("*_hooks_of(module))", ")", "a hook that is added during the training is not verified", True),
     ),
     *bugs_in(
         "workers/trials/trial.py",

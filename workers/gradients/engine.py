@@ -32,7 +32,7 @@ from dpsweep.workers.gradients.micro_batches import (
     require_last,
     with_padding,
 )
-from dpsweep.workers.gradients.modes import RandomState, modes_of
+from dpsweep.workers.gradients.modes import RandomState, Structure, structure_of
 from dpsweep.workers.gradients.pass_results import (
     BatchNorms,
     Combination,
@@ -45,7 +45,7 @@ from dpsweep.workers.gradients.pass_results import (
 from dpsweep.workers.gradients.per_row import reading_as_verified
 from dpsweep.workers.gradients.planners import Planner, default_planner
 from dpsweep.workers.gradients.recorded import Done, Recording, Recordings
-from dpsweep.workers.gradients.verified_model import Modes, PerExampleLoss, VerifiedModel
+from dpsweep.workers.gradients.verified_model import PerExampleLoss, VerifiedModel
 from dpsweep.workers.machine.devices import float32_precisions, lacks_memory, refuse_autocast
 
 T = TypeVar("T")
@@ -119,7 +119,7 @@ class GradientEngine:
         )
         self._named_layers, self._outputs = self._verified.layers, self._verified.outputs
         self._finiteness = FinitenessCheck()
-        self._modes: Modes = ()
+        self._structure: Structure = ()
         can_record = micro_batch_size is not None and next(iter(self._read.values())).device.type == "cuda"
         self._recordings = Recordings(model, per_example_loss) if launches == "recorded" and can_record else None
         self._axes_of_weights = 1
@@ -297,7 +297,7 @@ class GradientEngine:
         tensors = [*self.model.parameters(), *self.model.buffers()]
         rows = [(each.shape, each.stride(), each.dtype, each.device) for each in (batch.x, batch.y)]
         held = [(each.data_ptr(), each.shape, each.stride(), each.dtype, each.requires_grad) for each in tensors]
-        settings = self._modes, self._outputs.finding, *float32_precisions()
+        settings = self._structure, self._outputs.finding, *float32_precisions()
         return keep, self._axes_of_weights * keep, *settings, *rows, *held
 
     def _with_padding(self, weights: Tensor, batch: MicroBatch) -> Tensor:
@@ -324,12 +324,12 @@ class GradientEngine:
         if torch.is_inference_mode_enabled():
             raise InvalidInput("torch.inference_mode() is on, in which there are no gradients; leave its block")
         require_trained(self.model, self._parameters)
-        self._modes = tuple(modes_of(self.model).items())
+        self._structure = structure_of(self.model)
         size = self._micro_batch_size or max(1, x.shape[0] // self._multiplicity)
-        if not self._verified.covers(self._modes):
+        if not self._verified.covers(self._structure):
             if self._recordings is not None:
                 self._recordings.forget()  # verification may change how layers run
-            self._verified.verify(x, y, self._modes, size)
+            self._verified.verify(x, y, self._structure, size)
         elif some := self._verified.due(x, y):
             if self._recordings is not None:
                 self._recordings.check_again()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -13,6 +13,29 @@ from torch import Tensor, nn
 def modes_of(model: nn.Module) -> dict[str, bool]:
     """Return whether each module is in training mode, by its name in the model."""
     return {name: module.training for name, module in model.named_modules()}
+
+
+Structure = tuple[tuple[Hashable, ...], ...]
+"""`structure_of` a model."""
+
+
+def structure_of(model: nn.Module) -> Structure:
+    """Return, of each module, what decides how it treats rows and may be changed between two batches.
+
+    It is its name and mode, itself, hooks, and a forward of this module alone.
+    """
+    return tuple(
+        (name, module.training, module, id(vars(module).get("forward")), *_hooks_of(module))
+        for name, module in model.named_modules()
+    )
+
+
+def _hooks_of(module: nn.Module) -> Iterator[int]:
+    """Yield a number for each hook, which torch gives to no other."""
+    yield from module._forward_pre_hooks
+    yield from module._forward_hooks
+    yield from module._backward_pre_hooks
+    yield from module._backward_hooks
 
 
 def set_modes(model: nn.Module, modes: Mapping[str, bool]) -> None:

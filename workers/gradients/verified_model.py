@@ -38,6 +38,7 @@ from dpsweep.workers.gradients.layers import (
     without_batch,
 )
 from dpsweep.workers.gradients.micro_batches import LastMicroBatch
+from dpsweep.workers.gradients.modes import Structure
 from dpsweep.workers.gradients.per_row import reading_as_verified
 from dpsweep.workers.gradients.proofs import Proof, digest_of_structure, known_proof, note_proof
 from dpsweep.workers.gradients.verification import check, in_double_where_rounding_matters, verify_rows
@@ -49,15 +50,12 @@ _FEW, _AGAIN, _ALONE = 4, 3, 3
 PerExampleLoss = Callable[[Tensor, Tensor], Tensor]
 """(model output, targets) -> one loss per row."""
 
-Modes = tuple[tuple[str, bool], ...]
-"""Names of modules, and whether each is in training mode."""
-
 
 class VerifiedModel:
     """A model with its loss, and the form in which the per-example gradients of each layer are computed.
 
-    Forms change only while a batch is verified, which `covers` asks for: the first one in each combination of modes,
-    and one that calls a layer in a new way. Of later batches some are compared again.
+    Forms change only while a batch is verified, which `covers` asks for: the first one with other modules, hooks or
+    modes, and one that calls a layer in a new way. Of later batches some are compared again.
 
     layers: outermost first. outputs: which of them are precise enough to be read. Others as in `GradientEngine`.
     """
@@ -77,7 +75,7 @@ class VerifiedModel:
         self._multiplicity, self._autocast = multiplicity, autocast
         self.layers = find_layers(model)
         self.outputs = OutputPrecision(self.layers)
-        self._covered, self._held = set[Modes](), set[str]()
+        self._covered, self._held = set[Structure](), set[str]()
         self._later, self._called_anew = LaterBatches(), False
 
     def capturing(self, rows: int) -> AbstractContextManager[Capture]:
@@ -103,9 +101,9 @@ class VerifiedModel:
             )
         return losses
 
-    def covers(self, modes: Modes) -> bool:
-        """Return whether gradients were verified with modules in these modes."""
-        return modes in self._covered
+    def covers(self, structure: Structure) -> bool:
+        """Return whether gradients were verified with these modules, in these modes."""
+        return structure in self._covered
 
     def adapt_to(self, error: Unverified) -> None:
         """Take up that a layer was called in a new way: the next batch is verified, or no hook is waited for again."""
@@ -115,7 +113,7 @@ class VerifiedModel:
         self._called_anew, self.layers = True, find_layers(self.model, self._whole)
         self._covered.clear()
 
-    def verify(self, x: Tensor, y: Tensor, modes: Modes, size: int) -> None:
+    def verify(self, x: Tensor, y: Tensor, structure: Structure, size: int) -> None:
         """Verify the gradients of a batch, in micro-batches of ``size`` examples if layers are called in several ways.
 
         Raises: InvalidInput for a model without per-example gradients.
@@ -125,7 +123,7 @@ class VerifiedModel:
         step = size * self._multiplicity if self._called_anew else max(1, len(x))
         conclusive = [self._verify(*part) for part in zip(x.split(step), y.split(step), strict=True)]
         if all(conclusive):
-            self._covered.add(modes)
+            self._covered.add(structure)
             settle_axes(self.layers)
 
     def due(self, x: Tensor, y: Tensor) -> tuple[Tensor, Tensor] | None:

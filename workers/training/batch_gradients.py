@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from dpsweep.workers.clipping import ClippingMethod, ClippingState, ClipRule, Examples, PublicFacts
 from dpsweep.workers.data import Dataset, Split, as_targets
 from dpsweep.workers.evaluation.predictions import Predictions, predict
-from dpsweep.workers.gradients.checks import require_autocast
+from dpsweep.workers.gradients.checks import check_model, require_autocast
 from dpsweep.workers.gradients.engine import GradientEngine, Weigh
 from dpsweep.workers.gradients.micro_batches import Launches
 from dpsweep.workers.gradients.pass_results import BatchNorms, WeightedSum
@@ -126,7 +126,9 @@ class LocalGradients:
 
     def __init__(self, spec: TrialSpec, dataset: Dataset, parts: ClippedParts) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
-        self.model = parts.model().to(device)
+        self.model = parts.model()
+        check_model(self.model)
+        self.model.to(device)
         self.values = ModelValues(self.model, parts.digest(self.model))
         autocast = torch.bfloat16 if execution.autocast else None
         require_autocast(self.model, autocast)

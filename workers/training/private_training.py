@@ -5,14 +5,13 @@ from __future__ import annotations
 import contextlib
 import copy
 import dataclasses
-import inspect
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, NoReturn
+from typing import Any, NoReturn, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -26,12 +25,13 @@ from dpsweep.accounting.individual import individual_epsilons, individual_reason
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
 from dpsweep.accounting.mechanism.noise_strategies import INDEPENDENT
 from dpsweep.accounting.mechanism.reasons import Reason, union, weakened
-from dpsweep.accounting.mechanism.samplings import Adjacency
+from dpsweep.accounting.mechanism.samplings import SAMPLINGS, Adjacency
 from dpsweep.accounting.mechanism.schedules import reads_accuracies, split_schedule
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.accounting.pld import CertifiedEpsilon, epsilon_of_examples
 from dpsweep.accounting.records.epsilon_files import Epsilons
 from dpsweep.accounting.records.shards import NormSnapshot
+from dpsweep.accounting.registry import build
 from dpsweep.workers.clipping import CLIPPING, ClippingMethod, PublicFacts, make_clipping, own_clipping, rehearse
 from dpsweep.workers.data import Dataset, Split, as_tensor, columns_of, groups_of, preparation_as_stored
 from dpsweep.workers.dataset_description import NO_GROUPS
@@ -56,7 +56,9 @@ from dpsweep.workers.training.batch_gradients import ClippedParts
 from dpsweep.workers.training.history import reasons_of_trial
 from dpsweep.workers.training.norm_recorder import NormStores
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
+from dpsweep.workers.training.outside_steps import OutsideSteps
 from dpsweep.workers.training.reproducible import explained, reproducible
+from dpsweep.workers.training.torch_optimizers import TorchOptimizer
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of, with_noise
 
@@ -147,15 +149,18 @@ class PrivateTraining:
 
         Raises: InvalidInput for parts that cannot be trained privately, Unreachable for a target that no noise meets.
         """
+        _require(model, nn.Module, "model", "a module, such as nn.Linear(8, 2)")
+        execution = ExecutionSpec(threads=torch.get_num_threads()) if execution is None else execution
+        _require(execution, ExecutionSpec, "execution", "dpsweep.workers.spec.ExecutionSpec(...)")
         device = next((each.device for each in model.parameters()), torch.device("cpu"))
-        execution = replace(execution or ExecutionSpec(threads=torch.get_num_threads()), device=str(device))
+        execution = replace(execution, device=str(device))
         self._dataset = _dataset(data, groups, group_names)
         component, make = _clipping(clipping)
         spec = TrialSpec(
             key="loop",
             data=DataSpec("own"),
             model=Component(type(model).__qualname__),
-            sampling=SamplingSpec(**sampling) if isinstance(sampling, Mapping) else SamplingSpec("poisson", sampling),
+            sampling=_sampling(sampling),
             clipping=component,
             noise=_noise(noise, target_epsilon),
             epochs=epochs,
@@ -169,7 +174,7 @@ class PrivateTraining:
         size = len(self._dataset.train)
         if large := why_too_large(delta, size):
             warnings.warn(large, stacklevel=3)  # the caller's line, outside `torch_defaults`
-        self._spec = spec if target_epsilon is None else _calibrated(spec, make(component), size, target_epsilon)
+        self._spec = spec if target_epsilon is None else _calibrated(spec, make(spec.clipping), size, target_epsilon)
         method = make(self._spec.clipping)
         mechanism = mechanism_of(self._spec, method, size)
         if component.name not in CLIPPING:
@@ -187,6 +192,7 @@ class PrivateTraining:
             source = make_noise_source(self._spec.noise_source, self._spec.seed, device)
             self._trainer = Trainer(self._spec, mechanism, self._dataset, source, NormStores(self._norms), parts)
             self._trainer.begin()
+        self._outside = OutsideSteps.of(model)
 
     @contextlib.contextmanager
     def _own_randomness(self) -> Iterator[None]:
@@ -226,6 +232,7 @@ class PrivateTraining:
     def _drawn(self) -> Batch:
         trainer = self._trainer
         self._rows = trainer.draw()
+        self._outside.drawn()
         return Batch(trainer.step_count, trainer.epoch, self._rows.clone(), trainer.local.data.inputs)
 
     def step(self, batch: Batch) -> None:
@@ -233,8 +240,8 @@ class PrivateTraining:
 
         A step that is interrupted, as by Ctrl-C, comes again where nothing of it was shown; else it counts as taken.
 
-        Raises: InvalidInput for anything but the batch that was drawn last, and for models and losses whose rows are
-        not independent; LackOfMemory.
+        Raises: InvalidInput for anything but the batch that was drawn last, for a model that other code has changed
+        meanwhile, and for models and losses whose rows are not independent; LackOfMemory.
         """
         if os.getpid() != self._process:
             raise InvalidInput(
@@ -244,6 +251,7 @@ class PrivateTraining:
         if self._pending is None or batch is not self._pending:
             raise InvalidInput("step() takes the batch that the engine drew last, once; iterate over the engine")
         self._require_whole_noise()
+        self._outside.require_none()
         try:
             with self._own_randomness():
                 set_modes(self._model, self._modes)
@@ -254,6 +262,7 @@ class PrivateTraining:
         finally:
             if self.steps > batch.step:
                 self._pending = None
+            self._outside.stepped()
 
     def _require_whole_noise(self) -> None:
         """Raise InvalidInput where later noise would follow noise that an interrupted step has made in part."""
@@ -394,6 +403,7 @@ class PrivateTraining:
         with self._own_randomness():
             self._norms.restore(state["norms"])
             self._trainer.restore(state["trainer"])
+        self._outside.stepped()
 
 
 @dataclass
@@ -429,56 +439,39 @@ class _KeptNorms:
         self.snapshots = {each.step: each for each in found}
 
 
-@dataclass
-class TorchOptimizer:
-    """An optimizer of torch that is given the noisy gradients of every step."""
-
-    parameters: Parameters
-    optimizer: torch.optim.Optimizer
-
-    def step(self, gradients: Mapping[str, Tensor], factor: float, noise_std: float) -> None:
-        for name, gradient in gradients.items():
-            self.parameters[name].grad = gradient
-        self.optimizer.step()
-        for name in gradients:
-            self.parameters[name].grad = None
-
-    def state(self) -> dict[str, Any]:
-        return dict(self.optimizer.state_dict())
-
-    def restore(self, state: Mapping[str, Any]) -> None:
-        self.optimizer.load_state_dict(dict(state))
-
-
 def _as_written(model: nn.Module, loss: object, optimizer: object, clipping: object) -> tuple[str, list[str]]:
     """Return the parts of a run as they show themselves, without addresses in memory, and digests of their code."""
     kind = optimizer if isinstance(optimizer, Mapping) else type(optimizer)
     return _ADDRESS.sub("", f"{model!r}, {loss!r}, {kind}"), code_behind([*model.modules(), loss, optimizer, clipping])
 
 
+def _require(given: object, kind: Any, name: str, wanted: str) -> None:
+    if not isinstance(given, kind):
+        raise InvalidInput(f"{name} is {given!r}; give {wanted}")
+
+
+def _sampling(given: int | Mapping[str, Any]) -> SamplingSpec:
+    if not isinstance(given, Mapping):
+        return SamplingSpec("poisson", given)
+    params, method = dict(given), given.get("method")
+    params.pop("method", None)
+    return build(dict.fromkeys(SAMPLINGS, SamplingSpec), cast(str, method), params, "sampling", method=method)
+
+
 def _optimizer(given: torch.optim.Optimizer | NamedPart, parameters: Parameters) -> Optimizer:
     if not isinstance(given, torch.optim.Optimizer):
+        _require(given, str | Mapping, "optimizer", "one of torch.optim over model.parameters(), or a name")
         return make_optimizer(_component(given, "optimizer"), parameters)
-    held = {id(each) for group in given.param_groups for each in group["params"]}
-    missing = [name for name, each in parameters.items() if id(each) not in held]
-    if missing or len(held) > len(parameters):
-        what = f"lacks {', '.join(missing[:5])}" if missing else "holds others or frozen ones too"
-        raise InvalidInput(
-            f"the optimizer must hold the trainable parameters of the model, but {what}; make it of "
-            "model.parameters() after freezing"
-        )
-    closure = inspect.signature(given.step).parameters.get("closure")
-    if closure is not None and closure.default is inspect.Parameter.empty:
-        raise InvalidInput(
-            f"{type(given).__name__} asks for the loss of the batch again within a step, which no noise would cover; "
-            "choose an optimizer that needs gradients alone, such as Adam"
-        )
     return TorchOptimizer(parameters, given)
 
 
 def _loss(given: Loss | nn.Module | NamedPart) -> Loss:
     if isinstance(given, str | Mapping):
         return build_loss(_component(given, "loss"))
+    if isinstance(given, type) or not callable(given):
+        raise InvalidInput(
+            f"loss is {given!r}; give a function of outputs and labels, or a module, such as nn.MSELoss()"
+        )
     if not isinstance(given, nn.Module) or not hasattr(given, "reduction"):
         return given
     return of_each_row(given)

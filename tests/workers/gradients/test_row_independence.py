@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -149,6 +151,45 @@ def test_every_few_batches_some_examples_are_compared_again() -> None:
     vars(net[1])["step"] = lambda m, h: h + 1e-9 * h.mean(0)
     with pytest.raises(InvalidInput, match="of some examples depend on others of their batch"):
         engine.norms(*batch())  # the eighth after the first
+
+
+class Swapped(nn.Module):
+    """The identity, whose forward a test replaces."""
+
+    def forward(self, h: Tensor) -> Tensor:
+        return h
+
+
+def _replace(net: nn.Sequential) -> None:
+    net[1] = nn.Softmax(dim=0)
+
+
+def _hook(net: nn.Sequential) -> None:
+    net[1].register_forward_hook(lambda module, args, output: output + output.mean(0))
+
+
+def _hook_before(net: nn.Sequential) -> None:
+    net[1].register_forward_pre_hook(lambda module, args: (args[0].softmax(0),))
+
+
+def _hook_backward(net: nn.Sequential) -> None:
+    net[2].register_full_backward_hook(lambda module, grads, outer: (grads[0] + grads[0].mean(0),))
+
+
+def _patch(net: nn.Sequential) -> None:
+    vars(net[1])["forward"] = lambda h: h + h.mean(0)
+
+
+@pytest.mark.parametrize("change", [_replace, _hook, _hook_before, _hook_backward, _patch])
+def test_a_module_or_hook_that_is_new_is_verified_at_once(change: Callable[[nn.Sequential], None]) -> None:
+    """Not only in the next of the few batches that are compared again."""
+    net = model(Swapped())
+    engine = GradientEngine(net, per_example_loss)
+    for _ in range(3):
+        engine.norms(*batch())
+    change(net)
+    with pytest.raises(InvalidInput, match="of some examples depend on others of their batch"):
+        engine.norms(*batch())
 
 
 # -- what looks alike and is harmless ----------------------------------------------------------------------------------

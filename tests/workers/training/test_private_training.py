@@ -362,6 +362,11 @@ def test_no_noise_follows_correlated_noise_that_was_made_in_part(monkeypatch: py
         ({"data": (np.full((120, 5), "a"), LABELS)}, "features are of type <U1"),
         ({"groups": np.arange(120), "group_names": ("a",)}, "indices of the 1 group_names"),
         ({"sampling": 4000}, "batch_size is 4000"),
+        ({"sampling": {"method": "full"}}, "unknown sampling 'full'"),
+        ({"sampling": {"method": "poisson"}}, "sampling 'poisson' needs batch_size"),
+        ({"sampling": {"batch_size": 30}}, "sampling is None, but must be a name"),
+        ({"clipping": torch.tensor(0.5)}, r"written as JSON: tensor\(0.5000\) is a Tensor; use numbers"),
+        ({"execution": {"micro_batch_size": 8}}, r"execution is .*; give dpsweep\.workers\.spec\.ExecutionSpec"),
     ],
 )
 def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], said: str) -> None:
@@ -375,11 +380,37 @@ def test_an_optimizer_of_other_parameters_and_a_model_that_mixes_rows_are_refuse
     rest: dict[str, Any] = {"sampling": 30, "epochs": 1, "delta": 1e-4, "target_epsilon": 3.0}
     with pytest.raises(dpsweep.InvalidInput, match="the optimizer must hold the trainable parameters"):
         PrivateTraining(model, nn.CrossEntropyLoss(), optimizer, (FEATURES, LABELS), **rest)
-    with pytest.raises(dpsweep.InvalidInput, match="LBFGS asks for the loss of the batch again"):
-        PrivateTraining(model, nn.CrossEntropyLoss(), torch.optim.LBFGS(model.parameters()), (FEATURES, LABELS), **rest)
+    for refused, said in (
+        (torch.optim.LBFGS(model.parameters()), "LBFGS asks for the loss of the batch again"),
+        (torch.optim.SparseAdam(model.parameters()), "SparseAdam needs sparse gradients"),
+        (torch.optim.Adam, "optimizer is .*; give one of torch.optim"),
+    ):
+        with pytest.raises(dpsweep.InvalidInput, match=said):
+            PrivateTraining(model, nn.CrossEntropyLoss(), refused, (FEATURES, LABELS), **rest)  # type: ignore[arg-type]
     mixing = nn.Sequential(nn.Linear(5, 4), nn.BatchNorm1d(4), nn.Linear(4, 2))
     with pytest.raises(dpsweep.InvalidInput, match="BatchNorm"):
         run(engine_of(mixing, **UNCALIBRATED))
+
+
+@pytest.mark.parametrize(
+    ("model", "loss", "said"),
+    [
+        (nn.Linear, nn.CrossEntropyLoss(), "model is .*Linear.*; give a module"),
+        (nn.LazyLinear(2), nn.CrossEntropyLoss(), "LazyLinear.* has no parameters yet"),
+        (nn.Linear(5, 2), nn.CrossEntropyLoss, "loss is .*; give a function of outputs and labels, or a module"),
+        (nn.Linear(5, 2), None, "loss is None"),
+    ],
+)
+def test_a_class_or_nothing_in_place_of_a_part_is_refused_by_name(model: Any, loss: Any, said: str) -> None:
+    optimizer: Any = {"name": "adam"}
+    with pytest.raises(dpsweep.InvalidInput, match=said):
+        PrivateTraining(model, loss, optimizer, (FEATURES, LABELS), epochs=1, delta=1e-4, noise=1.0)
+
+
+def test_numbers_of_numpy_are_numbers() -> None:
+    given: dict[str, Any] = {"sampling": np.int64(30), "clipping": np.float32(0.5), "epochs": np.int64(2)}
+    plain = {"sampling": 30, "clipping": 0.5, "epochs": 2}
+    assert engine_of(net(), **given).planned == engine_of(net(), **plain).planned
 
 
 class ByVmap(nn.Sequential):
