@@ -5,6 +5,7 @@ Other rooms import only the modules in `__all__`.
 
 __all__ = [
     "checks",
+    "deterministic_passes",
     "divided",
     "engine",
     "layers",

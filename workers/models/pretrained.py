@@ -110,15 +110,19 @@ def trained_parts(
     heads: parameters that train beside an adapter or the biases, and alone for ``head``.
 
     Raises: InvalidInput where both ``trainable`` and an adapter are given, where peft is absent, for targets that match
-    no layer, and for a rank above that of a layer.
+    no layer, for a rank above that of a layer, and for biases of a network without any.
     """
     if adapter is not None and trainable != "all":
         raise InvalidInput(f"trainable: {trainable} and an adapter both say what is trained; leave one out")
     if adapter is not None:
         return _adapted(network, adapter, frozenset(heads))
+    heads = frozenset(heads)
     if trainable != "all":
         for name, parameter in network.named_parameters():
             parameter.requires_grad_(trainable == "bias" and name.endswith("bias"))
+        trunk = [parameter for parameter in network.parameters() if parameter not in heads]
+        if trainable == "bias" and not any(parameter.requires_grad for parameter in trunk):
+            raise InvalidInput("trainable: bias finds no bias before the head; add an adapter, or set trainable: all")
     for parameter in heads:
         parameter.requires_grad_(True)
     return network
@@ -145,16 +149,25 @@ def _adapted(trunk: nn.Module, adapter: Adapter, heads: Set[nn.Parameter]) -> nn
             warnings.simplefilter("ignore")  # of old names, and of transposed layers that peft sees by itself
             found: nn.Module = peft.get_peft_model(trunk, makers[adapter.method]())
     except ValueError as error:
-        given = f"adapter targets {', '.join(adapter.targets or ())} match no layer of the model"
-        unknown = "peft knows no targets for this architecture; name adapter.targets"
         raise InvalidInput(
-            f"{given if adapter.targets else unknown}; its layers end in: {', '.join(_layer_names(trunk))}"
+            f"{_why_not_adapted(trunk, adapter)}; its layers end in: {', '.join(_layer_names(trunk))}"
         ) from error
     inside = tuple(f"base_model.model.{name}." for name in own)
     for name, parameter in found.named_parameters():
         if ".modules_to_save." in name:  # of every module whose name ends as that of a head
             parameter.requires_grad_(name.startswith(inside))
     return found
+
+
+def _why_not_adapted(trunk: nn.Module, adapter: Adapter) -> str:
+    """Return why peft refused the targets of an adapter, or had none for the architecture."""
+    if adapter.targets is None:
+        return "peft knows no targets for this architecture; name adapter.targets"
+    named = f"adapter targets {', '.join(adapter.targets)} match"
+    kinds = {type(part).__name__ for name, part in trunk.named_modules() if _ends_in(name, adapter.targets)}
+    if not kinds:
+        return f"{named} no layer of the model"
+    return f"{named} layers of the classes {', '.join(sorted(kinds))}, not all of which {adapter.method} can adapt"
 
 
 def _require_rank(trunk: nn.Module, adapter: Adapter, peft: Any) -> None:

@@ -62,7 +62,8 @@ def load_text_model(
         made = getattr(transformers, _CLASSES[head]).from_pretrained(folder, **_LOCAL, **options, **outputs)
     loaded: nn.Module = made[0]
     config = config_of(loaded)
-    config.use_cache = False  # keys for later tokens; a layer computed again adds twice
+    for part in (each for each in loaded.modules() if hasattr(each, "config")):  # the decoder of T5 has one of its own
+        config_of(part).use_cache = False  # keys for later tokens; a layer computed again adds twice
     new = _require_weights(loaded, made[1], head, path)
     if head == "linear" and getattr(loaded, "pooler", None) is not None:
         setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)

@@ -226,6 +226,14 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "no head in the folder": ("bert", {"head": "masked_lm"}, "lacks .* that head masked_lm needs"),
     "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
     "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, .*query, .*value"),
+    "a layer that no adapter has": (
+        "bert", {"adapter": {**LORA, "targets": ["query", "LayerNorm"]}},
+        "LayerNorm match layers of the classes LayerNorm, Linear, not all of which lora can adapt; its layers end in",
+    ),
+    "a layer that factors do not adapt": (
+        "t5", {"adapter": {"method": "ia3", "targets": ["embed_tokens"]}}, "classes Embedding, not all of which ia3",
+    ),
+    "biases of a model without any": ("llama", {"head": "linear", "trainable": "bias"}, "finds no bias before"),
     "no such layer of GPT-2": ("gpt2", {"adapter": LORA}, "match no layer .* c_attn, c_fc, c_proj, score"),
     "an unknown key": (
         "bert", {"adapter": {**LORA, "lora_alpha": 4}}, "unknown key 'lora_alpha' of adapter; did you mean 'alpha'",
@@ -294,6 +302,19 @@ def test_an_encoder_decoder_has_the_gradients_of_single_texts(
     torch.testing.assert_close(summed.norms.norms, norms, rtol=1e-4, atol=0.0)
     for key, each in summed.gradients.items():
         assert torch.allclose(each, torch.einsum("b...,b->...", alone[key], 1.0 / norms), atol=1e-5), key
+
+
+@pytest.mark.parametrize("name", ["bart", "t5"])
+def test_an_encoder_decoder_keeps_no_keys_for_later_tokens(
+    folders: Mapping[str, str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The decoder of T5 has a configuration of its own."""
+    from transformers import cache_utils
+
+    made: list[object] = []
+    monkeypatch.setattr(cache_utils.DynamicCache, "__init__", lambda self, *_, **__: made.append(self))
+    assert model_of(folders[name])(torch.full((2, 8), 3)).shape == (2, 3)
+    assert made == []
 
 
 def test_the_padding_of_a_text_changes_nothing_for_an_encoder_decoder(folders: Mapping[str, str]) -> None:
