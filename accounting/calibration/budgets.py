@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar, Protocol
@@ -60,15 +61,31 @@ class Budget(Protocol):
         """Return a budget whose cost is cheap, met by about as much noise, to start a search from; None for none."""
 
 
+class _OneAccountant(ABC):
+    """A budget whose cost one accountant computes, without a proven lower bound, and no cheaper one approximates."""
+
+    accountant: ClassVar[str]
+
+    @abstractmethod
+    def cost(self, trace: Trace) -> float:
+        """As in `Budget`."""
+
+    def reached(self, trace: Trace) -> Reached:
+        return Reached(self.cost(trace), trace.kind, self.accountant)
+
+    def roughly(self) -> None:
+        return None
+
+
 @dataclass(frozen=True)
-class RhoBudget:
+class RhoBudget(_OneAccountant):
     """A budget of rho in zero-concentrated DP, as in paper C: each shuffled epoch costs 1/(2 sigma^2)."""
 
     limit: float
     group_size: int = 1
     accountant: ClassVar[str] = "zcdp"
-    unit: str = "rho"
-    resolution: float = 0.0
+    unit: ClassVar[str] = "rho"
+    resolution: ClassVar[float] = 0.0
 
     def __post_init__(self) -> None:
         keep_finite(self, "limit", "budget rho", above=0.0)
@@ -76,12 +93,6 @@ class RhoBudget:
 
     def cost(self, trace: Trace) -> float:
         return total_rho(trace, self.group_size)
-
-    def reached(self, trace: Trace) -> Reached:
-        return Reached(self.cost(trace), trace.kind, self.accountant)
-
-    def roughly(self) -> None:
-        return None
 
 
 @dataclass(frozen=True)
@@ -96,7 +107,7 @@ class EpsilonBudget:
     accountant: str = "auto"
     group_size: int = 1
     trials: RandomTrials | None = None
-    unit: str = "epsilon"
+    unit: ClassVar[str] = "epsilon"
 
     def __post_init__(self) -> None:
         keep_finite(self, "limit", "target epsilon", above=0.0)
@@ -127,14 +138,14 @@ class EpsilonBudget:
 
 
 @dataclass(frozen=True)
-class AdvantageBudget:
+class AdvantageBudget(_OneAccountant):
     """A budget of membership advantage, the largest true minus false positive rate of any attack (`PrivacyCurve`)."""
 
     limit: float
     group_size: int = 1
     accountant: ClassVar[str] = "pld"
-    unit: str = "advantage"
-    resolution: float = _RESOLUTION
+    unit: ClassVar[str] = "advantage"
+    resolution: ClassVar[float] = _RESOLUTION
 
     def __post_init__(self) -> None:
         keep_finite(self, "limit", "target advantage", above=0.0, below=1.0)
@@ -143,15 +154,9 @@ class AdvantageBudget:
     def cost(self, trace: Trace) -> float:
         return privacy_curve(trace, self.group_size).advantage.upper
 
-    def reached(self, trace: Trace) -> Reached:
-        return Reached(self.cost(trace), trace.kind, self.accountant)
-
-    def roughly(self) -> None:
-        return None
-
 
 @dataclass(frozen=True)
-class TruePositiveRateBudget:
+class TruePositiveRateBudget(_OneAccountant):
     """A budget of the true positive rate of any attack at ``false_positive_rate``; it must exceed that rate.
 
     Guessing without looking at the run already has a true positive rate equal to the false positive rate.
@@ -161,7 +166,7 @@ class TruePositiveRateBudget:
     false_positive_rate: float
     group_size: int = 1
     accountant: ClassVar[str] = "pld"
-    resolution: float = _RESOLUTION
+    resolution: ClassVar[float] = _RESOLUTION
 
     def __post_init__(self) -> None:
         keep_finite(self, "false_positive_rate", "false positive rate", above=0.0, below=1.0)
@@ -174,9 +179,3 @@ class TruePositiveRateBudget:
 
     def cost(self, trace: Trace) -> float:
         return privacy_curve(trace, self.group_size).true_positive_rate(self.false_positive_rate).upper
-
-    def reached(self, trace: Trace) -> Reached:
-        return Reached(self.cost(trace), trace.kind, self.accountant)
-
-    def roughly(self) -> None:
-        return None

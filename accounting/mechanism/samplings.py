@@ -7,6 +7,7 @@ a line of `SAMPLINGS` here, and a sampler in `dpsweep.workers.sampling.samplers`
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import Field, dataclass
 from enum import Enum
@@ -231,17 +232,13 @@ def _require_same_size(sampling: FixedBatchSampling | TruncatedPoissonSampling, 
         )
 
 
-@final
 @dataclass(frozen=True)
-class ShuffledSampling:
-    """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches.
+class _OneVisit(ABC):
+    """Each epoch visits every example once, in ``steps_per_epoch`` disjoint batches, and is one round.
 
     Not accounted for under add/remove: one record more shifts every later batch of the epoch.
     """
 
-    stored_name: ClassVar[str] = "shuffled"
-    words: ClassVar[str] = "shuffled epochs"
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "replace_one")
     draws: ClassVar[Draws] = Draws.EPOCH
     displaced: ClassVar[int] = 0
     sample_rate: ClassVar[float] = 1.0
@@ -252,9 +249,9 @@ class ShuffledSampling:
         keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
 
     @property
+    @abstractmethod
     def draws_its_pair(self) -> bool:
-        """Only in epochs of one step: the pair is that of the worst order, and the order is random."""
-        return self.steps_per_epoch == 1
+        """As in `Sampling`."""
 
     @property
     def steps_per_round(self) -> int:
@@ -274,6 +271,39 @@ class ShuffledSampling:
                 f"steps_per_epoch is {self.steps_per_epoch}, but an epoch over {count_of(dataset_size, 'example')} has "
                 "at most as many batches; give the data set's own size"
             )
+
+
+@final
+@dataclass(frozen=True)
+class ShuffledSampling(_OneVisit):
+    """Each epoch visits every example once, in a fresh random order, in ``steps_per_epoch`` disjoint batches.
+
+    Not accounted for under add/remove: one record more shifts every later batch of the epoch.
+    """
+
+    stored_name: ClassVar[str] = "shuffled"
+    words: ClassVar[str] = "shuffled epochs"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out", "replace_one")
+
+    @property
+    def draws_its_pair(self) -> bool:
+        """Only in epochs of one step: the pair is that of the worst order, and the order is random."""
+        return self.steps_per_epoch == 1
+
+
+@final
+@dataclass(frozen=True)
+class FixedOrderSampling(_OneVisit):
+    """Every epoch visits every example once, in the same order, in ``steps_per_epoch`` disjoint batches.
+
+    Two visits of one example are as many steps apart (min-separation), and nothing is sampled. Not accounted for under
+    add/remove, as `ShuffledSampling` is not.
+    """
+
+    stored_name: ClassVar[str] = "fixed_order"
+    words: ClassVar[str] = "epochs of one order"
+    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out",)
+    draws_its_pair: ClassVar[bool] = False
 
 
 @final
@@ -434,43 +464,6 @@ class CyclicPoissonSampling:
 
     def require_fits(self, dataset_size: int) -> None:
         """Accept every size."""
-
-
-@final
-@dataclass(frozen=True)
-class FixedOrderSampling:
-    """Every epoch visits every example once, in the same order, in ``steps_per_epoch`` disjoint batches.
-
-    Two visits of one example are as many steps apart (min-separation), and nothing is sampled. Not accounted for under
-    add/remove, as `ShuffledSampling` is not.
-    """
-
-    stored_name: ClassVar[str] = "fixed_order"
-    words: ClassVar[str] = "epochs of one order"
-    adjacencies: ClassVar[tuple[Adjacency, ...]] = ("zero_out",)
-    draws: ClassVar[Draws] = Draws.EPOCH
-    draws_its_pair: ClassVar[bool] = False
-    displaced: ClassVar[int] = 0
-    sample_rate: ClassVar[float] = 1.0
-
-    steps_per_epoch: int
-
-    def __post_init__(self) -> None:
-        keep_whole(self, "steps_per_epoch", "steps_per_epoch", at_least=1)
-
-    @property
-    def steps_per_round(self) -> int:
-        return self.steps_per_epoch
-
-    @classmethod
-    def of_sizes(cls, dataset_size: int, batch_size: int) -> Self:
-        return cls(FixedBatchSampling(dataset_size, batch_size).steps_per_epoch)
-
-    def members_drawn(self, group_size: int) -> tuple[Array, Array]:
-        return ShuffledSampling(self.steps_per_epoch).members_drawn(group_size)
-
-    def require_fits(self, dataset_size: int) -> None:
-        ShuffledSampling(self.steps_per_epoch).require_fits(dataset_size)
 
 
 @final
