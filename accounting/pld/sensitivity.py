@@ -233,7 +233,7 @@ def group_law(sampling: Sampling, group_size: int) -> SensitivityMixture:
 
 def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: float) -> SensitivityMixture:
     """Return the law of the sum of the contributions of the members in a round, each rounded up to a multiple of
-    ``spacing``.
+    ``spacing``. Where all members are in every round, it is their sum, not rounded.
 
     Rounding up is stochastic dominance, so the mixture dominates the group's rounds (docs/group-proof.md, Theorem 1,
     and Theorem 2 before its factor 2).
@@ -244,6 +244,8 @@ def examples_law(sampling: Sampling, contributions: Sequence[float], spacing: fl
     require_group_size(len(members))
     spacing = require_finite("spacing", spacing, above=0.0)
     match sampling.draws:
+        case Draws.INDEPENDENT | Draws.SUBSET | Draws.EPOCH if sampling.sample_rate == 1.0:
+            return SensitivityMixture((math.fsum(members),), (1.0,))
         case Draws.INDEPENDENT:
             return _independent(members, sampling.sample_rate, spacing)
         case Draws.IN_TURN | Draws.ALLOCATED:
@@ -296,21 +298,26 @@ def _sum(first: SensitivityMixture, second: SensitivityMixture, limit: int) -> S
 
 def _subset(contributions: Sequence[float], counts: Array, log_weights: Array, spacing: float) -> SensitivityMixture:
     """Return the sum of c_j over the members drawn, each c_j rounded up to the grid, given the law of their number.
-    Entry ``subsets[h, s]`` is the share of the h-subsets of the group whose contributions sum to s grid units; the law
-    is the mixture of its rows.
+    Entry ``subsets[h, s]`` is the share of the h-subsets of the first members whose contributions sum to s grid units;
+    the law is the mixture of its rows in the end.
     """
     units = _round_up(contributions, spacing)
     size = len(units)
-    subsets = np.zeros((size + 1, int(units.sum()) + 1))
-    subsets[0, 0] = 1.0
-    for members, unit in enumerate(units, start=1):
-        taken = np.zeros_like(subsets)
-        taken[1:, unit:] = subsets[:-1, : subsets.shape[1] - unit]
-        share = (np.arange(size + 1) / members)[:, None]  # a random h-subset of m members holds the last: h / m
-        subsets = np.where(share <= 1.0, share * taken + (1.0 - share) * subsets, 0.0)
     drawn = mixture_from_log_weights(counts, log_weights)
     rows = np.asarray(drawn.sensitivities, dtype=np.int64)
-    return _on_grid(np.sum(np.asarray(drawn.probabilities)[:, None] * subsets[rows], axis=0), spacing)
+    fewest, most = int(rows[0]), int(rows[-1])
+    subsets = np.zeros((most + 1, int(np.sort(units)[size - most :].sum()) + 1))
+    subsets[0, 0] = 1.0
+    for members, unit in enumerate(units.tolist(), start=1):
+        least = max(1, fewest - (size - members))  # no row below leads to one that is drawn
+        for row in range(min(members, most), least - 1, -1):
+            share = row / members  # a random h-subset of m members holds the last: h / m
+            subsets[row] *= 1.0 - share
+            subsets[row, unit:] += share * subsets[row - 1, : subsets.shape[1] - unit]
+    sums = np.zeros(subsets.shape[1])
+    for row, probability in zip(rows, drawn.probabilities, strict=True):
+        sums += probability * subsets[row]
+    return _on_grid(sums, spacing)
 
 
 def _round_up(contributions: Sequence[float], spacing: float) -> npt.NDArray[np.int64]:

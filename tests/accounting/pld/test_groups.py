@@ -2,6 +2,7 @@
 
 import itertools
 import math
+import tracemalloc
 from typing import Any, cast
 
 import mpmath
@@ -12,7 +13,7 @@ from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, ShuffledSampling
+from dpsweep.accounting.mechanism.samplings import FixedBatchSampling, PoissonSampling, Sampling, ShuffledSampling
 from dpsweep.accounting.mechanism.trace import Segment, SideQuery, Trace
 from dpsweep.accounting.pld import (
     LatticeLoss,
@@ -28,6 +29,7 @@ from dpsweep.accounting.pld import (
     vadhan_epsilon,
 )
 from dpsweep.accounting.pld.loss import DIRECTIONS, Bound, Direction
+from tests.fuzz.closed_forms import gaussian
 from tests.known import known
 
 MIXTURES = {
@@ -170,6 +172,25 @@ def test_given_examples_enumerated_without_replacement() -> None:
         expected[units] = expected.get(units, 0.0) + 1 / math.comb(7, 3)
     assert [round(a / 0.05) for a in mixture.sensitivities] == sorted(expected)
     np.testing.assert_allclose(mixture.probabilities, [expected[u] for u in sorted(expected)], rtol=1e-12)
+
+
+@pytest.mark.parametrize(("sampling", "displaced"), [(PoissonSampling(1.0), 0.0), (FixedBatchSampling(90, 90), 1.0)])
+def test_members_of_full_batches_are_one_gaussian_of_their_summed_shifts(sampling: Sampling, displaced: float) -> None:
+    found = epsilon_of_examples(Trace(90, (Segment(0, 40, sampling, 8.0),)), [0], np.c_[CONTRIBUTIONS].T, 1e-5)
+    shift = sum(c + displaced for c in CONTRIBUTIONS) / 8.0 * math.sqrt(40)
+    assert found.upper == pytest.approx(gaussian(shift, 1e-5), rel=1e-7)
+
+
+def test_the_sums_of_many_members_are_held_once() -> None:
+    members = np.linspace(0.5, 1.0, 60).tolist()
+    tracemalloc.start()
+    mixture = examples_law(FixedBatchSampling(10**4, 100), members, 1 / 512)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    whole = 8 * (len(members) + 1) * math.ceil(512 * sum(members))
+    assert most < 2.0 * whole
+    mean = sum(math.ceil(512 * member) for member in members) / 512 * 100 / 10**4
+    assert np.dot(mixture.sensitivities, mixture.probabilities) == pytest.approx(mean, rel=1e-9)
 
 
 @pytest.mark.parametrize(
