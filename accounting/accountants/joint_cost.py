@@ -91,10 +91,12 @@ def epsilon_of_examples_together(
     are seen.
 
     runs: of each run its trace, and steps and contributions of its members as `epsilon_of_examples` takes them, with
-    the same members in the same order. A member that is not in the data of a run contributes 0 to it.
+    the same members in the same order. A member that is not in the data of a run contributes 0 to it. A run that has
+    none of them costs nothing: leave it out.
 
     Claim: (epsilon, delta)-DP of the group under the adjacency that all runs share, as `account_together` chooses it:
-    as strong as the weakest of `Trace.individual_kind`. Proof: docs/group-proof.md, "Several runs".
+    as strong as the weakest of `Trace.individual_kind`. Proof: docs/group-proof.md, "Several runs". There is no lower
+    bound where a run costs something, but all contributions to it are 0: its data may have no member.
 
     Raises: InvalidInput without runs, for other numbers of members, and as `epsilon_of_examples`;
     UnsupportedMechanism as `account_together`, and for private selections.
@@ -113,14 +115,15 @@ def epsilon_of_examples_together(
     size = sizes.pop()
     whole = GroupRounds.together((each, 1) for each in rounds)
     found = (epsilon_of_many_rounds if size == 1 else upper_epsilon_of_rounds)(whole, delta)
-    is_known = all(is_attained_by(trace, size) for trace, _, _ in moved) or math.isinf(found.lower)
+    attained = all(is_attained_by(trace, size) for trace, _, _ in moved) or math.isinf(found.lower)
+    take_part = all(np.any(own) or each == GroupRounds() for (_, _, own), each in zip(moved, rounds, strict=True))
     estimate = PrivacyEstimate(
         found.upper,
         delta,
         adjacency,
         found.method,
         weakest(*(trace.individual_kind for trace, _, _ in moved)) if math.isfinite(found.upper) else "none",
-        lower_epsilon=found.lower if is_known else None,
+        lower_epsilon=found.lower if attained and take_part else None,
     )
     return weakened(of_group(estimate, size), union(trace.individual_reasons for trace, _, _ in moved))
 

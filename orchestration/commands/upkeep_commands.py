@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Annotated
 
 import numpy as np
@@ -43,8 +43,8 @@ def composed_of_examples(
     what it counts besides the trials, in words.
 
     key: of one trial, by default all private ones; delta: by default the sweep's. Earlier starts, candidates of a
-    tuning, and trials without norms count with the most that records can contribute. A trial that did not train on a
-    record costs it nothing.
+    tuning, and trials without norms count with the most that records can contribute, and then there is no lower bound.
+    A trial that trained on none of the records costs them nothing.
 
     Claim: as `epsilon_of_examples_together`, and an estimate for the reasons of `ledger.composed`.
     Raises: InvalidInput if no trial trained on one of the records, DataCorruption for damaged files.
@@ -65,10 +65,16 @@ def composed_of_examples(
             f"--examples has {missing[0]}, but no trial of {files.root} with norms trained on an example of this id"
         )
     traces = [each.trace for each in kept.values() if each is not None]
-    runs = [(trace, one.steps, one.contributions) for trace, one in zip(traces, own, strict=True)]
+    runs = [
+        (trace, one.steps, one.contributions)
+        for trace, one in zip(traces, own, strict=True)
+        if not one.missing.issuperset(ids)
+    ]
     most = np.ones((len(ids), 1), np.float32)
     asked = max(attempt.delta for trial in trials for attempt in trial.attempts) if delta is None else delta
     found = epsilon_of_examples_together([*runs, *((each.trace, (0,), most) for each in without)], asked)
+    if without:  # nobody knows what the records contributed to these
+        found = replace(found, lower_epsilon=None)
     reasons = cost.reasons if cost.estimate else union(trial.reasons for trial in trials)
     return weakened(found, reasons), cost.included.removesuffix(",")
 

@@ -28,6 +28,7 @@ from dpsweep.accounting import (
     ExponentialChoice,
     FixedBatchSampling,
     FixedOrderSampling,
+    GaussianRelease,
     IndependentNoise,
     PoissonSampling,
     PrivacyEstimate,
@@ -381,6 +382,21 @@ def test_several_given_records_have_none_as_their_sums_are_rounded_up() -> None:
     assert epsilon_of_examples(trace, [0], members, DELTA).lower is None
     assert epsilon_of_examples_together([(trace, [0], members)], DELTA).lower_epsilon is None
     assert curve_of_examples(trace, [0], members).profile.lower is None
+
+
+def test_a_run_that_may_lack_the_record_leaves_none() -> None:
+    """Its data may: then it costs nothing. Else the record displaces others, and takes part in the release."""
+    run = Trace(90, (Segment(0, 9, FixedBatchSampling(90, 9), 1.0),), (GaussianRelease("pca", 4.0),))
+    alone, both = (
+        epsilon_of_examples_together([(run, [0], [[c]]) for c in each], DELTA) for each in ([1.0], [1.0, 0.0])
+    )
+    assert known(alone.lower_epsilon) <= alone.epsilon < 0.98 * both.epsilon
+    assert both.lower_epsilon is None
+    free = Trace(90, (Segment(0, 9, PoissonSampling(0.1), 1.0),))
+    same = epsilon_of_examples_together([(run, [0], [[1.0]]), (free, [0], [[0.0]])], DELTA)
+    assert (same.epsilon, same.lower_epsilon) == (alone.epsilon, alone.lower_epsilon)
+    endless = replace(run, segments=(replace(run.segments[0], noise_multiplier=0.0),))
+    assert epsilon_of_examples_together([(run, [0], [[1.0]]), (endless, [0], [[0.0]])], DELTA).lower_epsilon is None
 
 
 def test_blocks_longer_than_are_told_apart_have_none() -> None:

@@ -157,5 +157,11 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             True,
             ("tests/accounting/accountants/test_joint_cost.py",),
         ),
+        B(
+            "found.lower if attained and take_part else None",
+            "found.lower if attained else None",
+            "a run whose data may lack the record adds to the lower bound",
+            tests=("tests/accounting/test_lower_bounds.py",),
+        ),
     ),
 )

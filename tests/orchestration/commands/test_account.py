@@ -36,6 +36,7 @@ from dpsweep.orchestration.store.results import read_result
 from tests.orchestration.execution.test_upkeep import KEYS, TEXT, files, trained_sweep
 from tests.orchestration.execution.test_upkeep import trained as trained
 from tests.orchestration.invoking import invoked, printed, refused
+from tests.orchestration.sample_grids import keys_of, small
 from tests.orchestration.tracking.recordings import client_of, runs_of
 
 __all__ = ["files"]
@@ -248,6 +249,34 @@ def test_given_records_are_accounted_over_all_trials_together(files: SweepFiles)
     )
     unknown = refused(InvalidInput, *asked(files, "--examples", f"{ids[0]},100000"))
     assert "--examples has 100000, but no trial" in unknown
+
+
+def test_one_record_has_a_lower_bound_if_all_that_it_contributed_is_known(tmp_path: Path) -> None:
+    """In fixed batches a record that contributes 0 displaces others; a trial that did not train on it costs nothing."""
+    digits = {"name": "digits", "keep": dict.fromkeys(range(10), 0.1)}
+    data, batches = [digits, {**digits, "split_seed": 1}], {"method": "fixed", "batch_size": 16}
+    own = {"clipping": {"name": "flat", "bound": 1.0}, "noise": "constant", "seeds": [0], "model": "logistic"}
+    text = small(data=data, sampling=batches, epochs=1, **own)
+    files, (first, second) = trained_sweep(tmp_path / "out", text), keys_of(text).values()
+    norms = [NormShards(files.trial(key).norms).read(0) for key in (first, second)]
+    only = min({*norms[0].example_ids.tolist()} - {*norms[1].example_ids.tolist()})
+
+    def together() -> dict[str, Any]:
+        asks = asked(files, "--json", "--delta", DELTA, "--individual", "rdp", "--examples", only)
+        answer: dict[str, Any] = json.loads(printed(*asks))["together"]
+        return answer
+
+    trace, row = read_trace(files.trial(first).trace), norms[0].example_ids == only
+    expected = epsilon_of_examples(trace, norms[0].steps.tolist(), norms[0].contributions[row], DELTA)
+    found = together()
+    assert (found["epsilon"], found["lower_epsilon"]) == pytest.approx((expected.upper, expected.lower), rel=1e-3)
+    log, result = AttemptLog(files, (first, second)), read_result(files.trial(first).result)
+    assert result is not None
+    for number in (1, 2):
+        log.take_up(first, continues=False)
+        log.note(Attempt(first, number, result.spec.delta, trace, 0, ended=True, reasons=result.reasons))
+    assert together()["epsilon"] > found["epsilon"]
+    assert together()["lower_epsilon"] is None
 
 
 def test_data_without_users_say_so(files: SweepFiles) -> None:
