@@ -27,7 +27,7 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.sampling.users import population_of
 from dpsweep.workers.spec import Component, DataSpec, NoiseSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
-from dpsweep.workers.training.batch_gradients import parts_of
+from dpsweep.workers.training.batch_gradients import recipe_of
 from dpsweep.workers.training.norm_recorder import stored_norms
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
@@ -80,7 +80,7 @@ def trainer_of(model: Component, dataset: Dataset, users: UserSpec | None, folde
         dataset,
         noise,
         stored_norms(TrialFiles(folder), spec.norms),
-        parts_of(spec, method, dataset, NO_CODE),
+        recipe_of(spec, method, dataset, NO_CODE),
     )
     trainer.begin()
     return trainer

@@ -18,7 +18,7 @@ from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.sampling.users import population_of
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.batch_gradients import parts_of
+from dpsweep.workers.training.batch_gradients import recipe_of
 from dpsweep.workers.training.history import TrainingResult
 from dpsweep.workers.training.norm_recorder import stored_norms
 from dpsweep.workers.training.trainer import Trainer
@@ -46,8 +46,8 @@ def made_trainer(
     dataset = dataset or load_dataset(spec.data, code)
     noise = noise or make_noise_source(spec.noise_source, spec.seed, DEVICE)
     mechanism = mechanism_of(spec, method, population_of(spec, dataset))
-    stores, parts = stored_norms(TrialFiles(str(root)), spec.norms), parts_of(spec, method, dataset, code)
-    return Trainer(spec, mechanism, dataset, noise, stores, parts)
+    stores, recipe = stored_norms(TrialFiles(str(root)), spec.norms), recipe_of(spec, method, dataset, code)
+    return Trainer(spec, mechanism, dataset, noise, stores, recipe)
 
 
 def norms_of(files: TrialFiles) -> PartNorms:

@@ -36,11 +36,12 @@ from dpsweep.workers.training.run_state import ModelValues, digest_of_frozen
 
 
 @dataclass(frozen=True)
-class ClippedParts:
-    """A clipping method, and what is trained under it.
+class TrainingRecipe:
+    """A clipping method, and functions that make the model, loss and optimizer that it is applied to.
 
-    optimizer: makes one for parameters on their device. digest: of the frozen values of the model. launches: as in
-    `GradientEngine`.
+    optimizer: for parameters on their device.
+    digest: of the frozen values of the model.
+    launches: as in `GradientEngine`.
     """
 
     clipping: ClippingMethod
@@ -51,9 +52,9 @@ class ClippedParts:
     launches: Launches = "each"
 
 
-def parts_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: UserCode) -> ClippedParts:
-    """Return the parts that ``spec`` names, around its clipping method; the others are made on demand."""
-    return ClippedParts(
+def recipe_of(spec: TrialSpec, method: ClippingMethod, dataset: Dataset, code: UserCode) -> TrainingRecipe:
+    """Return the recipe of ``spec``, whose clipping method is made already."""
+    return TrainingRecipe(
         method,
         partial(build_model, spec.model, dataset, spec.seed, code),
         partial(build_loss, spec.loss, code, dataset.task, dataset.num_classes),
@@ -124,15 +125,15 @@ class LocalGradients:
 
     others_repeat = True
 
-    def __init__(self, spec: TrialSpec, dataset: Dataset, parts: ClippedParts) -> None:
+    def __init__(self, spec: TrialSpec, dataset: Dataset, recipe: TrainingRecipe) -> None:
         device, execution = choose_device(spec.execution.device), spec.execution
-        self.model = parts.model()
+        self.model = recipe.model()
         check_model(self.model)
         self.model.to(device)
-        self.values = ModelValues(self.model, parts.digest(self.model))
+        self.values = ModelValues(self.model, recipe.digest(self.model))
         autocast = torch.bfloat16 if execution.autocast else None
         require_autocast(self.model, autocast)
-        self.loss, method = parts.loss(), parts.clipping
+        self.loss, method = recipe.loss(), recipe.clipping
         self.augmentation_rng = torch.Generator()
         start_generator(self.augmentation_rng, spec.known_seed, "augmentation")
         self._augmentation = make_augmentation(spec.augmentation) if spec.augmentation else None
@@ -153,7 +154,7 @@ class LocalGradients:
                 layerwise=method.layerwise,
                 planner=ShapePlanner() if execution.deterministic else TimingPlanner(),
                 autocast=autocast,
-                launches=parts.launches,
+                launches=recipe.launches,
             )
 
         self.engine = engine(self._augmentation.multiplicity if self._augmentation else rows_of_one)

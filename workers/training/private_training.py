@@ -52,7 +52,7 @@ from dpsweep.workers.spec import (
     TrialSpec,
 )
 from dpsweep.workers.tasks.losses import Loss, build_loss, of_each_row
-from dpsweep.workers.training.batch_gradients import ClippedParts
+from dpsweep.workers.training.batch_gradients import TrainingRecipe
 from dpsweep.workers.training.history import reasons_of_trial
 from dpsweep.workers.training.norm_recorder import NormStores
 from dpsweep.workers.training.optimizers import Optimizer, Parameters, make_optimizer
@@ -187,10 +187,12 @@ class PrivateTraining:
         self._process, self._noise_is_cut = os.getpid(), False
         self._device = device
         self._random_state: RandomState | None = None
-        parts = ClippedParts(method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values))
+        recipe = TrainingRecipe(
+            method, lambda: model, lambda: _loss(loss), lambda values: _optimizer(optimizer, values)
+        )
         with self._own_randomness():
             source = make_noise_source(self._spec.noise_source, self._spec.seed, device)
-            self._trainer = Trainer(self._spec, mechanism, self._dataset, source, NormStores(self._norms), parts)
+            self._trainer = Trainer(self._spec, mechanism, self._dataset, source, NormStores(self._norms), recipe)
             self._trainer.begin()
         self._outside = OutsideSteps.of(model)
 

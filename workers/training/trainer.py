@@ -37,7 +37,7 @@ from dpsweep.workers.sampling.samplers import make_row_draws, make_sampler
 from dpsweep.workers.spec import TrialSpec
 from dpsweep.workers.tasks import labelled
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, ClippedParts, Decision, LocalGradients
+from dpsweep.workers.training.batch_gradients import NO_ANSWER, BatchGradients, Decision, LocalGradients, TrainingRecipe
 from dpsweep.workers.training.counters import Counters, GroupCourse, GroupDepartures
 from dpsweep.workers.training.gradient_canaries import GradientCanaries
 from dpsweep.workers.training.history import EpochRecord
@@ -59,9 +59,9 @@ class Trainer:
         dataset: Dataset,
         noise: NoiseSource,
         norms: NormStores,
-        parts: ClippedParts,
+        recipe: TrainingRecipe,
     ) -> None:
-        self._method = parts.clipping
+        self._method = recipe.clipping
         spec = with_chosen_norms(spec, mechanism, self._method)
         self._spec, self._noise = spec, noise
         check_spec(spec, mechanism, self._method, 0 if dataset.public is None else len(dataset.public))
@@ -70,7 +70,7 @@ class Trainer:
         self._paid_epochs = 0
         self._test_predictions: Predictions | None = None
 
-        self.local = local = LocalGradients(spec, dataset, parts)
+        self.local = local = LocalGradients(spec, dataset, recipe)
         self.gradients: BatchGradients = local
         """The engine that computes norms and clipped sums."""
         self._in_turn: InTurn | None = None
@@ -80,7 +80,7 @@ class Trainer:
         self._dataset = with_evaluated_on(device, dataset)
         self._parameters = trained_parameters(self._model)
         self.canaries, self.gradient_canaries = self._make_canaries(mechanism)
-        self._optimizer = parts.optimizer(self._parameters)
+        self._optimizer = recipe.optimizer(self._parameters)
         self._learning_rate = make_learning_rate_schedule(
             spec.learning_rate_schedule, self.total_steps, mechanism.steps_per_epoch
         )

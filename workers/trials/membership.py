@@ -41,7 +41,7 @@ from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.spec import AttackSpec, NormSpec, SamplingSpec, TrialSpec
 from dpsweep.workers.tasks.losses import Loss
-from dpsweep.workers.training.batch_gradients import LocalGradients, parts_of
+from dpsweep.workers.training.batch_gradients import LocalGradients, recipe_of
 from dpsweep.workers.training.norm_recorder import stored_norms
 from dpsweep.workers.training.trainer import Trainer
 from dpsweep.workers.training.trial_mechanism import mechanism_of
@@ -151,8 +151,8 @@ def log_ratio(losses: Floats, references: Floats) -> Floats:
 
 def _gradient_norms(model: nn.Module, pool: Dataset, spec: TrialSpec, code: UserCode) -> Floats:
     """Return the norm of the gradient of each training example of ``pool`` under the attacked model."""
-    parts = parts_of(spec, make_clipping(spec.clipping, code), pool, code)
-    local = LocalGradients(replace(spec, users=None), pool, parts)
+    recipe = recipe_of(spec, make_clipping(spec.clipping, code), pool, code)
+    local = LocalGradients(replace(spec, users=None), pool, recipe)
     local.model.load_state_dict(model.state_dict())
     norms = local.norms(torch.arange(len(pool.train), device=local.data.device)).norms
     return np.asarray(norms.double().cpu().numpy())
@@ -233,8 +233,8 @@ def _reference_models(
         mechanism = mechanism_of(reference, method, len(rows))
         noise = make_noise_source("seeded", reference.seed, choose_device(spec.execution.device))
         half = replace(dataset, train=pool.select(rows))
-        parts = parts_of(reference, method, half, code)
-        trainer = Trainer(reference, mechanism, half, noise, stored_norms(files, reference.norms), parts)
+        recipe = recipe_of(reference, method, half, code)
+        trainer = Trainer(reference, mechanism, half, noise, stored_norms(files, reference.norms), recipe)
         yield _train(trainer)
 
 

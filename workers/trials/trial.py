@@ -32,7 +32,7 @@ from dpsweep.workers.noise.step_noise import EARLIER, NoiseShare, share_of_rank
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
 from dpsweep.workers.sampling.users import population_of, with_rows_of_users
 from dpsweep.workers.spec import TrialSpec
-from dpsweep.workers.training.batch_gradients import LocalGradients, parts_of
+from dpsweep.workers.training.batch_gradients import LocalGradients, recipe_of
 from dpsweep.workers.training.counters import write_counters
 from dpsweep.workers.training.history import Progress, TrainingResult, read_training_result
 from dpsweep.workers.training.norm_recorder import closed_afterwards, is_due
@@ -50,7 +50,7 @@ from dpsweep.workers.trials.data_parallel import (
 from dpsweep.workers.trials.exposure import with_secrets
 from dpsweep.workers.trials.ranks import RankGroup
 from dpsweep.workers.trials.trial_results import store_results
-from dpsweep.workers.trials.trial_setup import as_begun, divided_parts, of_the_shape, preprocessed, set_up
+from dpsweep.workers.trials.trial_setup import as_begun, divided_recipe, of_the_shape, preprocessed, set_up
 
 OnProgress = Callable[[Progress], None]
 
@@ -105,7 +105,7 @@ def follow_trial(
     method = make_clipping(spec.clipping, code)
     if group.lending is not None and not exists(files.training):  # rank 0 borrows before it stores a checkpoint
         with reproducible(spec.execution, spec.seed), explained(spec.execution):
-            divided = divided_parts(parts_of(spec, method, of_the_shape(spec, dataset), code), spec, group)
+            divided = divided_recipe(recipe_of(spec, method, of_the_shape(spec, dataset), code), spec, group)
     group.meet()  # rank 0 has then stored the first checkpoint, from which all ranks begin
     if exists(files.training):
         return
@@ -117,8 +117,8 @@ def follow_trial(
         assert stored is not None, "rank 0 has stored it before the ranks meet"
         dataset, _ = with_rows_of_users(spec, dataset, stored.get("users"))
         dataset = preprocessed(spec, with_secrets(spec, dataset), stored["preprocessing"])
-        parts, optimizer = divided or (parts_of(spec, method, dataset, code), None)
-        local = LocalGradients(spec, dataset, parts)
+        recipe, optimizer = divided or (recipe_of(spec, method, dataset, code), None)
+        local = LocalGradients(spec, dataset, recipe)
         local.values.restore(stored["trainer"]["model"])
         if optimizer is not None:
             optimizer.restore(stored["trainer"]["optimizer"])

@@ -32,7 +32,7 @@ from dpsweep.workers.own_code.imports import UserCode
 from dpsweep.workers.own_code.own_record import require_same_code, store_code
 from dpsweep.workers.sampling.users import population_of, with_rows_of_users
 from dpsweep.workers.spec import TrialSpec, at_speed_of, divides_trained
-from dpsweep.workers.training.batch_gradients import ClippedParts, parts_of
+from dpsweep.workers.training.batch_gradients import TrainingRecipe, recipe_of
 from dpsweep.workers.training.counters import TextCounts
 from dpsweep.workers.training.norm_recorder import stored_norms
 from dpsweep.workers.training.preprocessing import make_preprocessing
@@ -163,8 +163,8 @@ def set_up(
         _require_rounding(spec, stored["rounding"], rounding_of(device))
     else:
         random_states = first_random_states(spec, ranks, device)
-    parts, optimizer = divided_parts(parts_of(spec, method, dataset, code), spec, group)
-    trainer = Trainer(spec, mechanism, dataset, noise, stored_norms(files, spec.norms), parts)
+    recipe, optimizer = divided_recipe(recipe_of(spec, method, dataset, code), spec, group)
+    trainer = Trainer(spec, mechanism, dataset, noise, stored_norms(files, spec.norms), recipe)
     parts_before = _parts(files, stored["trainer"]) if stored else set[str]()
     checkpoints = _CheckpointWriter(files, owner, trainer, fitted, random_states, drawn, parts_before)
     if stored:
@@ -221,26 +221,26 @@ def of_the_shape(spec: TrialSpec, dataset: Dataset) -> Dataset:
     return some if spec.preprocessing is None else make_preprocessing(spec.preprocessing).rehearse(some)
 
 
-def divided_parts(
-    parts: ClippedParts, spec: TrialSpec, group: RankGroup | None
-) -> tuple[ClippedParts, DividedOptimizer | None]:
-    """Return parts whose model is built now, with its parameters divided among the ranks, if they divide them.
+def divided_recipe(
+    recipe: TrainingRecipe, spec: TrialSpec, group: RankGroup | None
+) -> tuple[TrainingRecipe, DividedOptimizer | None]:
+    """Return the recipe of a model that is built now and divided among the ranks; unchanged if they divide nothing.
 
-    Then also the optimizer of this rank's parts, if those that train are among them. Raises: InvalidInput for a model
-    that cannot be divided.
+    If they divide the parameters that train, also return the optimizer of this rank's parts. Raises: InvalidInput for
+    a model that cannot be divided.
     """
     if group is None or group.lending is None:
-        return parts, None
+        return recipe, None
     lending = group.lending
     require_divisible(spec, lending.shard)
-    model = parts.model()
-    digest = parts.digest(model)
+    model = recipe.model()
+    digest = recipe.digest(model)
     divide(model, lending, group.rank, choose_device(spec.execution.device))
-    parts = replace(parts, model=lambda: model, digest=lambda _: digest)
+    recipe = replace(recipe, model=lambda: model, digest=lambda _: digest)
     if not divides_trained(lending.shard):
-        return parts, None
-    optimizer = DividedOptimizer(parts.optimizer, trained_parameters(model), lending)
-    return replace(parts, optimizer=lambda _: optimizer), optimizer
+        return recipe, None
+    optimizer = DividedOptimizer(recipe.optimizer, trained_parameters(model), lending)
+    return replace(recipe, optimizer=lambda _: optimizer), optimizer
 
 
 def _of_as_many(stored: Mapping[str, Any], ranks: int) -> tuple[Tensor, ...]:

@@ -24,7 +24,7 @@ from dpsweep.workers.machine.devices import without_tf32
 from dpsweep.workers.sampling.samplers import KeyedRows, SeededRows, make_row_draws
 from dpsweep.workers.sampling.users import kept_rows, population_of, slots_of, with_rows_of_users
 from dpsweep.workers.spec import AttackSpec, AuditSpec, Component, DataSpec, NormSpec, SamplingSpec, TrialSpec, UserSpec
-from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, parts_of
+from dpsweep.workers.training.batch_gradients import Decision, LocalGradients, recipe_of
 from dpsweep.workers.trials.trial import run_trial
 from tests.workers.devices import DEVICE
 from tests.workers.resumption import Killed, kill_at, run_with_deaths, stored_bytes
@@ -137,7 +137,7 @@ NETS = ("deep", *(pytest.param(name, marks=pytest.mark.long) for name in ("share
 
 def gradients(spec: TrialSpec, dataset: Dataset) -> LocalGradients:
     torch.manual_seed(0)
-    return LocalGradients(spec, dataset, parts_of(spec, make_clipping(spec.clipping), dataset, code_of(spec)))
+    return LocalGradients(spec, dataset, recipe_of(spec, make_clipping(spec.clipping), dataset, code_of(spec)))
 
 
 def summed(local: LocalGradients, rows: Tensor) -> Mapping[str, Tensor]:
