@@ -19,6 +19,7 @@ _OF_OS: Final = {
 ELSEWHERE: Final[Mapping[str, str]] = {
     "accounting/records/local_files.py": "the layer itself",
     "accounting/machine_code.py": "the source of dpsweep",
+    "accounting/records/memory_limits.py": "/proc and /sys",
     "orchestration/comparison/claims.py": "the source of dpsweep",
     "orchestration/store/remembered.py": "the source of dpsweep",
     "orchestration/tracking/access.py": "the token of the cluster",

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Sequence
 
 import pyarrow as pa
 
-from dpsweep.accounting.records.files import half_of_memory
+from dpsweep.accounting.records.memory_limits import half_of_memory
 
 _START = 8
 """Bytes before the messages of an Arrow file; the messages form an Arrow stream."""

@@ -27,6 +27,7 @@ from pyarrow import fs
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records import local_files
+from dpsweep.accounting.records.memory_limits import half_of_memory
 
 _CONNECT_WITHIN: Final = 5.0
 """Seconds in which an object store takes a connection."""
@@ -430,7 +431,7 @@ _BY_ENDING: Final[Mapping[str, int]] = {
 def largest(uri: str) -> int:
     """Return the largest accepted size of a file in bytes.
 
-    Models, checkpoints and files of a user's own are as large as the user wants, up to half of this machine's memory:
+    Models, checkpoints and files of a user's own are as large as the user wants, up to `half_of_memory`:
     decoding holds their content twice.
 
     >>> largest("s3://bucket/runs/a/status.json") // 2**20
@@ -438,12 +439,6 @@ def largest(uri: str) -> int:
     """
     name = uri.rpartition("/")[2]
     return _BY_NAME.get(name) or _BY_ENDING.get(os.path.splitext(name)[1]) or half_of_memory()
-
-
-@functools.cache
-def half_of_memory() -> int:
-    """Return half of this machine's memory in bytes."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
 
 
 READERS = 8

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pyarrow.compute as compute
 import pyarrow.parquet as parquet
 
-from dpsweep.accounting.records.files import half_of_memory
+from dpsweep.accounting.records.memory_limits import half_of_memory
 from dpsweep.accounting.records.parquet_pages import Page, pages_of
 from dpsweep.accounting.records.parquet_schemas import require_shallow_schema
 

@@ -10,7 +10,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.files import half_of_memory
+from dpsweep.accounting.records.memory_limits import half_of_memory
 from dpsweep.accounting.records.parquet_tables import parquet_batches, read_parquet
 from dpsweep.accounting.records.user_files import read_user_groups
 from dpsweep.workers.data.table_files import read_table_file
