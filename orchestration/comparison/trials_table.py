@@ -20,8 +20,9 @@ from dpsweep.orchestration.comparison.record import SweepRecord, rows
 from dpsweep.orchestration.comparison.values import further_numbers
 from dpsweep.workers.tasks import TASKS
 
-FORMULA: Final = ("=", "+", "-", "@", "\t", "\r")
-"""First characters of a cell that a spreadsheet may interpret as a formula."""
+FORMULA: Final = (*"=+-@\t\r\n", *"\uff1d\uff0b\uff0d\uff20")
+"""First characters of a cell that a spreadsheet may interpret as a formula; the last four are the wide forms of the
+first, which some locales read so."""
 _BY_GROUP_SIZE = ("groups", "risks")
 """Lists of a row with one entry per group size."""
 
