@@ -98,8 +98,12 @@ def folder_at(location: str, wanted: str = "the folder of a sweep, which `dpswee
 
 
 def file_at(location: str) -> str:
-    """Return `absolute` of a file that a user names. Raises: InvalidInput as it, and for a local folder or device."""
+    """Return `absolute` of a file that a user names; it need not be there.
+
+    Raises: InvalidInput as `absolute`, and for a local folder or device, or a path that leads through a file.
+    """
     uri = absolute(location)
+    folder_at(os.path.dirname(uri), "a file")
     if "://" not in uri and os.path.exists(uri) and not os.path.isfile(uri):
         raise InvalidInput(f"{uri} is {'a folder' if os.path.isdir(uri) else 'a device'}, not a file; name a file")
     return uri

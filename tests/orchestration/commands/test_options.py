@@ -161,6 +161,9 @@ def test_a_file_is_no_folder_and_no_path_is_none(tmp_path: Path, command: tuple[
 def test_a_folder_is_no_file(tmp_path: Path, command: tuple[str, ...]) -> None:
     assert refused(InvalidInput, *command, tmp_path) == f"{tmp_path} is a folder, not a file; name a file"
     assert "/dev/null is a device" in refused(InvalidInput, *command, "/dev/null")
+    (tmp_path / "file").write_text("mine")
+    said = refused(InvalidInput, *command, tmp_path / "file" / "x")
+    assert said == f"{tmp_path}/file is a file, not a folder; name a file"
 
 
 def test_an_empty_output_is_not_the_default_one(tmp_path: Path) -> None:
