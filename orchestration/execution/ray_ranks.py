@@ -115,13 +115,12 @@ def _followed(leader: Any, ends: Sequence[Any], report: Report) -> Exception | N
 
     ends: for each rank, the pending call that returns when it ends.
     """
-    running, report_call = [*ends], leader.next_report.remote()
+    running, report_call = [*ends], leader.first_report.remote()
     while True:
         (ready,), _ = ray.wait([report_call, *running])
         result = _result(ready)
         if isinstance(result, Progress):
             report(result)
-            leader.go_on.remote()
             report_call = leader.next_report.remote()
         elif result is not None:
             return _reason(result, [end for end in running if end != ready])
@@ -185,13 +184,18 @@ class _Rank:
         self._reports.put(progress)
         self._may_continue.acquire()
 
-    def next_report(self) -> Progress:
-        """Wait for the next epoch of rank 0, which then waits for `go_on`."""
+    def first_report(self) -> Progress:
+        """Wait for the first epoch of rank 0, which then waits for `next_report`."""
         return self._reports.get()
 
-    def go_on(self) -> None:
-        """Let rank 0 continue training."""
+    def next_report(self) -> Progress:
+        """Let rank 0 continue training, and wait for its next epoch.
+
+        One call does both: of two, Ray may begin the later one first, as after a pause of this process. That one would
+        take the only free thread, and wait for an epoch that nothing lets begin.
+        """
         self._may_continue.release()
+        return self._reports.get()
 
 
 _PATIENCE: Final = 600.0

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections import Counter
+from collections import Counter, deque
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+from dpsweep.accounting.mechanism.trace import Trace
+from dpsweep.orchestration.execution.ray_ranks import _Rank
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
+from dpsweep.workers.evaluation.scores import Evaluation
+from dpsweep.workers.training.history import Progress
 from tests.orchestration.processes import Command, dpsweep
 from tests.orchestration.sample_grids import small
 from tests.workers.rank_runs import ended, started
@@ -109,6 +114,21 @@ def test_a_lost_rank_and_a_stopped_trial(tmp_path: Path) -> None:
         else:
             assert groups == [["CREATED", 2]]
     assert_first_is_undisturbed(tmp_path, THREE)
+
+
+def test_one_call_lets_a_rank_go_on_and_takes_its_next_report() -> None:
+    """Of two calls Ray may begin the later one first, as after SIGSTOP and SIGCONT: one thread alone is free for both,
+    and would wait for an epoch that nothing lets begin.
+    """
+    rank, evaluation = _Rank(), Evaluation(0.5, 1.0, (), {})
+    epochs = [Progress(epoch, epoch, 3, 1.0, Trace(100), evaluation) for epoch in (1, 2, 3)]
+    with ThreadPoolExecutor(2) as threads:
+        training = threads.submit(deque, map(rank._report, epochs), 0)
+        calls = (rank.first_report, rank.next_report, rank.next_report)
+        assert [threads.submit(call).result(10.0) for call in calls] == epochs
+        assert not training.done(), "the last report waits, too"
+        rank._may_continue.release()
+        training.result(10.0)
 
 
 def test_ranks_need_ray(tmp_path: Path, command: Command) -> None:
