@@ -247,8 +247,8 @@ def _numbers(name: str, columns: int | None, dataset: Dataset) -> int:
     read = None if columns is None or dataset.columns is None else columns_of_rows(dataset.columns)
     if isinstance(read, Columns) and columns is not None and columns > (numbers := read.leading_numbers):
         raise InvalidInput(
-            f"columns of {name} is {columns}, but only the first {count_of(numbers, 'feature')} of a row are numbers; "
-            "name all numbers first in `features` of the data, and set columns to how many they are"
+            f"columns of {name} is {columns}, but feature {numbers + 1} of a row is no number; name all numbers first "
+            "in `features` of the data, and set columns to how many they are"
         )
     return columns or feature_shape[0]
 

@@ -391,9 +391,9 @@ def test_columns_are_refused_where_a_category_stands_among_them(tmp_path: Path, 
     }
     mixed = load_dataset(DataSpec("csv", {**data, "features": ["job", "age"]}))
     ordered = load_dataset(DataSpec("csv", {**data, "features": ["age", "job"]}))
-    for dataset, columns, numbers in ((mixed, 1, "0 features"), (mixed, 4, "0 features"), (ordered, 2, "1 feature")):
+    for dataset, columns, place in ((mixed, 1, 1), (mixed, 4, 1), (ordered, 2, 2)):
         preparing = make_preprocessing(Component(name, {"columns": columns}))
-        with pytest.raises(InvalidInput, match=f"is {columns}, but only the first {numbers} of a row are numbers"):
+        with pytest.raises(InvalidInput, match=f"is {columns}, but feature {place} of a row is no number; name all"):
             preparing.rehearse(dataset)
     make_preprocessing(Component(name, {"columns": 1})).rehearse(ordered)
     make_preprocessing(Component(name, {})).rehearse(mixed)  # all features, as asked for
