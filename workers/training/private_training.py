@@ -180,8 +180,8 @@ class PrivateTraining:
         if component.name not in CLIPPING:
             expected = self._spec.sampling.expected_size(size)
             rehearse(method, PublicFacts(self._dataset.group_names, ("first layer", "last layer"), size, expected))
-        own = _as_written(model, loss, optimizer, clipping), self._dataset.digest(), rounding_of(device)
-        self._owner, self._whole = fingerprint(self._spec.to_json(), mechanism, *own), mechanism.trace(epochs)
+        own = _as_written(model, loss, optimizer, clipping), rounding_of(device)
+        self._run, self._whole = fingerprint(self._spec.to_json(), mechanism, *own), mechanism.trace(epochs)
         self._model, self._modes, self._norms = model, modes_of(model), _KeptNorms()
         self._pending: Batch | None = None
         self._process, self._noise_is_cut = os.getpid(), False
@@ -385,7 +385,11 @@ class PrivateTraining:
             raise InvalidInput("a batch was drawn and not stepped; take the state after step()")
         with self._own_randomness():
             state = {"trainer": self._trainer.state(), "norms": self._norms.state()}
-        return {"owner": self._owner, **copy.deepcopy(state)}
+        return {"owner": self._owner(), **copy.deepcopy(state)}
+
+    def _owner(self) -> str:
+        """Return a digest of the run and of its data as they are now: arrays of the caller may change in place."""
+        return fingerprint(self._run, self._dataset.digest())
 
     def __reduce__(self) -> NoReturn:
         """Refuse copy and pickle: two engines with one noise reveal what it hides, if one of them is changed."""
@@ -395,7 +399,7 @@ class PrivateTraining:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on from a `state_dict` of the same run. Raises: InvalidInput for that of another one."""
-        if not isinstance(state, Mapping) or state.get("owner") != self._owner:
+        if not isinstance(state, Mapping) or state.get("owner") != self._owner():
             raise InvalidInput(
                 "the state is that of another run: data, model, loss, optimizer and their code, lengths, privacy, "
                 "execution (threads, device), torch and the processor must be those that it began with, as its noise "

@@ -164,6 +164,20 @@ def test_it_goes_on_bit_for_bit_from_a_file_and_leaves_the_callers_randomness_al
             strange.load_state_dict(state)
 
 
+def test_a_state_is_not_loaded_over_data_that_changed_in_place() -> None:
+    """The engine reads the caller's arrays, and repeated noise would cover the gradients of other rows."""
+    features = np.array(FEATURES)
+    engine = engine_of(net(), data=(features, LABELS), **UNCALIBRATED)
+    state = run(engine, until=2).state_dict()
+    kept = float(features[3, 0])
+    features[3, 0] = kept + 1
+    with pytest.raises(dpsweep.InvalidInput, match="the state is that of another run: data, model"):
+        engine.load_state_dict(state)
+    features[3, 0] = kept
+    engine.load_state_dict(state)
+    assert run(engine).steps == 8
+
+
 def test_a_state_of_another_processor_is_that_of_another_run(monkeypatch: pytest.MonkeyPatch) -> None:
     """It would repeat the noise of steps since then at another rounding."""
     state = engine_of(net(), **UNCALIBRATED).state_dict()
@@ -237,7 +251,7 @@ def test_data_of_many_kinds_are_the_same_data() -> None:
         TensorDataset(FEATURES, LABELS),
         Rows(),
     ]
-    assert len({engine_of(net(), data=data, **UNCALIBRATED)._owner for data in kinds}) == 1
+    assert len({engine_of(net(), data=data, **UNCALIBRATED).state_dict()["owner"] for data in kinds}) == 1
 
 
 def test_what_makes_an_epsilon_an_estimate_is_named() -> None:
