@@ -20,10 +20,13 @@ from dpsweep.orchestration.commands.options import (
     CLUSTER_ADDRESS,
     MaxGpuHours,
     MaxHours,
+    MaxSeeds,
     MaxTrials,
     Retry,
     StopAfterFailures,
     SweepFile,
+    Until,
+    most_seeds,
     warn,
 )
 from dpsweep.orchestration.comparison.formats import file_size, for_terminal, listed
@@ -69,6 +72,8 @@ def submit(
     max_gpu_hours: MaxGpuHours = None,
     max_trials: MaxTrials = None,
     stop_after_failures: StopAfterFailures = None,
+    until: Until = None,
+    max_seeds: MaxSeeds = None,
     priority: Annotated[
         int, typer.Option(help="Trials of sweeps with a higher one begin first; none that runs is ended.")
     ] = 0,
@@ -85,6 +90,7 @@ def submit(
     """
     prepare_environment(address)
     from dpsweep.orchestration.execution.submission import Asked, packaged, submission_id
+    from dpsweep.orchestration.pipeline.run import require_room_for_seeds
     from dpsweep.orchestration.store.limits import Limits, Turn, this_user
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text
@@ -101,7 +107,9 @@ def submit(
     job_id = submission_id(name or spec.name, spec.plain(), output)
     turn = Turn(owner or this_user(), priority, max_concurrent, time.time())
     limits = Limits(max_hours, max_trials, stop_after_failures, max_gpu_hours)
-    asked = Asked(limits, tuple(retry or ()), turn, name, code.places)
+    asked = Asked(limits, tuple(retry or ()), turn, name, code.places, most_seeds(until, max_seeds))
+    if asked.most_seeds is not None:
+        require_room_for_seeds(spec, asked.most_seeds)
     asked.limits.require_use(max(each.gpus for each in spec.resources))
     with packaged(text, sweep.name, output, code, asked, _tracking(tracking_uri)) as package:
         _describe(package)
@@ -199,6 +207,7 @@ def drive() -> None:
             turn=asked.turn,
             name=asked.name,
             submitted_from=asked.submitted_from,
+            most_seeds=asked.most_seeds,
             connect=connect,
         )
         run_to_the_end(request, as_json=False)

@@ -11,7 +11,7 @@ import errno
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated, Final, Literal
+from typing import Annotated, Final
 
 import typer
 
@@ -36,11 +36,14 @@ from dpsweep.orchestration.commands.options import (
     Folder,
     MaxGpuHours,
     MaxHours,
+    MaxSeeds,
     MaxTrials,
     Retry,
     StopAfterFailures,
     SweepFile,
     TrackingUri,
+    Until,
+    most_seeds,
 )
 from dpsweep.orchestration.commands.running import ended_by_signals, run_to_the_end, show_outcome
 from dpsweep.orchestration.commands.useless_options import CheckedCommand
@@ -54,9 +57,6 @@ app = typer.Typer(
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-
-
-_MOST_SEEDS: Final = 20
 
 
 def run(
@@ -85,13 +85,8 @@ def run(
     max_gpu_hours: MaxGpuHours = None,
     max_trials: MaxTrials = None,
     stop_after_failures: StopAfterFailures = None,
-    until: Annotated[
-        Literal["told-apart"] | None,
-        typer.Option(help="Add seeds until every method is told from the best; each costs privacy, which is counted."),
-    ] = None,
-    max_seeds: Annotated[
-        int | None, typer.Option(min=2, help=f"With --until: most seeds of a setting (default: {_MOST_SEEDS}).")
-    ] = None,
+    until: Until = None,
+    max_seeds: MaxSeeds = None,
     as_json: AsJson = False,
 ) -> None:
     """Train, account and compare every trial of a sweep; a folder that holds it, or an earlier version, is continued.
@@ -122,7 +117,7 @@ def run(
             retry=tuple(retry or ()),
             sources=tuple(source or ()),
             name=name,
-            most_seeds=None if until is None else max_seeds or _MOST_SEEDS,
+            most_seeds=most_seeds(until, max_seeds),
             connect=connect,
         )
         run_to_the_end(request, as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import time
 from pathlib import Path
-from typing import Annotated, Any, Final
+from typing import Annotated, Any, Final, Literal
 
 import typer
 from rich.console import Console, RenderableType
@@ -43,6 +43,14 @@ MaxGpuHours = Annotated[
 ]
 MaxTrials = Annotated[int | None, typer.Option(min=1, help="Train at most this many trials in this run.")]
 StopAfterFailures = Annotated[int | None, typer.Option(min=1, help="Stop when this many trials have failed.")]
+Until = Annotated[
+    Literal["told-apart"] | None,
+    typer.Option(help="Add seeds until every method is told from the best; each costs privacy, which is counted."),
+]
+_MOST_SEEDS: Final = 20
+MaxSeeds = Annotated[
+    int | None, typer.Option(min=2, help=f"With --until: most seeds of a setting (default: {_MOST_SEEDS}).")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object to stdout.")]
 TrackingUri = Annotated[
     str | None,
@@ -57,6 +65,11 @@ CLUSTER_ADDRESS: Any = typer.Option(
 
 _MOST_NUMBERS = 10_000
 """Longest list of numbers in an option such as --group-size."""
+
+
+def most_seeds(until: Until, max_seeds: MaxSeeds) -> int | None:
+    """Return the number of seeds up to which a run adds them; None for a run that adds none."""
+    return None if until is None else max_seeds or _MOST_SEEDS
 
 
 def whole_numbers(flag: str, text: str, at_least: int) -> list[int]:

@@ -63,6 +63,9 @@ _SHAPE: Final = Useless(
     "add --selection-trials, the expected number",
     without=("--selection-trials",),
 )
+_SEEDS: Final = Useless(
+    ("--max-seeds",), "it bounds the seeds that --until adds", "add --until told-apart", without=("--until",)
+)
 USELESS: Final[Mapping[str, Sequence[Useless]]] = {
     "init": (
         Useless(
@@ -107,12 +110,8 @@ USELESS: Final[Mapping[str, Sequence[Useless]]] = {
             beside=("--release-rows-per-user",),
         ),
     ),
-    "run": (
-        Useless(
-            ("--max-seeds",), "it bounds the seeds that --until adds", "add --until told-apart", without=("--until",)
-        ),
-    ),
-    "submit": (Useless(("--follow",), "nothing is submitted", "give one of them", beside=("--dry-run",)),),
+    "run": (_SEEDS,),
+    "submit": (_SEEDS, Useless(("--follow",), "nothing is submitted", "give one of them", beside=("--dry-run",))),
     "status": (
         Useless(("--trials", "--state"), "JSON has every trial with its state", "drop one of them", beside=("--json",)),
         Useless(("--trials",), "it says which trials are shown", "give one of them", beside=("--state",)),

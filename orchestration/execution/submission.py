@@ -67,14 +67,15 @@ _DATA: Final = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """Limits of the run of a job, trials that it trains again, its turn, its name in MLflow, and where the user's own
-    modules lie; see `pipeline.RunRequest`."""
+    """Limits of the run of a job, trials that it trains again, its turn, its name in MLflow, where the user's own
+    modules lie, and the number of seeds up to which it adds them; see `pipeline.RunRequest`."""
 
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()
     turn: Turn = FIRST_COME
     name: str | None = None
     submitted_from: Mapping[str, str] = field(default_factory=dict)
+    most_seeds: int | None = None
 
 
 ONLY_TO_RUN: Final = Asked()

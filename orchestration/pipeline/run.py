@@ -80,16 +80,24 @@ def run_until_told_apart(request: RunRequest, most: int, display: Display) -> Ou
     """Run the sweep with ever more seeds until every method can be told from the best in the main score.
 
     most: largest number of seeds. A folder that an earlier run of the same file left is continued at its look. Raises:
-    InvalidInput as `run_sweep`, for fewer seeds than two, and for a private selection, whose seeds are drawn.
+    InvalidInput as `run_sweep` and `require_room_for_seeds`.
     """
-    if request.sweep.tune is not None and request.sweep.tune.is_selection:
-        raise InvalidInput("--until adds seeds, and a private selection draws its own; leave out one of them")
-    if most < _FIRST or most < len(request.sweep.seeds):
-        raise InvalidInput(
-            f"--max-seeds is {most}, and the sweep starts with {max(_FIRST, len(request.sweep.seeds))} seeds; raise it"
-        )
+    require_room_for_seeds(request.sweep, most)
     with closed_to_strangers(), shared(request.connect) as connect:
         return _look_by_look(replace(request, connect=connect), most, display)
+
+
+def require_room_for_seeds(sweep: SweepSpec, most: int) -> None:
+    """Raise InvalidInput unless ``--until`` can add seeds to a sweep, up to ``most``.
+
+    It cannot for fewer than two or than the sweep has, and for a private selection, whose seeds are drawn.
+    """
+    if sweep.tune is not None and sweep.tune.is_selection:
+        raise InvalidInput("--until adds seeds, and a private selection draws its own; leave out one of them")
+    if most < _FIRST or most < len(sweep.seeds):
+        raise InvalidInput(
+            f"--max-seeds is {most}, and the sweep starts with {max(_FIRST, len(sweep.seeds))} seeds; raise it"
+        )
 
 
 def _look_by_look(request: RunRequest, most: int, display: Display) -> Outcome:

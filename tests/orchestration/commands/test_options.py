@@ -62,6 +62,10 @@ def test_a_link_or_a_pipe_in_its_place_is_refused_and_a_linked_folder_is_the_use
 
 LONE: dict[str, tuple[tuple[str, ...], str]] = {
     "seeds at most, of a run that adds none": (("run", "none.yaml", "--max-seeds", "3"), "add --until told-apart"),
+    "seeds at most, of a job that adds none": (
+        ("submit", "none.yaml", "--output", "/none", "--address", "http://127.0.0.1:1", "--max-seeds", "3"),
+        "add --until told-apart",
+    ),
     "an alias of no registered model": (("best", "none", "--alias", "a"), "add --register NAME"),
     "a store for no registered model": (("best", "none", "--tracking-uri", "none"), "add --register NAME"),
     "JSON of a release": (

@@ -97,6 +97,14 @@ def test_a_mistake_is_one_line(arguments: tuple[str, ...], said: str, submit: Co
     assert (code, said in line) == (2, True), line
 
 
+def test_seeds_that_leave_no_room_are_refused_before_anything_is_sent(sweep_file: Path, submit: Command) -> None:
+    sweep_file.write_text(sweep_file.read_text().replace("seeds: 0", "seeds: [0, 1, 2]"))
+    code, said, warned = submit("--output", "/a", "--until", "told-apart", "--max-seeds", "2")
+    (line,) = warned.splitlines()
+    assert (code, said) == (2, "")
+    assert line == "error: --max-seeds is 2, and the sweep starts with 3 seeds; raise it"
+
+
 def test_an_output_with_another_sweep_is_refused_before_anything_is_sent(
     sweep_file: Path, tmp_path: Path, submit: Command
 ) -> None:

@@ -28,6 +28,7 @@ from dpsweep.orchestration.execution.submission import ShippedCode, SubmittedSwe
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.limits import Turn
 from dpsweep.orchestration.store.status_snapshot import SweepSnapshot, read_snapshot
+from dpsweep.orchestration.sweeps.manifest import read_manifest
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.user_code import permitted
 from tests.known import known
@@ -266,6 +267,25 @@ def test_a_job_ends_by_its_limit_and_prometheus_sees_its_numbers(head: Head, swe
     last = now(files)
     assert (last.state, last.limits, last.spent.trials) == ("stopped", ("--max-hours 2", "--max-trials 1"), 1)
     assert "(--max-trials); 1 trial is left" in str(last.reason)
+
+
+@pytest.mark.long
+def test_a_job_adds_seeds_until_its_limit_and_the_same_command_goes_on(
+    head: Head, sweep_file: Path, tmp_path: Path
+) -> None:
+    """Two methods that cannot be told apart; the first job is stopped in the middle of a look."""
+    files = SweepFiles(str(tmp_path / "out"))
+    sweep_file.write_text(yaml.safe_dump({**yaml.safe_load(SWEEP), "clipping": ["flat", "individual"], "epochs": 2}))
+    submit = ("submit", sweep_file, "--output", files.root, "--until", "told-apart", "--max-seeds", 3, "--follow")
+    stopped = head.run(*submit, "--max-trials", 3)
+    assert stopped.returncode == 0, stopped.stdout + stopped.stderr
+    assert now(files).spent.trials == 3
+    ended = head.run(*submit)
+    assert ended.returncode == 0, ended.stdout + ended.stderr
+    assert "not told apart with 3 seeds, as many as --max-seeds allows" in ended.stdout
+    grown = parse_sweep(known(read_manifest(files)).text)
+    assert (grown.seeds, grown.compare.looks) == ((0, 1, 2), 2)
+    assert len(list((tmp_path / "out" / "trials").iterdir())) == 6
 
 
 @pytest.mark.long
