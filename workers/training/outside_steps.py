@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from weakref import WeakKeyDictionary, proxy
 
-from torch import nn
+from torch import Tensor, nn
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.gradients.deterministic_passes import same
@@ -20,6 +21,7 @@ class OutsideSteps:
 
     def __init__(self, model: nn.Module) -> None:
         self._model = proxy(model)
+        self._buffers: dict[str, tuple[Tensor, int, Tensor]] = {}
         self.stepped()
 
     @staticmethod
@@ -39,7 +41,9 @@ class OutsideSteps:
     def stepped(self) -> None:
         """Note everything: an engine has taken a step, or loaded a state."""
         self._parameters = self._versions()
-        self._buffers = {name: (each, each._version, each.clone()) for name, each in self._model.named_buffers()}
+        now = dict(self._model.named_buffers())
+        if not self._are_as_counted(now):
+            self._buffers = {name: (each, each._version, each.clone()) for name, each in now.items()}
 
     def require_none(self) -> None:
         """Raise InvalidInput if parameters were changed since a draw, or buffers since a step."""
@@ -62,14 +66,20 @@ class OutsideSteps:
         return {name: (each._version, each.data_ptr()) for name, each in self._model.named_parameters()}
 
     def _changed_buffers(self) -> list[str]:
-        """Return the names of the buffers with other values than after the last step.
+        """Return the names of the buffers with other values than after the last step."""
+        now = dict(self._model.named_buffers())
+        if self._are_as_counted(now):
+            return []
+        return [name for name, (_, _, before) in self._buffers.items() if not same(now.get(name), before)]
+
+    def _are_as_counted(self, now: Mapping[str, Tensor]) -> bool:
+        """Return whether the buffers are the same tensors, none of which counts a change in place.
 
         A kernel may change one without counting that, as batch normalisation does, which counts its passes in another.
         """
-        now = dict(self._model.named_buffers())
-        if all(each._version == at and now.get(name) is each for name, (each, at, _) in self._buffers.items()):
-            return []
-        return [name for name, (_, _, before) in self._buffers.items() if not same(now.get(name), before)]
+        return now.keys() == self._buffers.keys() and all(
+            each is now[name] and each._version == at for name, (each, at, _) in self._buffers.items()
+        )
 
 
 _OF_MODEL = WeakKeyDictionary[nn.Module, OutsideSteps]()
