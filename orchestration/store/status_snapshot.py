@@ -42,6 +42,7 @@ STALE_AFTER = 12 * PERIOD
 @dataclass(frozen=True)
 class TrialSnapshot:
     """One trial.
+
     `accuracy`: on test data, for classification.
     `scores`: the main score, for other tasks.
     `epsilon`: upper bound on the cost so far, or cost of the whole trial once it is over; None before the first epoch

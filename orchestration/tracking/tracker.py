@@ -80,6 +80,7 @@ class Tracker(Protocol):
 
     def open_sweep(self, sweep: TrackedSweep, anew: Sequence[str] = ()) -> str:
         """Start or continue the sweep, closing runs that a killed driver left RUNNING. Returns the parent run's id.
+
         `anew`: keys of trials that start again; their old runs are deleted.
         """
 

@@ -39,6 +39,7 @@ class Block:
 @dataclass(frozen=True)
 class TextEncoder:
     """A tokenizer that pads and truncates texts to ``length`` tokens.
+
     `content`: of its file.
     `place`: its name in errors.
     `tokens`: names by id.

@@ -79,6 +79,7 @@ _REPEATED: Final = b"repeated names"
 @dataclass(frozen=True)
 class Dialect:
     """How a CSV file is written. `columns`: names to read it by, where they differ from its header as written.
+
     `repeated`: names that the header has more than once. `skipped`: lines before what is read."""
 
     encoding: str

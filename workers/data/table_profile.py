@@ -99,6 +99,7 @@ class ColumnProfile:
 @dataclass(frozen=True)
 class TableProfile:
     """The columns of a file, and its number of rows. `encoding`: to be declared, if the file is not UTF-8.
+
     `repeated`: names of several columns of the file. `has_values_as_names`: whether the names look like a row of
     values, as in a file without names."""
 

@@ -227,6 +227,7 @@ class _Columns:
 @dataclass(frozen=True)
 class _File:
     """A file without its texts. `columns`: all rows of the columns with a role. `has_text`: which rows have one.
+
     `rows`: indices of the complete rows."""
 
     path: Path

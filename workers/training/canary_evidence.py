@@ -112,6 +112,7 @@ class CanaryEvidence(Protocol):
 
     def see(self, seen: Array, drawn: Array, length: float, std: float) -> None:
         """Take in a step.
+
         `seen`: projections [directions] of the noisy sum less the real examples, witnesses last.
         `drawn`: as in `CanaryBatches.next`.
         `length`: norm of a row's contribution.

@@ -45,6 +45,7 @@ class EpochRecord:
 @dataclass(frozen=True)
 class Progress:
     """Progress of a running trial.
+
     epoch: number of completed epochs.
     trace: of the steps so far.
     device: what trains it, and how much of that is used.
