@@ -90,7 +90,7 @@ def submit(
     """
     prepare_environment(address)
     from dpsweep.orchestration.execution.submission import Asked, packaged, submission_id
-    from dpsweep.orchestration.pipeline.run import require_room_for_seeds
+    from dpsweep.orchestration.pipeline import require_room_for_seeds
     from dpsweep.orchestration.store.limits import Limits, Turn, this_user
     from dpsweep.orchestration.sweeps.schema import parse_sweep
     from dpsweep.orchestration.sweeps.text import read_text

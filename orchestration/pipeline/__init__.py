@@ -8,7 +8,7 @@ sweep, and then the best of each setting, which `winners` chooses; with ``--unti
 
 from dpsweep.orchestration.pipeline.progress import ConsoleDisplay
 from dpsweep.orchestration.pipeline.record_again import record_again, render_again, show_accounts
-from dpsweep.orchestration.pipeline.run import run_sweep
+from dpsweep.orchestration.pipeline.run import require_room_for_seeds, run_sweep
 from dpsweep.orchestration.pipeline.stage import NoDisplay, Outcome, RunRequest
 
 __all__ = [
@@ -18,6 +18,7 @@ __all__ = [
     "RunRequest",
     "record_again",
     "render_again",
+    "require_room_for_seeds",
     "run_sweep",
     "show_accounts",
 ]
