@@ -38,6 +38,7 @@ _RUN = (
     r"time|/timestamp|/date$|/pid$|trial_id|uuid|dpsweep\.log/",
     r"/mlflow\.parentRunId$|/dpsweep\.sweep$",
     r"peak_(bytes|memory)|utili[sz]ation|device\.json(/sha256)?$",
+    r"^attempts/[^/]+/\d+\.json/(release|sha256)$",
     r"^tune/.*(pkl|storage|tuner|runner_data|_session|basic-variant).*",
 )
 """Places of what tells runs apart: times, memory, processes and random identities."""

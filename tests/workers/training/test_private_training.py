@@ -166,7 +166,7 @@ def test_it_goes_on_bit_for_bit_from_a_file_and_leaves_the_callers_randomness_al
 
 def test_a_state_is_not_loaded_over_data_that_changed_in_place() -> None:
     """The engine reads the caller's arrays, and repeated noise would cover the gradients of other rows."""
-    features = np.array(FEATURES)
+    features = FEATURES.numpy().copy()
     engine = engine_of(net(), data=(features, LABELS), **UNCALIBRATED)
     state = run(engine, until=2).state_dict()
     kept = float(features[3, 0])
