@@ -150,9 +150,9 @@ def _opened_object(uri: str) -> Iterator[tuple[pa.NativeFile, int]]:
 def _bytes_of(stream: pa.NativeFile, start: int, size: int) -> bytes:
     """Return ``size`` bytes of an open object from ``start`` on.
 
-    pyarrow takes an answer with fewer bytes for whole, and leaves the rest of the memory as it was: that of an object
-    that was replaced meanwhile by a shorter one. So the last byte is marked before, and the object read again with
-    another mark if it ends in the first one. Raises: OSError, also for such an answer.
+    An object may meanwhile be replaced by a shorter one. Then pyarrow takes the answer for whole, and leaves the rest
+    of the memory as it was. So the last byte is marked before. The object is read again with another mark if it ends in
+    the first one. Raises: OSError, also for such an answer.
     """
     found = bytearray(size)
     for mark in _MARKS:

@@ -67,8 +67,13 @@ _DATA: Final = frozenset(
 
 @dataclass(frozen=True)
 class Asked:
-    """Limits of the run of a job, trials that it trains again, its turn, its name in MLflow, where the user's own
-    modules lie, and the number of seeds up to which it adds them; see `pipeline.RunRequest`."""
+    """Requests for the run of a job; see `pipeline.RunRequest`.
+
+    `retry`: trials that it trains again.
+    `name`: its name in MLflow.
+    `submitted_from`: where the user's own modules lie.
+    `most_seeds`: number of seeds up to which it adds them; None to add none.
+    """
 
     limits: Limits = NO_LIMITS
     retry: tuple[str, ...] = ()

@@ -67,7 +67,7 @@ class ColumnFiles:
         all of them.
 
         Raises: InvalidInput for a folder that cannot be written, or in which a link or another user's file has the name
-        of a column, and if a key that encrypts private files is set.
+        of a column. Also if a key that encrypts private files is set.
         """
         if is_encrypting():
             raise InvalidInput(

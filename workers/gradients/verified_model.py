@@ -150,7 +150,7 @@ class VerifiedModel:
         """Verify a few examples of a micro-batch. Returns whether the result is conclusive; for one example it is not.
 
         A model that fails is verified again: first without stacked rows, if any layer had an input whose first axis is
-        not the batch, and then with the modules that read their own parameters run per example, if any do.
+        not the batch. Then, if any modules read their own parameters, these run per example.
         """
         try:
             return self._compare(x, y)
