@@ -36,6 +36,13 @@ def write_lines(table: Path, lines: list[str]) -> None:
     table.write_text("\n".join(lines) + "\n")
 
 
+def name_picture(table: Path, name: str) -> None:
+    """Name another picture in one of the rows."""
+    lines = lines_of(table)
+    lines[5] = name + lines[5][lines[5].index(",") :]
+    write_lines(table, lines)
+
+
 def test_pictures_have_the_labels_groups_and_users_of_their_rows(tmp_path: Path) -> None:
     table = make_listed_images(tmp_path)
     source = load(table, **DECLARED, user="who")
@@ -94,9 +101,7 @@ def test_a_picture_outside_of_the_folder_is_refused(tmp_path: Path, name: str) -
     (folder / "inner").mkdir()
     (folder / "by_link.png").symlink_to(tmp_path / "secret.png")
     (folder / "linked").symlink_to(tmp_path)
-    lines = lines_of(table)
-    lines[5] = name.format("secret.png", tmp_path) + lines[5][lines[5].index(",") :]
-    write_lines(table, lines)
+    name_picture(table, name.format("secret.png", tmp_path))
     with pytest.raises(InvalidInput, match=r"lie outside of .*, by their names or by links; set `folder`") as refused:
         load(table)
     assert_private(refused.value, "secret.png")
@@ -114,9 +119,7 @@ def test_absolute_names_inside_of_the_folder_are_read(tmp_path: Path) -> None:
 )
 def test_a_picture_that_is_missing_is_refused(tmp_path: Path, name: str) -> None:
     table = make_listed_images(tmp_path)
-    lines = lines_of(table)
-    lines[5] = name + lines[5][lines[5].index(",") :]
-    write_lines(table, lines)
+    name_picture(table, name)
     with pytest.raises(InvalidInput, match=r"names are not in .*; correct the names, or set `folder`") as refused:
         load(table)
     assert_private(refused.value, "1 picture of 60, first ")
@@ -124,10 +127,9 @@ def test_a_picture_that_is_missing_is_refused(tmp_path: Path, name: str) -> None
 
 def test_a_picture_in_two_rows_or_by_a_link_is_refused(tmp_path: Path) -> None:
     table = make_listed_images(tmp_path)
-    lines = lines_of(table)
     (tmp_path / "again.png").symlink_to(tmp_path / "pictures" / "00.png")
     for name in ("pictures/00.png", "pictures/../pictures/00.png", "again.png"):
-        write_lines(table, [*lines[:5], name + lines[5][lines[5].index(",") :], *lines[6:]])
+        name_picture(table, name)
         with pytest.raises(InvalidInput, match=r"two rows of .* have one picture; keep one, as") as refused:
             load(table)
         assert_private(refused.value, "00.png")
