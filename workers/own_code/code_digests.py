@@ -6,8 +6,8 @@ import dis
 import hashlib
 import inspect
 import sys
-from collections.abc import Iterable, Iterator
-from functools import cache, cached_property, lru_cache, partial
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache, cached_property, lru_cache, partial, partialmethod
 from pathlib import Path
 from types import CellType, CodeType, FunctionType, MethodType, ModuleType
 from typing import Final
@@ -18,6 +18,10 @@ PLAIN: Final = (bool, int, float, complex, str, bytes, type(None))
 """Types whose values a text tells whole."""
 EMPTY: Final = object()
 """Content of a cell whose variable has no value yet."""
+_AROUND: Final = (staticmethod, classmethod, property, cached_property, partial, partialmethod, MethodType)
+"""Types of Python whose objects hold a function."""
+_INNER: Final = ("__func__", "func", "fget", "fset")
+"""Attributes in which they do."""
 
 
 @lru_cache(maxsize=2**15)
@@ -58,23 +62,47 @@ def own_loaded_modules() -> list[ModuleType]:
 
 
 def codes_of(module: ModuleType) -> Iterator[tuple[str, str]]:
-    """Names and digests of the functions that a module or its classes define, and of those that decorators wrap."""
-    for name, value in list(vars(module).items()):
-        if isinstance(value, type) and value.__module__ == module.__name__:
-            for key, member in list(vars(value).items()):
-                yield from _codes_in(f"{name}.{key}", member)
-        else:
-            yield from _codes_in(name, value)
+    """Yield names and digests of the functions that a module or its classes define, and of those that these hold.
+
+    A function holds those that it wraps, reads from its closure or has as defaults.
+    """
+    yield from _codes_among(vars(module), "", module.__name__, set())
 
 
-def _codes_in(name: str, value: object) -> Iterator[tuple[str, str]]:
-    if isinstance(value, FunctionType):
-        yield name, code_digest(value.__code__)
-    if isinstance(value, FunctionType | staticmethod | classmethod | property | cached_property) or callable(value):
-        for key in ("__wrapped__", "__func__", "fget", "func"):
-            inner = inspect.getattr_static(value, key, None)
-            if isinstance(inner, FunctionType) and inner is not value:
-                yield from _codes_in(f"{name}.{key}", inner)
+def _codes_among(members: Mapping[str, object], prefix: str, home: str, seen: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield those of a module or class. home: its module. seen: classes whose members were given, by id."""
+    for key, value in list(members.items()):  # tens of thousands in a large program, of which most are neither
+        if isinstance(value, FunctionType):
+            yield f"{prefix}{key}", code_digest(value.__code__)
+            if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value):
+                yield from _codes_inside(f"{prefix}{key}", value, {id(value)})
+        elif isinstance(value, type):
+            if value.__module__ == home and id(value) not in seen:
+                seen.add(id(value))
+                yield from _codes_among(vars(value), f"{prefix}{key}.", home, seen)
+        elif callable(value) or isinstance(value, _AROUND):
+            yield from _codes_inside(f"{prefix}{key}", value, set())
+
+
+def _codes_inside(name: str, value: object, around: set[int]) -> Iterator[tuple[str, str]]:
+    """Yield those that a function, or what a decorator made of it, holds. around: functions and the like, by id."""
+    for key, inner in _held_by(value):
+        if isinstance(inner, (FunctionType, *_AROUND)) and id(inner) not in around:
+            around.add(id(inner))
+            if isinstance(inner, FunctionType):
+                yield f"{name}.{key}", code_digest(inner.__code__)
+            yield from _codes_inside(f"{name}.{key}", inner, around)
+
+
+def _held_by(value: object) -> Iterator[tuple[str, object]]:
+    if isinstance(value, _AROUND):
+        yield from ((key, getattr(value, key, None)) for key in _INNER)
+        yield from ((f"argument {place}", each) for place, each in enumerate(getattr(value, "args", ())))
+    elif isinstance(value, FunctionType):
+        yield "__wrapped__", vars(value).get("__wrapped__")
+        yield from _bound_in(value)
+    else:
+        yield "__wrapped__", inspect.getattr_static(value, "__wrapped__", None)
 
 
 def code_behind(objects: Iterable[object]) -> list[str]:
@@ -87,8 +115,8 @@ def code_behind(objects: Iterable[object]) -> list[str]:
     found = dict[int, tuple[object, str]]()  # objects are kept, so that no other one gets their id
     while waiting:
         each = waiting.pop()
-        if isinstance(each, partial | MethodType | staticmethod | classmethod | property | cached_property):
-            waiting += (getattr(each, name, None) for name in ("func", "__func__", "fget"))
+        if isinstance(each, _AROUND):
+            waiting += (inner for _, inner in _held_by(each))
         elif isinstance(each, FunctionType) and id(each) not in found and not is_of_a_package(str(each.__module__)):
             read = dict(_read_by(each))
             values = sorted((name, repr(value)) for name, value in read.items() if isinstance(value, PLAIN))
@@ -99,11 +127,16 @@ def code_behind(objects: Iterable[object]) -> list[str]:
 
 def _read_by(function: FunctionType) -> Iterator[tuple[str, object]]:
     """Yield what a function reads outside of its arguments, by name: defaults, closure and globals."""
-    code = function.__code__
+    yield from _bound_in(function)
+    names = _globals_read(function.__code__)
+    yield from ((name, function.__globals__[name]) for name in names if name in function.__globals__)
+
+
+def _bound_in(function: FunctionType) -> Iterator[tuple[str, object]]:
+    """Yield the defaults and the closure of a function, by name."""
     yield from ((f"default {place}", each) for place, each in enumerate(function.__defaults__ or ()))
     yield from (function.__kwdefaults__ or {}).items()
-    yield from zip(code.co_freevars, map(content_of, function.__closure__ or ()), strict=True)
-    yield from ((name, function.__globals__[name]) for name in _globals_read(code) if name in function.__globals__)
+    yield from zip(function.__code__.co_freevars, map(content_of, function.__closure__ or ()), strict=True)
 
 
 def _globals_read(code: CodeType) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import importlib
 import itertools
 import os
@@ -10,6 +11,7 @@ import sys
 import threading
 from collections.abc import Callable
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
@@ -188,6 +190,46 @@ def test_code_that_a_model_or_a_loss_calls_in_the_users_files_is_part_of_it(tmp_
         code = UserCode((UserModule(str(file)),))
         digests.add(digest(Sized(), import_function(f"{file}:loss", "loss", code)()))
     assert len(digests) == 2
+
+
+INSIDE = {
+    "a decorator that does not tell what it wraps": "def around(function):\n"
+    "    return lambda *given: function(*given)\n\n"
+    "class Layer(Sized):\n    @around\n    def forward(self, x):\n        return self.layer({})\n",
+    "a decorator of a decorator": "def around(function):\n"
+    "    return functools.wraps(function)(lambda *given: function(*given))\n\n@around\n@around\n"
+    "def center(x):\n    return {}\n\n"
+    "class Layer(Sized):\n    def forward(self, x):\n        return self.layer(center(x))\n",
+    "a class in a class": "class Layer(Sized):\n    class Part:\n        @staticmethod\n        def of(x):\n"
+    "            return {}\n\n    def forward(self, x):\n        return self.layer(self.Part.of(x))\n",
+    "a property": "class Layer(Sized):\n    @property\n    def part(self):\n        return lambda x: {}\n\n"
+    "    def forward(self, x):\n        return self.layer(self.part(x))\n",
+    "a partial function": "def part(inner, x):\n    return inner(x)\n\npart = functools.partial(part, lambda x: {})\n\n"
+    "class Layer(Sized):\n    def forward(self, x):\n        return self.layer(part(x))\n",
+    "a default": "def inner(x):\n    return {}\n\ndef outer(x, inner=inner):\n    return inner(x)\n\ndel inner\n\n"
+    "class Layer(Sized):\n    def forward(self, x):\n        return self.layer(outer(x))\n",
+}
+"""Code of a user's module, in which a function that others hold computes with ``{}``."""
+
+
+@pytest.mark.parametrize("source", INSIDE.values(), ids=INSIDE)
+def test_a_cell_of_a_notebook_that_is_run_again_with_other_code_is_shown_again(
+    source: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cell = ModuleType("a_notebook")
+    cell.__file__ = "/home/somebody/a_notebook.py"
+    monkeypatch.setitem(sys.modules, "a_notebook", cell)
+    vars(cell).update(functools=functools, Sized=Sized)
+    run_cell(source.format("x"), cell)
+    GradientEngine(cell.Layer(5, 3), per_example_loss).norms(*rows(20))
+    run_cell(source.format("x + x.mean(0) if len(x) > 4 else x"), cell)
+    x, y = rows(20)
+    with pytest.raises(InvalidInput, match="of some examples depend on others"):
+        GradientEngine(cell.Layer(5, 3), per_example_loss).norms(x, y)
+
+
+def run_cell(source: str, notebook: ModuleType) -> None:
+    exec(compile(source, "<cell>", "exec"), vars(notebook))
 
 
 def test_packages_of_other_environments_are_not_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
