@@ -128,6 +128,7 @@ def test_a_group_that_nothing_protects_has_a_delta_of_1(epsilon: float) -> None:
     assert delta_pld(trace, epsilon, 2).upper == 1.0
 
 
+@pytest.mark.thinned(2)
 @pytest.mark.parametrize(("sigma", "sizes"), [(0.7, (6, 8, 12, 16)), (1.0, (6, 8, 12)), (1.5, (6, 12, 20))])
 def test_larger_groups_and_longer_runs_cost_more(sigma: float, sizes: tuple[int, ...]) -> None:
     """Where the losses of one direction all lie below the epsilon, too, and where links have deltas below 1e-300."""

@@ -208,6 +208,7 @@ class Chain(nn.ModuleList):
         return x
 
 
+@pytest.mark.thinned(7)
 @pytest.mark.parametrize("kinds", list(itertools.permutations(["as it is", "in place", "a view", "among others"], 3)))
 def test_layers_may_return_anything(kinds: Sequence[str], tmp_path: Path) -> None:
     """One rank, as the passes are those of any: it gathers each layer from itself. On some processors the last bits of
