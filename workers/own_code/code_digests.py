@@ -20,8 +20,6 @@ EMPTY: Final = object()
 """Content of a cell whose variable has no value yet."""
 _AROUND: Final = (staticmethod, classmethod, property, cached_property, partial, partialmethod, MethodType)
 """Types of Python whose objects hold a function."""
-_INNER: Final = ("__func__", "func", "fget", "fset")
-"""Attributes in which they do."""
 
 
 @lru_cache(maxsize=2**15)
@@ -95,14 +93,23 @@ def _codes_inside(name: str, value: object, around: set[int]) -> Iterator[tuple[
 
 
 def _held_by(value: object) -> Iterator[tuple[str, object]]:
-    if isinstance(value, _AROUND):
-        yield from ((key, getattr(value, key, None)) for key in _INNER)
-        yield from ((f"argument {place}", each) for place, each in enumerate(getattr(value, "args", ())))
-    elif isinstance(value, FunctionType):
-        yield "__wrapped__", vars(value).get("__wrapped__")
-        yield from _bound_in(value)
-    else:
-        yield "__wrapped__", inspect.getattr_static(value, "__wrapped__", None)
+    """Yield what may be functions in a function, or in what a decorator made of it, by name."""
+    match value:
+        case FunctionType():
+            yield "__wrapped__", vars(value).get("__wrapped__")
+            yield from _bound_in(value)
+        case staticmethod() | classmethod() | MethodType():
+            yield "__func__", value.__func__
+        case property():
+            yield from (("fget", value.fget), ("fset", value.fset))
+        case cached_property():
+            yield "func", value.func
+        case partial() | partialmethod():
+            yield "func", value.func
+            yield from ((f"argument {place}", each) for place, each in enumerate(value.args))
+            yield from value.keywords.items()
+        case _:
+            yield "__wrapped__", inspect.getattr_static(value, "__wrapped__", None)
 
 
 def code_behind(objects: Iterable[object]) -> list[str]:

@@ -204,6 +204,9 @@ INSIDE = {
     "            return {}\n\n    def forward(self, x):\n        return self.layer(self.Part.of(x))\n",
     "a property": "class Layer(Sized):\n    @property\n    def part(self):\n        return lambda x: {}\n\n"
     "    def forward(self, x):\n        return self.layer(self.part(x))\n",
+    "a bound method": "class Part:\n    def __init__(self):\n        self.of = lambda x: {}\n\n"
+    "    def __call__(self, x):\n        return self.of(x)\n    __call__.args = 3\n\npart = Part().__call__\n\n"
+    "class Layer(Sized):\n    def forward(self, x):\n        return self.layer(part(x))\n",
     "a partial function": "def part(inner, x):\n    return inner(x)\n\npart = functools.partial(part, lambda x: {})\n\n"
     "class Layer(Sized):\n    def forward(self, x):\n        return self.layer(part(x))\n",
     "a default": "def inner(x):\n    return {}\n\ndef outer(x, inner=inner):\n    return inner(x)\n\ndel inner\n\n"
