@@ -190,9 +190,10 @@ def write_snapshot(uri: str, snapshot: SweepSnapshot, private: bool) -> None:
 def read_snapshot(uri: str) -> SweepSnapshot | None:
     """Return the snapshot, or None if there is none.
 
-    It says `LOST` if it claims that a driver of this host runs, and none does, by the lock of the local folder. It is
-    read twice if it seems damaged: an object that its driver replaces between the two requests of a read (for its
-    size, and for its content) is cut. Raises: DataCorruption if it is damaged or cannot be parsed, StorageError.
+    It says `LOST` if it claims that a driver of this host runs outside of a job, and none does, by the lock of the
+    local folder. It is read twice if it seems damaged: an object that its driver replaces between the two requests of a
+    read (for its size, and for its content) is cut. Raises: DataCorruption if it is damaged or cannot be parsed,
+    StorageError.
     """
     found = _read(uri)
     if found is None or found.is_over or not _is_abandoned(uri, found):
@@ -203,9 +204,9 @@ def read_snapshot(uri: str) -> SweepSnapshot | None:
 
 def _is_abandoned(uri: str, snapshot: SweepSnapshot) -> bool:
     """Return whether nobody holds the lock of the folder, where this host's drivers would; elsewhere locks may not
-    reach.
+    reach. A job starts its driver again after a pause.
     """
-    is_here = "://" not in uri and snapshot.host == socket.gethostname()
+    is_here = "://" not in uri and snapshot.host == socket.gethostname() and snapshot.job is None
     return is_here and is_locked(f"{os.path.dirname(uri)}/{LOCK}") is False
 
 

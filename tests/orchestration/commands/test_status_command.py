@@ -138,10 +138,23 @@ def test_what_is_shown_may_be_old_on_a_full_disk(
 
 def test_a_driver_of_this_host_that_has_ended_is_lost(tmp_path: Path, command: Command) -> None:
     (tmp_path / LOCK).touch()
-    write_snapshot(f"{tmp_path}/status.json", replace(snapshot(), host=socket.gethostname()), private=False)
+    write_snapshot(f"{tmp_path}/status.json", replace(snapshot(), host=socket.gethostname(), job=None), private=False)
     lines = status(command, tmp_path).splitlines()
     assert lines[0].startswith("small: lost, 2 of 4 trials done, 1 interrupted, 1 waiting")
     assert lines[2].startswith("its driver has ended without saying how: it was killed, or could not write; the same")
+
+
+def test_a_killed_driver_of_a_job_is_awaited_as_its_supervisor_starts_it_again(
+    tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever watches sees the next driver, too."""
+    (tmp_path / LOCK).touch()
+    killed = replace(snapshot(), host=socket.gethostname())
+    waits = iter([replace(killed, state="finished")])
+    monkeypatch.setattr("time.sleep", lambda _: write_snapshot(f"{tmp_path}/status.json", next(waits), private=False))
+    write_snapshot(f"{tmp_path}/status.json", killed, private=False)
+    shown = [json.loads(line)["state"] for line in status(command, tmp_path, "--watch", "--json").splitlines()]
+    assert shown == ["running", "finished"]
 
 
 def test_a_store_whose_name_no_file_can_have_is_not_asked(tmp_path: Path, command: Command) -> None:

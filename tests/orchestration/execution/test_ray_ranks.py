@@ -24,7 +24,7 @@ from tests.orchestration.sample_grids import small
 from tests.workers.rank_runs import ended, started
 
 NOTES = """
-import json, math, os, pathlib, signal, uuid
+import json, math, os, pathlib, signal
 import ray
 import torch.distributed as distributed
 from torch import nn
@@ -42,7 +42,7 @@ class Noting(nn.Linear):
             if self.steps == 1:
                 groups = ray.util.placement_group_table().values()
                 note = {{"rank": rank, "pid": os.getpid(), "groups": [[g["state"], len(g["bundles"])] for g in groups]}}
-                (NOTES / uuid.uuid4().hex).write_text(json.dumps(note))
+                (NOTES / f"{{rank}}-{{os.getpid()}}").write_text(json.dumps(note))
             if self.steps == 60 and rank == 1 and not (NOTES / "killed").exists():
                 (NOTES / "killed").touch()
                 os.kill(os.getpid(), signal.SIGKILL)
