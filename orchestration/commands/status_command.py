@@ -140,11 +140,17 @@ def _is_by(asked: SubmittedSweep, found: SweepSnapshot | None) -> bool:
 
 
 def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
-    """Warn if another driver than that of the job wrote the status, such as that of an earlier job of the sweep.
+    """Warn if another driver than that of the job wrote the status, such as that of an earlier job of the sweep, or if
+    the job ended and its driver could not say so.
 
     Raises: InvalidInput if there is no status yet, or the job has ended before there was one.
     """
-    if _is_by(asked, found):
+    if found is not None and _is_by(asked, found):
+        if asked.has_ended and found.is_stale():
+            warn(
+                f"{asked.id} has {asked.state.lower()}, and its driver did not say how: it was killed, or could not "
+                f"write; `dpsweep logs {asked.id}` shows what it printed, and the same `dpsweep submit` continues it"
+            )
         return
     if asked.has_ended:
         state, so_far = f"has {asked.state.lower()}", "before its sweep had a status"

@@ -257,9 +257,21 @@ def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_ano
         warn_of_another(job("PENDING"), None)
     warn_of_another(job("RUNNING"), snapshot(state="interrupted"))
     assert "is running; what follows is not its status, but what small-0123456789 wrote" in capsys.readouterr().err
-    for state in ("RUNNING", "FAILED"):
-        warn_of_another(job(state), replace(snapshot(), job=job("").id))
+    for asked, said in (("RUNNING", "running"), ("SUCCEEDED", "finished"), ("FAILED", "failed")):
+        warn_of_another(job(asked), replace(snapshot(state=said), job=job("").id))
     assert capsys.readouterr().err == ""
+
+
+def test_a_job_that_was_killed_with_its_driver_is_not_shown_as_running(capsys: pytest.CaptureFixture[str]) -> None:
+    killed = replace(snapshot(), job=job("").id)
+    warn_of_another(job("FAILED"), killed)
+    assert capsys.readouterr().err == "", "a driver that has outlived its supervisor writes on"
+    warn_of_another(job("FAILED"), replace(killed, heartbeat=killed.heartbeat - STALE_AFTER))
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("warning: other-0123456789 has failed, and its driver did not say how: it was killed, or")
+    assert line.endswith(
+        "`dpsweep logs other-0123456789` shows what it printed, and the same `dpsweep submit` continues it"
+    )
 
 
 def test_a_database_of_mlflow_is_shown_with_the_command_that_serves_it(tmp_path: Path, command: Command) -> None:
