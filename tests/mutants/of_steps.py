@@ -444,6 +444,13 @@ STEPS: Final[tuple[Mutant, ...]] = (
         B("if any(UNKNOWN in values", "if any(() is values", "objects that are not looked into count as equal", True),
     ),
     *bugs_in(
+        "workers/own_code/code_digests.py",
+        ("tests/workers/gradients/test_proofs.py",),
+        B("yield from _bound_in(value)", "yield from ()", "what is shown of one closure counts for another", True),
+        B("case staticmethod() |", "case", "what is shown of one static method counts for another", True),
+        B("value.__module__ == home and", "False and", "what is shown of one class counts for another", True),
+    ),
+    *bugs_in(
         "workers/gradients/layers.py",
         ("tests/workers/gradients/test_compared_passes.py", "tests/workers/gradients/test_fallback.py"),
         B(
