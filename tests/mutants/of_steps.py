@@ -458,6 +458,7 @@ STEPS: Final[tuple[Mutant, ...]] = (
             "if is_new:",
             "a later batch may give every row the tokens of others",
             True,
+            ("tests/workers/gradients/test_refusals.py",),
         ),
         B(
             "if is_new or (held and not found):",
