@@ -62,34 +62,48 @@ def own_loaded_modules() -> list[ModuleType]:
 def codes_of(module: ModuleType) -> Iterator[tuple[str, str]]:
     """Yield names and digests of the functions that a module or its classes define, and of those that these hold.
 
-    A function holds those that it wraps, reads from its closure or has as defaults.
+    A function holds those that it wraps, reads from its closure or has as defaults. Other names for one of them, for a
+    class or for a module come with what they stand for.
     """
-    yield from _codes_among(vars(module), "", module.__name__, set())
+    yield from _codes_among(vars(module), "", module.__name__, {})
 
 
-def _codes_among(members: Mapping[str, object], prefix: str, home: str, seen: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield those of a module or class. home: its module. seen: classes whose members were given, by id."""
+def _codes_among(
+    members: Mapping[str, object], prefix: str, home: str, given: dict[int, str]
+) -> Iterator[tuple[str, str]]:
+    """Yield those of a module or class. home: its module. given: names of classes whose members were given, by id."""
     for key, value in list(members.items()):  # tens of thousands in a large program, of which most are neither
+        name = f"{prefix}{key}"
         if isinstance(value, FunctionType):
-            yield f"{prefix}{key}", code_digest(value.__code__)
+            yield name, code_digest(value.__code__)
             if value.__closure__ or value.__defaults__ or value.__kwdefaults__ or vars(value):
-                yield from _codes_inside(f"{prefix}{key}", value, {id(value)})
+                yield from _codes_inside(name, value, {id(value): name})
         elif isinstance(value, type):
-            if value.__module__ == home and id(value) not in seen:
-                seen.add(id(value))
-                yield from _codes_among(vars(value), f"{prefix}{key}.", home, seen)
+            if value.__module__ != home:
+                yield name, f"{value.__module__}.{value.__qualname__}"
+            elif (known := given.setdefault(id(value), name)) != name:
+                yield name, known
+            else:
+                yield from _codes_among(vars(value), f"{name}.", home, given)
+        elif isinstance(value, ModuleType):
+            yield name, value.__name__
         elif callable(value) or isinstance(value, _AROUND):
-            yield from _codes_inside(f"{prefix}{key}", value, set())
+            kind: type = type(value)
+            yield name, f"{kind.__module__}.{kind.__qualname__}"
+            yield from _codes_inside(name, value, {id(value): name})
 
 
-def _codes_inside(name: str, value: object, around: set[int]) -> Iterator[tuple[str, str]]:
-    """Yield those that a function, or what a decorator made of it, holds. around: functions and the like, by id."""
+def _codes_inside(name: str, value: object, given: dict[int, str]) -> Iterator[tuple[str, str]]:
+    """Yield those that a function, or what a decorator made of it, holds. given: names of these so far, by id."""
     for key, inner in _held_by(value):
-        if isinstance(inner, (FunctionType, *_AROUND)) and id(inner) not in around:
-            around.add(id(inner))
+        if isinstance(inner, (FunctionType, *_AROUND)):
+            place = f"{name}.{key}"
+            if (known := given.setdefault(id(inner), place)) != place:
+                yield place, known
+                continue
             if isinstance(inner, FunctionType):
-                yield f"{name}.{key}", code_digest(inner.__code__)
-            yield from _codes_inside(f"{name}.{key}", inner, around)
+                yield place, code_digest(inner.__code__)
+            yield from _codes_inside(place, inner, given)
 
 
 def _held_by(value: object) -> Iterator[tuple[str, object]]:

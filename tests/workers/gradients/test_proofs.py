@@ -204,6 +204,9 @@ INSIDE = {
     "            return {}\n\n    def forward(self, x):\n        return self.layer(self.Part.of(x))\n",
     "a property": "class Layer(Sized):\n    @property\n    def part(self):\n        return lambda x: {}\n\n"
     "    def forward(self, x):\n        return self.layer(self.part(x))\n",
+    "another name for a class": "class First:\n    of = staticmethod(lambda x: x + x.mean(0) if len(x) > 4 else x)\n\n"
+    "class Second:\n    of = staticmethod(lambda x: x)\n\nPart = Second if '{}' == 'x' else First\n\n"
+    "class Layer(Sized):\n    def forward(self, x):\n        return self.layer(Part.of(x))\n",
     "a bound method": "class Part:\n    def __init__(self):\n        self.of = lambda x: {}\n\n"
     "    def __call__(self, x):\n        return self.of(x)\n    __call__.args = 3\n\npart = Part().__call__\n\n"
     "class Layer(Sized):\n    def forward(self, x):\n        return self.layer(part(x))\n",
