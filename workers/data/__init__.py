@@ -40,8 +40,9 @@ from dpsweep.workers.data.label_columns import TableTask
 from dpsweep.workers.data.listed_images import image_table
 from dpsweep.workers.data.mapped import RowForm, once_on_node
 from dpsweep.workers.data.masks import image_masks
+from dpsweep.workers.data.new_pictures import Pictures
 from dpsweep.workers.data.new_rows import Columns, NewRows
-from dpsweep.workers.data.new_texts import Texts, columns_of_rows
+from dpsweep.workers.data.new_texts import Texts
 from dpsweep.workers.data.owners import are_shared, dependent_rows, ownership, rows_of_owners
 from dpsweep.workers.data.preparations import (
     Preparation,
@@ -52,6 +53,7 @@ from dpsweep.workers.data.preparations import (
     plain_preparation,
     preparation_as_stored,
 )
+from dpsweep.workers.data.row_readers import RowReader, reader_of_rows
 from dpsweep.workers.data.source_files import require_path
 from dpsweep.workers.data.table import table
 from dpsweep.workers.data.table_profile import FEW_ROWS, ColumnProfile, TableProfile, profile_table
@@ -203,8 +205,10 @@ __all__ = [
     "Columns",
     "Dataset",
     "NewRows",
+    "Pictures",
     "Preparation",
     "RowForm",
+    "RowReader",
     "Scaling",
     "Source",
     "Split",
@@ -217,7 +221,6 @@ __all__ = [
     "as_targets",
     "as_tensor",
     "columns_of",
-    "columns_of_rows",
     "dependent_rows",
     "describe",
     "groups_of",
@@ -233,6 +236,7 @@ __all__ = [
     "plain_preparation",
     "preparation_as_stored",
     "profile_table",
+    "reader_of_rows",
     "require_path",
     "rows_of_owners",
     "rows_per_user",

@@ -153,7 +153,8 @@ class Source:
     `notes`: facts about the data that readers of the results must know (pixels that differ from the original, dropped
     rows). Names and notes may be lists; a single note may be a string. `reasons`: what was read off the rows without
     noise, by names of `dpsweep.accounting.mechanism.reasons`, for which every epsilon is an estimate.
-    `columns`: how a table is read, if it is declared, as plain values of `dpsweep.workers.data.new_rows.Columns`.
+    `columns`: how a table is read, if it is declared, as plain values of a
+    `dpsweep.workers.data.row_readers.RowReader`.
 
     Raises: InvalidInput when names, labels, groups, ids or shapes are inconsistent, and when the preparation of an
     example depends on other examples.

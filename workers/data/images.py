@@ -206,7 +206,7 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
     refuse_links(files)
 
     def blocks() -> RowBlocks:
-        return ([_read_image(file, size)[None].numpy()] for file in files)
+        return ([read_image(file, size)[None].numpy()] for file in files)
 
     return once_on_node(lambda: _key(files, size), [RowForm(torch.uint8, (3, size, size))], len(files), blocks)[0]
 
@@ -231,7 +231,8 @@ def refuse_links(files: Sequence[Path]) -> None:
             ) from PrivateDetail(f"{first} and {file}")
 
 
-def _read_image(file: Path, size: int) -> Tensor:
+def read_image(file: Path, size: int) -> Tensor:
+    """Return one picture as of `read_images`, uint8 [3, size, size]."""
     from torchvision.transforms.functional import pil_to_tensor, resize  # late: importing torchvision takes seconds
 
     with reading(file, A_PICTURE), opened_picture(file) as picture:

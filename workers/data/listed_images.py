@@ -79,8 +79,9 @@ def image_table(
     encoded = encoding_of(tables[0], replace(roles, features=()), declared)
     kept = [complete_rows(each) for each in tables]
     complete = [each.take(rows) for each, rows in zip(tables, kept, strict=True)]
+    step = "set `folder` to one that holds all"
     files = [
-        _files(each[image], Path(folder or Path(place).expanduser().parent), place)
+        listed_files(each[image], Path(folder or Path(place).expanduser().parent), place, step)
         for each, place in zip(complete, paths, strict=True)
     ]
     if repeat := repeated([str(file) for part in files for file in part]):
@@ -104,21 +105,31 @@ def image_table(
         task=task,
         notes=rows_left_out(list(zip(tables, kept, strict=True)), encoded),
         reasons=encoded.reasons,
+        columns={  # of `new_pictures.Pictures`
+            "image": image,
+            "size": size,
+            "encoding": encoding,
+            "task": task,
+            "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
+            "targets": {name: declared.ranges[name] for name in labels if name in declared.ranges},
+        },
     )
 
 
-def _files(names: pa.ChunkedArray, folder: Path, table: str) -> list[Path]:
-    """Return the files of these names in ``folder``, without links. Raises: InvalidInput for others."""
+def listed_files(names: pa.ChunkedArray, folder: Path, table: str, step: str) -> list[Path]:
+    """Return the files of these names in ``folder``, without links.
+
+    step: how to change the folder, for errors. Raises: InvalidInput for files that are missing or lie outside of it.
+    """
     base = require_path(str(folder)).resolve()
     listed = [base / name for name in names.to_pylist()]
     if missing := [file for file in listed if not os.path.exists(file)]:  # False for a name that no file can have
         raise InvalidInput(
-            f"some pictures that {table} names are not in {base}; correct the names, or set `folder`, where they start"
+            f"some pictures that {table} names are not in {base}; correct the names, or {step}"
         ) from PrivateDetail(f"{count_of(len(missing), 'picture')} of {len(listed)}, first {missing[0]}")
     files = [file.resolve() for file in listed]
     if outside := [file for file in files if not file.is_relative_to(base)]:
         raise InvalidInput(
-            f"some pictures that {table} names lie outside of {base}, by their names or by links; set `folder` to one "
-            "that holds all"
+            f"some pictures that {table} names lie outside of {base}, by their names or by links; {step}"
         ) from PrivateDetail(f"{count_of(len(outside), 'picture')} of {len(listed)}, first {outside[0]}")
     return files

@@ -73,9 +73,9 @@ class Columns:
         return [each for each in found if each is not None]
 
     @property
-    def width(self) -> int:
-        """Return the number of features."""
-        return sum(map(_width, self.encoders))
+    def example_shape(self) -> list[int]:
+        """Return the shape of a row: its number of features."""
+        return [sum(map(_width, self.encoders))]
 
     @property
     def leading_numbers(self) -> int:

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.workers.data.encoder import TextEncoder
-from dpsweep.workers.data.new_rows import Columns, NewRows
+from dpsweep.workers.data.new_rows import NewRows
 from dpsweep.workers.data.source_files import require_path
 from dpsweep.workers.data.table import Range
 from dpsweep.workers.data.texts import Length, texts_of
-from dpsweep.workers.own_code.imports import with_checked_types
 
 
 @dataclass(frozen=True)
@@ -34,9 +32,9 @@ class Texts:
     targets: Mapping[str, Range] = field(default_factory=dict)
 
     @property
-    def width(self) -> int:
-        """Return the number of tokens of a text."""
-        return self.max_length
+    def example_shape(self) -> list[int]:
+        """Return the shape of a text: its number of tokens."""
+        return [self.max_length]
 
     @property
     def scaled(self) -> list[int]:
@@ -71,13 +69,3 @@ class Texts:
         }
         told = tuple(note for note, count in notes.items() if count)
         return NewRows(np.concatenate(ids), np.flatnonzero(has_text), len(has_text), told)
-
-
-def columns_of_rows(plain: Mapping[str, Any]) -> Columns | Texts:
-    """Return how rows are read, from the plain values of a `Source`. Raises: InvalidInput for others."""
-    return _checked(plain)  # type: ignore[arg-type]  # pydantic makes one of both of a mapping
-
-
-@with_checked_types
-def _checked(columns: Columns | Texts) -> Columns | Texts:
-    return columns

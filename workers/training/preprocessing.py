@@ -16,7 +16,7 @@ from torch import Tensor
 from dpsweep.accounting.errors import InvalidInput, count_of, keep_whole, require_finite
 from dpsweep.accounting.mechanism.trace import GaussianRelease, Release
 from dpsweep.accounting.registry import build
-from dpsweep.workers.data import Columns, Dataset, Split, columns_of_rows
+from dpsweep.workers.data import Columns, Dataset, Split, reader_of_rows
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.spec import Component
 from dpsweep.workers.training.frozen_features import ROWS, FrozenFeatures, TextFeatures, in_blocks, with_features
@@ -244,7 +244,7 @@ def _numbers(name: str, columns: int | None, dataset: Dataset) -> int:
         raise InvalidInput(f"{name} takes rows of a table, but features have shape {feature_shape}")
     if columns is not None and columns > feature_shape[0]:
         raise InvalidInput(f"columns of {name} is {columns}, but a row has {count_of(feature_shape[0], 'feature')}")
-    read = None if columns is None or dataset.columns is None else columns_of_rows(dataset.columns)
+    read = None if columns is None or dataset.columns is None else reader_of_rows(dataset.columns)
     if isinstance(read, Columns) and columns is not None and columns > (numbers := read.leading_numbers):
         raise InvalidInput(
             f"columns of {name} is {columns}, but feature {numbers + 1} of a row is no number; name all numbers first "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final
 
@@ -12,7 +12,7 @@ import numpy.typing as npt
 import torch
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import Columns, NewRows, Texts, parquet_of
+from dpsweep.workers.data import NewRows, Pictures, RowReader, parquet_of
 from dpsweep.workers.trials.trained_model import TrainedModel
 
 Values = npt.NDArray[Any]
@@ -28,20 +28,25 @@ def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dic
     and 1, and its probability. Targets are in the unit of the table. A row that lacks a value has None, or NaN.
     After a loss that is no likelihood, ``output for NAME`` stand for probabilities.
 
-    Raises: InvalidInput where the features are of no table, or are not declared; otherwise as `encoded` of `Columns`
-    and `Texts`.
+    Raises: InvalidInput where the features are of no table, or are not declared, and for a data frame where the model
+    reads pictures; otherwise as `encoded` of the `RowReader`.
     """
     columns = trained.columns
     if columns is None:
         raise InvalidInput(
             f"the data {trained.spec.data.name!r} of the trial are neither a table whose `ranges` and `categories` are "
-            "all declared nor texts with a label, so that no other table can be read alike; declare those of a table "
-            "and train again, or give encoded examples to `predict` in Python (docs/python.md)"
+            "all declared, nor texts with a label, nor pictures of a table, so that no other table can be read alike; "
+            "declare those of a table and train again, or give encoded examples to `predict` in Python (docs/python.md)"
         )
     if isinstance(table, str | Path):
         rows = columns.encoded(str(table))
+    elif isinstance(columns, Pictures):
+        raise InvalidInput(
+            f"the model reads pictures, whose files a table names in its column {columns.image!r}; give the path of a "
+            "table in the folder where these names start, or encoded pictures to `predict` in Python"
+        )
     elif hasattr(table, "to_parquet"):
-        _require_columns(table, columns)
+        _require_columns(table, columns.example)
         with parquet_of(table) as path:
             rows = columns.encoded(path)
     else:
@@ -50,9 +55,9 @@ def predicted_table(trained: TrainedModel, table: str | Path | Any) -> tuple[dic
     return {name: _spread(values, rows) for name, values in found.items()}, rows.notes
 
 
-def _require_columns(frame: Any, columns: Columns | Texts) -> None:
+def _require_columns(frame: Any, needed: Mapping[str, Any]) -> None:
     """Raise InvalidInput for a data frame without rows, or without a column that the model reads."""
-    needed, there = columns.example, {*map(str, frame.columns)}
+    there = {*map(str, frame.columns)}
     for name in needed:
         if name not in there and f"{name}[0]" not in there:
             index = "; it is an index: call reset_index() first" if name in frame.index.names else ""
@@ -61,16 +66,21 @@ def _require_columns(frame: Any, columns: Columns | Texts) -> None:
         raise InvalidInput("the data frame has no rows; give one with at least one")
 
 
-def example_of(columns: Columns | Texts, loss: str, outputs: int) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return a row made of declarations, and by name a prediction for outputs of zero.
+def example_of(
+    columns: RowReader | None, loss: str, outputs: int
+) -> tuple[dict[str, Any], dict[str, Any]] | tuple[None, None]:
+    """Return a row made of declarations, and by name a prediction for outputs of zero; nothing where no data frame can
+    hold a row.
 
     outputs: number of outputs of the model.
     """
+    if columns is None or isinstance(columns, Pictures):
+        return None, None
     found = _named(np.zeros((1, outputs)), columns, loss)
     return columns.example, {name: values.tolist()[0] for name, values in found.items()}
 
 
-def _named(outputs: Values, columns: Columns | Texts, loss: str) -> dict[str, Values]:
+def _named(outputs: Values, columns: RowReader, loss: str) -> dict[str, Values]:
     """Return what outputs [n, m] say, by name."""
     names = columns.outputs or [f"class {place}" for place in range(max(outputs.shape[1], 2))]
     if columns.task == "regression":

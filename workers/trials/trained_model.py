@@ -22,17 +22,16 @@ from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.data import (
-    Columns,
     Dataset,
     Preparation,
+    RowReader,
     Scaling,
     Split,
-    Texts,
     Tokens,
-    columns_of_rows,
     load_source,
     made_preparation,
     plain_preparation,
+    reader_of_rows,
 )
 from dpsweep.workers.dataset_description import NO_GROUPS
 from dpsweep.workers.evaluation.predictions import evaluation_batch_size, first_columns, in_batches, slices
@@ -54,7 +53,7 @@ class TrainedModel:
     """A model in evaluation mode on the CPU, with the preprocessing and preparation of its inputs.
 
     `example_shape`, `example_type`: shape and dtype of one example as the data source stores it. `fitted`: the state of
-    the preprocessing. `columns`: how rows of a table, or texts, are read; None for other data, and where that is not
+    the preprocessing. `columns`: how rows of another table are read; None for other data, and where that is not
     declared.
     """
 
@@ -65,7 +64,7 @@ class TrainedModel:
     num_classes: int
     preparation: Preparation
     fitted: State
-    columns: Columns | Texts | None = None
+    columns: RowReader | None = None
 
     @torch_defaults()
     def logits(self, features: npt.ArrayLike | Tensor) -> npt.NDArray[np.float32]:
@@ -235,13 +234,13 @@ def _preparation(files: TrialFiles, spec: TrialSpec, inputs: Mapping[str, Any], 
     return made
 
 
-def _columns(files: TrialFiles, inputs: Mapping[str, Any]) -> Columns | Texts | None:
+def _columns(files: TrialFiles, inputs: Mapping[str, Any]) -> RowReader | None:
     """Return how rows are read, as `describe_inputs` stored it; None where it did not."""
     if inputs["columns"] is None:
         return None
     try:
-        found = columns_of_rows(parsed_json(inputs["columns"]))
-        fits = [found.width] == inputs["example_shape"]
+        found = reader_of_rows(parsed_json(inputs["columns"]))
+        fits = found.example_shape == inputs["example_shape"]
     except (InvalidInput, ValueError) as error:
         raise _damaged(files.inputs) from error
     if not fits:

@@ -15,7 +15,7 @@ from dpsweep.accounting.records.files import write_bytes_atomically
 from dpsweep.accounting.records.traces import write_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.workers.clipping import claims
-from dpsweep.workers.data import Dataset, columns_of_rows
+from dpsweep.workers.data import Dataset, reader_of_rows
 from dpsweep.workers.evaluation.attack_results import AttackResults, write_attacks
 from dpsweep.workers.evaluation.outcomes import outcomes_of, write_outcomes, write_wrong
 from dpsweep.workers.evaluation.predictions import Predictions, evaluate, with_counts
@@ -64,8 +64,8 @@ def _result(
     spec: TrialSpec, trainer: Trainer, dataset: Dataset, inputs: Mapping[str, Any], tested: Predictions
 ) -> TrainingResult:
     """Return the result of a finished run. inputs: of `describe_inputs`. tested: predictions of the test examples."""
-    columns = None if dataset.columns is None else columns_of_rows(dataset.columns)
-    row, prediction = example_of(columns, spec.loss.name, dataset.num_classes) if columns else (None, None)
+    columns = None if dataset.columns is None else reader_of_rows(dataset.columns)
+    row, prediction = example_of(columns, spec.loss.name, dataset.num_classes)
     return TrainingResult(
         key=spec.key,
         epochs=trainer.epoch,

@@ -48,7 +48,7 @@ def test_pictures_have_the_labels_groups_and_users_of_their_rows(tmp_path: Path)
     source = load(table, **DECLARED, user="who")
     assert source.train.features.shape == (60, 3, 6, 6)
     assert (source.class_names, source.group_names, source.task) == (("dark", "bright"), ("f", "m"), "classification")
-    assert (source.reasons, source.notes, source.columns) == ((), (), None)
+    assert (source.reasons, source.notes) == ((), ())
     rows = [line.split(",") for line in lines_of(table)[1:]]
     assert torch.equal((source.train.features.float().mean((1, 2, 3)) > 100).long(), source.train.labels)
     assert source.train.labels.tolist() == [("dark", "bright").index(row[1]) for row in rows]

@@ -13,7 +13,7 @@ import pyarrow.parquet as parquet
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import NewRows, columns_of_rows, load_source
+from dpsweep.workers.data import NewRows, load_source, reader_of_rows
 from dpsweep.workers.spec import DataSpec
 
 DECLARED: dict[str, Any] = {
@@ -50,7 +50,7 @@ def read(tmp_path: Path) -> Read:
 
     def read(rows: pa.Table) -> NewRows:
         parquet.write_table(rows, tmp_path / "new.parquet")
-        return columns_of_rows(columns).encoded(str(tmp_path / "new.parquet"))
+        return reader_of_rows(columns).encoded(str(tmp_path / "new.parquet"))
 
     return read
 
@@ -104,7 +104,7 @@ def test_texts_where_numbers_were_declared_are_refused(tmp_path: Path) -> None:
     assert columns["outputs"] is None, "classes were read off the rows"
     csv.write_csv(pa.table({"x": ["1", "many"]}), tmp_path / "new.csv")
     with pytest.raises(InvalidInput, match=r"column 'x' has a range but holds more than numbers; .* with `numbers`"):
-        columns_of_rows(columns).encoded(str(tmp_path / "new.csv"))
+        reader_of_rows(columns).encoded(str(tmp_path / "new.csv"))
 
 
 def test_what_was_read_off_the_rows_is_not_kept(tmp_path: Path) -> None:

@@ -1,0 +1,66 @@
+"""Pictures that another table lists, as those that a model was trained on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import torch
+
+from dpsweep.accounting.errors import InvalidInput, count_of
+from dpsweep.workers.data.images import read_image
+from dpsweep.workers.data.listed_images import listed_files
+from dpsweep.workers.data.new_rows import NewRows
+from dpsweep.workers.data.table import Range, Roles, used_columns
+from dpsweep.workers.data.table_files import read_table_file, repeated_names
+from dpsweep.workers.data.tabular import complete_rows
+
+
+@dataclass(frozen=True)
+class Pictures:
+    """A column of files with pictures in the words of the sweep file (`image_table`).
+
+    `outputs`: names of the model's outputs; None for classes that are not declared.
+    """
+
+    image: str
+    size: int
+    encoding: str | None
+    task: str
+    outputs: Sequence[str] | None
+    targets: Mapping[str, Range] = field(default_factory=dict)
+
+    @property
+    def scaled(self) -> list[int]:
+        """Return the places of features that ranges scale: none."""
+        return []
+
+    @property
+    def example_shape(self) -> list[int]:
+        """Return the shape of a picture."""
+        return [3, self.size, self.size]
+
+    def encoded(self, path: str) -> NewRows:
+        """Return the pictures that a .csv, .tsv, .jsonl or .parquet file names, which may have other columns, too.
+
+        Their names start at the folder of the file, and none may lie outside of it, by its name or by a link. Raises:
+        InvalidInput for a file without the column or rows, for pictures that are missing or outside, and for files that
+        are none; DataCorruption for files that cannot be read.
+        """
+        is_text = path.lower().endswith((".csv", ".tsv"))
+        rows = read_table_file(path, {self.image: []}, self.encoding if is_text else None)
+        if not rows.num_rows:
+            raise InvalidInput(f"the table {path} has no rows; give one with at least one")
+        if self.image in repeated_names(rows):
+            raise InvalidInput(f"the table {path} has more than one column called {self.image!r}; leave one of them")
+        roles = Roles((), (), None, (self.image,), frozenset((self.image,)))
+        named = used_columns(rows, roles, {self.image: []}, path)
+        complete = complete_rows(named)
+        names, folder = named[self.image].take(complete), Path(path).expanduser().parent
+        files = listed_files(names, folder, path, "put the table into the folder where they start")
+        pictures = [read_image(file, self.size) for file in files]
+        lacking, of = rows.num_rows - len(complete), count_of(rows.num_rows, "row")
+        note = f"{lacking:,} of {of} have no prediction: they name no picture ({self.image})"
+        features = torch.stack(pictures) if pictures else torch.empty(0, *self.example_shape, dtype=torch.uint8)
+        return NewRows(features.numpy(), complete, rows.num_rows, (note,) if lacking else ())
