@@ -91,20 +91,23 @@ def status(
     if asked is not None:
         warn_of_another(asked, now)
     now = _required(now, files)
+    if asked is not None and not watch:
+        has_died(asked, now)
     close_in_mlflow(files, now)
     _warn_of_full_disk(files, now)
+    shown: Iterable[SweepSnapshot] = _snapshots(files, asked, address) if watch else [now]
     if as_json:
-        for snapshot in _snapshots(files) if watch else [now]:
+        for snapshot in shown:
             print(json.dumps(as_object(snapshot), allow_nan=False), flush=True)
         return
     if not watch:
         show(picture(now, states, trials))
     elif console.is_terminal:
         with Live(console=console, auto_refresh=False) as live:
-            for snapshot in _snapshots(files):
+            for snapshot in shown:
                 live.update(picture(snapshot, states, trials), refresh=True)
     else:
-        for snapshot in _snapshots(files):
+        for snapshot in shown:
             console.print(headline(snapshot), soft_wrap=True)
 
 
@@ -140,17 +143,11 @@ def _is_by(asked: SubmittedSweep, found: SweepSnapshot | None) -> bool:
 
 
 def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
-    """Warn if another driver than that of the job wrote the status, such as that of an earlier job of the sweep, or if
-    the job ended and its driver could not say so.
+    """Warn if another driver than that of the job wrote the status, such as that of an earlier job of the sweep.
 
     Raises: InvalidInput if there is no status yet, or the job has ended before there was one.
     """
     if found is not None and _is_by(asked, found):
-        if asked.has_ended and found.is_stale():
-            warn(
-                f"{asked.id} has {asked.state.lower()}, and its driver did not say how: it was killed, or could not "
-                f"write; `dpsweep logs {asked.id}` shows what it printed, and the same `dpsweep submit` continues it"
-            )
         return
     if asked.has_ended:
         state, so_far = f"has {asked.state.lower()}", "before its sweep had a status"
@@ -163,6 +160,18 @@ def warn_of_another(asked: SubmittedSweep, found: SweepSnapshot | None) -> None:
     writer = found.job or "a run without a job"
     text = f"{asked.id} {state}; what follows is not its status, but what {writer} wrote to the same output"
     warn(f"{text}; {logs}")
+
+
+def has_died(asked: SubmittedSweep, found: SweepSnapshot) -> bool:
+    """Return whether the job has ended and no driver writes the status any more; warn if its own could not say so."""
+    if not (asked.has_ended and found.is_stale()):
+        return False
+    if _is_by(asked, found):
+        warn(
+            f"{asked.id} has {asked.state.lower()}, and its driver did not say how: it was killed, or could not "
+            f"write; `dpsweep logs {asked.id}` shows what it printed, and the same `dpsweep submit` continues it"
+        )
+    return True
 
 
 def _current(files: SweepFiles) -> SweepSnapshot | None:
@@ -198,14 +207,19 @@ def _required(found: SweepSnapshot | None, files: SweepFiles) -> SweepSnapshot:
     return found
 
 
-def _snapshots(files: SweepFiles) -> Iterator[SweepSnapshot]:
-    """Yield each new snapshot until the sweep has ended; a stale one is repeated."""
+def _snapshots(files: SweepFiles, asked: SubmittedSweep | None, address: str | None) -> Iterator[SweepSnapshot]:
+    """Yield each new snapshot until the sweep, or the job at ``address``, has ended; a stale one is repeated."""
     with contextlib.suppress(KeyboardInterrupt):
         while True:
             snapshot = _required(_current(files), files)
             yield snapshot
             if snapshot.is_over and not _is_followed(snapshot, files):
                 return
+            if asked is not None and address is not None and snapshot.is_stale():
+                with contextlib.suppress(InvalidInput):  # a cluster that does not answer now may do so later
+                    asked = jobs_at(address).find(asked.id)
+                if has_died(asked, snapshot):
+                    return
             time.sleep(PERIOD)
 
 

@@ -19,7 +19,7 @@ from typer.testing import Result
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.commands.cluster_jobs import tell_what_is_missing
-from dpsweep.orchestration.commands.status_command import warn_of_another
+from dpsweep.orchestration.commands.status_command import has_died, warn_of_another
 from dpsweep.orchestration.execution.submission import SubmittedSweep
 from dpsweep.orchestration.store.layout import LOCK
 from dpsweep.orchestration.store.published import TrialState
@@ -264,9 +264,12 @@ def test_a_job_that_failed_before_its_sweep_began_is_not_shown_the_status_of_ano
 
 def test_a_job_that_was_killed_with_its_driver_is_not_shown_as_running(capsys: pytest.CaptureFixture[str]) -> None:
     killed = replace(snapshot(), job=job("").id)
-    warn_of_another(job("FAILED"), killed)
-    assert capsys.readouterr().err == "", "a driver that has outlived its supervisor writes on"
-    warn_of_another(job("FAILED"), replace(killed, heartbeat=killed.heartbeat - STALE_AFTER))
+    assert not has_died(job("FAILED"), killed), "a driver that has outlived its supervisor writes on"
+    silent = replace(killed, heartbeat=killed.heartbeat - STALE_AFTER)
+    assert not has_died(job("RUNNING"), silent), "its supervisor starts it again"
+    assert has_died(job("FAILED", "newer-0123456789"), silent)
+    assert capsys.readouterr().err == ""
+    assert has_died(job("FAILED"), silent)
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("warning: other-0123456789 has failed, and its driver did not say how: it was killed, or")
     assert line.endswith(

@@ -197,6 +197,24 @@ def test_a_killed_driver_finishes_unattended(head: Head, sweep_file: Path, tmp_p
 
 
 @pytest.mark.long
+def test_whoever_watches_a_job_that_is_killed_with_its_driver_is_told(
+    head: Head, sweep_file: Path, tmp_path: Path
+) -> None:
+    files = SweepFiles(str(tmp_path / "killed"))
+    submitted = head.run("submit", sweep_file, "--output", files.root, "--max-trials", "1")
+    job = job_in(submitted.stdout)
+    wait_until(lambda: trains_in_the_middle(files) or has_ended(files), "a trial to train")
+    driver = now(files).pid
+    supervisor = re.search(r"^PPid:\t(\d+)$", Path(f"/proc/{driver}/status").read_text(), re.MULTILINE)
+    for pid in (known(supervisor)[1], driver):
+        kill(int(pid))
+    watched = head.run("status", job, "--watch")
+    assert watched.returncode == 0, watched.stderr
+    assert watched.stdout.splitlines()[-1].startswith("small: stale: no sign of its driver for 1 min")
+    assert f"warning: {job} has failed, and its driver did not say how" in watched.stderr
+
+
+@pytest.mark.long
 def test_no_canary_is_in_what_commands_print_of_a_job(head: Head, tmp_path: Path) -> None:
     """Its models print and raise a word and a feature of the data; nothing of it leaves the private folders."""
     files, made = SweepFiles(str(tmp_path / "out")), tmp_path / "tmp"
