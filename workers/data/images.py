@@ -7,13 +7,14 @@ import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Final
+from typing import Annotated, Final
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.csv as csv
 import torch
 from PIL import Image
+from pydantic import Field
 from torch import Tensor
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
@@ -27,6 +28,8 @@ from dpsweep.workers.data.tabular import attributes, intersected, intersected_in
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The common scaling of colour pictures, which models pre-trained on ImageNet expect."""
 
+Side = Annotated[int, Field(ge=1, le=4096)]
+"""Pixels of a side of a picture."""
 A_PICTURE: Final = "a picture"
 """Name in errors of a file whose path tells of the example in it, such as by its class."""
 _PARTS = ("train", "test")
@@ -36,7 +39,7 @@ _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 def image_folder(
     path: str,
-    size: int = 32,
+    size: Side = 32,
     groups: str | None = None,
     classes: Sequence[str] | None = None,
     group_names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,
@@ -201,8 +204,6 @@ def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str])
 
 def read_images(files: Sequence[Path], size: int) -> Tensor:
     """Return uint8 [n, 3, size, size], resized with bilinear interpolation. The trials of an embedded run share it."""
-    if size < 1:
-        raise InvalidInput(f"size is {size}, but pictures need at least 1 x 1 pixel")
     refuse_links(files)
 
     def blocks() -> RowBlocks:

@@ -16,6 +16,7 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Source, make_split
 from dpsweep.workers.data.images import (
     IMAGENET_SCALING,
+    Side,
     divided,
     group_columns,
     read_groups,
@@ -38,7 +39,7 @@ Pixel = Annotated[int, Field(ge=0, le=65_535)]
 def image_masks(
     path: str,
     classes: Sequence[str],
-    size: Annotated[int, Field(ge=1)] = 64,
+    size: Side = 64,
     values: Sequence[Pixel] | None = None,
     ignored: Pixel | None = 255,
     groups: str | None = None,
