@@ -201,7 +201,7 @@ def test_whoever_watches_a_job_that_is_killed_with_its_driver_is_told(
     head: Head, sweep_file: Path, tmp_path: Path
 ) -> None:
     files = SweepFiles(str(tmp_path / "killed"))
-    submitted = head.run("submit", sweep_file, "--output", files.root, "--max-trials", "1")
+    submitted = head.run("submit", sweep_file, "--output", files.root)
     job = job_in(submitted.stdout)
     wait_until(lambda: trains_in_the_middle(files) or has_ended(files), "a trial to train")
     driver = now(files).pid
