@@ -28,7 +28,7 @@ from dpsweep.workers.data.tabular import attributes, intersected, intersected_in
 IMAGENET_SCALING = pixels((0.485, 0.456, 0.406), (0.229, 0.224, 0.225))
 """The common scaling of colour pictures, which models pre-trained on ImageNet expect."""
 
-Side = Annotated[int, Field(ge=1, le=4096)]
+SideLength = Annotated[int, Field(ge=1, le=4096)]
 """Pixels of a side of a picture."""
 A_PICTURE: Final = "a picture"
 """Name in errors of a file whose path tells of the example in it, such as by its class."""
@@ -39,7 +39,7 @@ _EIGHT_BIT = ("1", "L", "LA", "P", "PA", "RGB", "RGBA", "CMYK", "YCbCr")
 
 def image_folder(
     path: str,
-    size: Side = 32,
+    size: SideLength = 32,
     groups: str | None = None,
     classes: Sequence[str] | None = None,
     group_names: Sequence[str] | Mapping[str, Sequence[str]] | None = None,

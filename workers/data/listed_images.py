@@ -11,7 +11,7 @@ import pyarrow as pa
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
 from dpsweep.workers.data.base import Source, repeated
-from dpsweep.workers.data.images import IMAGENET_SCALING, Side, read_images
+from dpsweep.workers.data.images import IMAGENET_SCALING, SideLength, read_images
 from dpsweep.workers.data.label_columns import TableTask, label_columns
 from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns
 from dpsweep.workers.data.source_files import require_path
@@ -36,7 +36,7 @@ def image_table(
     image: str,
     label: str | Sequence[str],
     folder: str | None = None,
-    size: Side = 32,
+    size: SideLength = 32,
     task: TableTask = "classification",
     group: str | Sequence[str] | None = None,
     user: UserColumns = None,

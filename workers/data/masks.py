@@ -16,7 +16,7 @@ from dpsweep.accounting.mechanism.reasons import Reason
 from dpsweep.workers.data.base import Source, make_split
 from dpsweep.workers.data.images import (
     IMAGENET_SCALING,
-    Side,
+    SideLength,
     divided,
     group_columns,
     read_groups,
@@ -39,7 +39,7 @@ Pixel = Annotated[int, Field(ge=0, le=65_535)]
 def image_masks(
     path: str,
     classes: Sequence[str],
-    size: Side = 64,
+    size: SideLength = 64,
     values: Sequence[Pixel] | None = None,
     ignored: Pixel | None = 255,
     groups: str | None = None,

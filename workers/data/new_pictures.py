@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 
 from dpsweep.accounting.errors import InvalidInput, count_of
-from dpsweep.workers.data.images import Side, read_image
+from dpsweep.workers.data.images import SideLength, read_image
 from dpsweep.workers.data.listed_images import listed_files
 from dpsweep.workers.data.new_rows import NewRows
 from dpsweep.workers.data.table import Range, Roles, used_columns
@@ -25,7 +25,7 @@ class Pictures:
     """
 
     image: str
-    size: Side
+    size: SideLength
     encoding: str | None
     task: str
     outputs: Sequence[str] | None

@@ -15,7 +15,7 @@ import pyarrow as pa
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail
 from dpsweep.accounting.registry import lookup
 from dpsweep.workers.data.base import Indices, Source, make_split, repeated
-from dpsweep.workers.data.images import IMAGENET_SCALING, Side, read_images
+from dpsweep.workers.data.images import IMAGENET_SCALING, SideLength, read_images
 from dpsweep.workers.data.source_files import locate
 from dpsweep.workers.data.tabular import choose_groups, intersected, intersected_indices
 
@@ -36,7 +36,7 @@ _TASKS: Final = {name: _ATTRIBUTES[name] for name in ("age", "gender")}
 def utkface(
     root: str | None = None,
     task: str = "gender",
-    size: Side = 64,
+    size: SideLength = 64,
     labels: Literal["balanced", "all"] = "balanced",
     races: Sequence[str] = RACES,
     group: str | Sequence[str] = "race",
