@@ -12,17 +12,25 @@ from dpsweep.accounting.errors import require_finite, require_whole
 
 
 def mean_exposure(ranks: NDArray[np.int64], candidates: int, confidence: float = 0.95) -> tuple[float, float, float]:
-    """Return the mean of log2 candidates - log2 rank in bits, and Student's interval of it over the secrets [n].
+    """Return the mean of log2 candidates - log2 rank in bits, and an interval of it over the secrets [n].
 
     ranks: from 1 to ``candidates``, of at least two secrets.
 
+    The interval is Student's, as if two more secrets had been ranked, one first and one last: secrets of equal ranks
+    would leave no doubt otherwise (Agresti and Caffo 2000 do so for shares). By simulation, 95% intervals cover the
+    mean in 94% or more where any share of the secrets is ranked first and the others are guessed. Student's own cover
+    it in 44% if 97% of 20 secrets are.
+
     >>> [round(value, 2) for value in mean_exposure(np.array([1, 1, 4, 16]), 1024)]
-    [8.5, 5.45, 10.0]
+    [8.5, 3.21, 10.0]
     """
-    bits = math.log2(candidates) - np.log2(ranks)
-    mean, error = float(bits.mean()), float(bits.std(ddof=1)) / math.sqrt(len(bits))
-    half = float(special.stdtrit(len(bits) - 1, 0.5 + confidence / 2.0)) * error
-    return mean, max(mean - half, 0.0), min(mean + half, math.log2(candidates))
+    most = math.log2(candidates)
+    bits = most - np.log2(ranks)
+    seen = np.concatenate([bits, [0.0, most]])
+    error = float(seen.std(ddof=1)) / math.sqrt(len(seen))
+    half = float(special.stdtrit(len(seen) - 1, 0.5 + confidence / 2.0)) * error
+    mean, middle = float(bits.mean()), float(seen.mean())
+    return mean, max(min(middle - half, mean), 0.0), min(max(middle + half, mean), most)
 
 
 def exposure_limit(epsilon: float, delta: float, candidates: int) -> float:

@@ -80,9 +80,9 @@ else:  # the choices that typer shows and accepts
     IndividualMethod = Literal[tuple(INDIVIDUAL)]
 
 RISK = (
-    "no attack that sees every step and knows all other data exceeds these rates; in brackets, what some attack on the "
-    "worst data set achieves, where that is known: not if batches may be cut or epochs are shuffled, nor of "
-    "groups with allocated batches or turns"
+    "no attack that sees every step and knows all other data exceeds these rates, unless their kind is estimate; in "
+    "brackets, what some attack on the worst data set achieves, where that is known: not if batches may be cut or "
+    "epochs are shuffled, nor of groups with allocated batches or turns"
 )
 _COLOURS = ("#1f5fa8", "#b3541e", "#2e7d4f", "#7a3e9d", "#8a6d1b", "#4f5b66")
 _POINTS = 120  # false positive rates per curve, on each of the two scales

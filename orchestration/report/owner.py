@@ -24,7 +24,7 @@ _KINDS: Mapping[Kind, str] = {
     "estimate": "This is an estimate, not a guarantee.",
 }
 _GIVEN: Mapping[Kind, str] = {"output_specific": ", given that training goes through the models of this run"}
-"""By kind: the condition under which the stated odds hold, if there is one."""
+"""By kind: the condition under which the stated factor holds, if there is one."""
 _PAGE = """<!DOCTYPE html>
 <html lang="en"><head><meta charset="utf-8"><title>{title}</title>
 <style>body{{font:16px/1.5 sans-serif;max-width:42rem;margin:3rem auto;padding:0 1rem;color:#1d1f23}}
@@ -71,9 +71,9 @@ def owner_sentences(
     sentences = [
         f"Example {report.example_id}: epsilon {epsilon_text(report.epsilon)} at delta {report.delta:g}, "
         f"{report.kind}, adjacency {report.adjacency}.",
-        "Whoever sees the trained model, and even every step of its training, and wants to tell whether this record "
-        f"was used or {without}, can shift the odds by at most a factor of e^epsilon = {_factor(report.epsilon)}, "
-        f"except with probability {report.delta:g}{given}.",
+        "Whoever sees the trained model, and even every step of its training, concludes anything from it with a "
+        f"probability of at most e^epsilon = {_factor(report.epsilon)} times that with this record {without}, "
+        f"plus {report.delta:g}; and the other way round{given}.",
         _KINDS[report.kind],
         *(f"It is {sentence}." for sentence in in_words(report.reasons)),
         f"The worst case of this trial, for any example, is epsilon {epsilon_text(report.worst_case_epsilon)}.",
@@ -84,8 +84,7 @@ def owner_sentences(
     if audits:
         sentences.insert(-2, _audited(audits, report.worst_case_epsilon))
     if attacks:
-        bounded = "Another attack may do better, but none passes the bounds above."
-        sentences[-2:-2] = [*(attack.sentence() for attack in attacks), bounded]
+        sentences[-2:-2] = [*(attack.sentence() for attack in attacks), _of_others(report, risk, given)]
     if risk is not None:
         recognised = risk.true_positive_rates[FALSE_POSITIVE_RATES.index(0.01)].upper
         sentences.insert(
@@ -95,6 +94,13 @@ def owner_sentences(
             f"{at_most_share(risk.advantage.upper)} ({risk.kind}, from the record's own contributions).",
         )
     return tuple(sentences)
+
+
+def _of_others(report: OwnerReport, risk: AttackRisk | None, given: str) -> str:
+    """Return what the bounds say of attacks that were not made."""
+    if "estimate" in (report.kind, risk and risk.kind):
+        return "Another attack may do better, and the bounds above are estimates."
+    return f"Another attack may do better, but none passes the bounds above{given}."
 
 
 def _audited(audits: Sequence[PublishedAudit], worst_case: float) -> str:

@@ -33,6 +33,11 @@ GROUPS: Final = ("tests/accounting/pld/test_groups.py",)
 
 ACCOUNTING: Final[tuple[Mutant, ...]] = (
     *bugs_in(
+        "accounting/attacks/exposures.py",
+        ("tests/accounting/attacks/test_exposures.py",),
+        B("np.concatenate([bits, [0.0, most]])", "bits", "secrets that were all extracted leave no doubt about others"),
+    ),
+    *bugs_in(
         "accounting/accountants/methods.py",
         ACCOUNTANTS,
         B(

@@ -134,6 +134,8 @@ RESULTS: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "orchestration/report/owner.py",
         ("tests/orchestration/report/test_owner_words.py",),
-        B("round_up(math.exp(epsilon), 2)", "math.exp(epsilon)", "owners are told smaller odds", True),
+        B("round_up(math.exp(epsilon), 2)", "math.exp(epsilon)", "owners are told a smaller factor", True),
+        B('f"plus {report', 'f"except with probability {report', "owners are told that larger odds are rare", True),
+        B('"estimate" in (report.kind, risk and risk.kind)', "False", "no attack passes an estimate", True),
     ),
 )

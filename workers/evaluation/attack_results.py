@@ -185,7 +185,7 @@ class MembershipAttack:
 
 @dataclass(frozen=True)
 class ExposureAttack:
-    """Exposure of secrets in bits (see `dpsweep.workers.trials.exposure`), its mean with Student's 95% interval.
+    """Exposure of secrets in bits (see `dpsweep.workers.trials.exposure`), its mean with a 95% interval over secrets.
 
     `canaries`: number of secrets, each in ``repeats`` training examples, and ranked among ``candidates``. `extracted`:
     how many have rank 1.

@@ -55,8 +55,8 @@ def with_secrets(spec: TrialSpec, dataset: Dataset) -> Dataset:
 def exposure(model: nn.Module, dataset: Dataset, loss: Loss, spec: TrialSpec) -> ExposureAttack | None:
     """Rank the secrets of `with_secrets` by loss among ``candidates`` - 1 others; None without such an attack.
 
-    A tie counts against the secret. The interval is Student's over the secrets. The result is computed without noise:
-    private data.
+    A tie counts against the secret. The interval is over the secrets (`mean_exposure`). The result is computed without
+    noise: private data.
     """
     asked = spec.attacks.exposure
     if asked is None:

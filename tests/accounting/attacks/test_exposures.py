@@ -50,3 +50,16 @@ def test_the_interval_covers_the_mean() -> None:
     intervals = [mean_exposure(draw.integers(1, candidates + 1, 50), candidates) for _ in range(400)]
     assert np.mean([lower <= truth <= upper for _, lower, upper in intervals]) > 0.9
     assert all(0.0 <= lower <= mean <= upper <= 6.0 for mean, lower, upper in intervals)
+
+
+@pytest.mark.parametrize(("secrets", "share"), [(2, 0.5), (5, 0.9), (20, 0.0), (20, 0.5), (20, 0.97), (50, 0.995)])
+def test_the_interval_covers_the_mean_where_most_secrets_are_extracted(secrets: int, share: float) -> None:
+    """The others are guessed. Where all have rank 1, the next one need not."""
+    draw, candidates, runs = np.random.default_rng(0), 1024, 1000
+    truth = share * 10.0 + (1.0 - share) * exposure_limit(0.0, 0.0, candidates)
+    is_first = draw.random((runs, secrets)) < share
+    ranks = np.where(is_first, 1, draw.integers(1, candidates + 1, (runs, secrets)))
+    intervals = [mean_exposure(each, candidates)[1:] for each in ranks]
+    covered = np.mean([lower <= truth <= upper for lower, upper in intervals])
+    assert covered > 0.95 - 2.0 * (0.05 * 0.95 / runs) ** 0.5
+    assert all(lower < upper for lower, upper in intervals)

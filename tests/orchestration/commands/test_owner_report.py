@@ -174,7 +174,7 @@ def test_of_a_trial_that_reference_models_attacked_it_tells_their_attack_and_the
     assert by_gradient["alike"] == (scores.gradient_norms[others] <= scores.gradient_norms[own]).sum()
     said = " ".join(found["meaning"])
     assert said.count("An attack of today") == 3
-    assert said.count("none passes the bounds above") == 1
+    assert said.count("the bounds above are estimates") == 1
     Path(attacked.membership).write_bytes(b"no table")
     code, out, err = command("owner-report", attacked.root, "--example-id", example)
     assert (code, out) == (1, "")

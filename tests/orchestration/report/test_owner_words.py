@@ -6,10 +6,14 @@ import math
 from dataclasses import replace
 
 import pytest
+from scipy import stats
 
+from dpsweep.accounting.attacks import AttackRisk, CertifiedInterval
 from dpsweep.accounting.audits import ASSUMPTIONS
 from dpsweep.accounting.jobs.release import OwnerReport
-from dpsweep.orchestration.report.owner import owner_page, owner_sentences
+from dpsweep.accounting.mechanism.reasons import Claim
+from dpsweep.accounting.numerics.gaussian import gaussian_epsilon
+from dpsweep.orchestration.report.owner import OwnAttack, owner_page, owner_sentences
 from tests.orchestration.report.sample_settings import AUDIT
 
 
@@ -26,8 +30,29 @@ def test_epsilon_and_odds_are_rounded_up(epsilon: float, shown: str, odds: str) 
     report = OwnerReport(7, epsilon, 1e-5, "add_remove", "guarantee", "pld", epsilon)
     words = owner_sentences(report)
     assert f"epsilon {shown} at delta 1e-05" in words[0]
-    assert f"e^epsilon = {odds}," in words[1]
+    assert f"e^epsilon = {odds} times" in words[1]
     assert f"<td>{shown}</td>" in owner_page(report, words)
+
+
+def test_delta_is_added_and_is_not_how_often_the_factor_is_larger() -> None:
+    """Of a Gaussian of mean 1 it is larger with five times the probability delta."""
+    epsilon, delta = gaussian_epsilon(1.0, 1e-5)[0], 1e-5
+    assert stats.norm.sf(epsilon - 0.5) > 5.0 * delta
+    said = owner_sentences(OwnerReport(7, epsilon, delta, "add_remove", "guarantee", "pld", epsilon))[1]
+    assert "plus 1e-05; and the other way round" in said
+    assert "except" not in said
+
+
+@pytest.mark.parametrize("kind", ["guarantee", "output_specific", "estimate"])
+@pytest.mark.parametrize("of_risk", ["guarantee", "output_specific", "estimate"])
+def test_no_attack_passes_the_bounds_only_if_they_are_no_estimates(kind: Claim, of_risk: Claim) -> None:
+    attack, half = OwnAttack("the loss", "its loss was", 0.5, 10, 3), CertifiedInterval(None, 0.5)
+    risk = AttackRisk("given example", 1, "add_remove", of_risk, half, (half, half, half))
+    said = " ".join(owner_sentences(OwnerReport(7, 0.5, 1e-5, "add_remove", kind, "pld", 2.0), risk, [attack]))
+    is_estimate = "estimate" in (kind, of_risk)
+    assert ("none passes the bounds above" in said) != is_estimate
+    assert ("the bounds above are estimates" in said) == is_estimate
+    assert ("none passes the bounds above, given that" in said) == (kind == "output_specific" and not is_estimate)
 
 
 def test_a_proven_bound_is_rounded_down_and_its_test_is_named() -> None:
