@@ -45,7 +45,7 @@ REASONS: Final[Mapping[Reason, str]] = {
     "unaccounted_scheduler": "the scheduler compares trials by results that no ε covers (accept_unaccounted_selection)",
     "chosen_by_private_results": "the choice was made by exact results on training examples, which no ε covers",
     "noise_followed_results": "the noise followed earlier results, and no bound on every course of the run is known",
-    "end_followed_results": "the run, or a sweep that adds seeds, ended where results decided, or before its planned "
+    "end_followed_results": "the run, or a sweep that grew, ended where results could decide, or before its planned "
     "end",
     "repeated_seed": "runs of one seed draw the same noise, so what they show is no independent composition",
     "norms_estimated": "gradient norms were not taken at every step of exactly the gradients that were summed",

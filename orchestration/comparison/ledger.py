@@ -96,9 +96,9 @@ def composed(trials: Iterable[PublishedTrial]) -> Composition | None:
 
     Guarantee: adaptive composition (`dpsweep.accounting.accountants.joint_cost`), at the delta of the trials and the
     adjacency of ``estimate``. The result is only an estimate if a run ended before its planned end, because that may
-    depend on its outputs, and if outputs decided the number of seeds. So it is if runs drew the same noise, or noise
-    from known seeds, and if noise followed results. An unaccounted tuning makes it an estimate too: its candidates
-    count, but their outputs decided which mechanism followed.
+    depend on its outputs, and if outputs may have decided that a trial was added, or trained again. So it is if runs
+    drew the same noise, or noise from known seeds, and if noise followed results. An unaccounted tuning makes it an
+    estimate too: its candidates count, but their outputs decided which mechanism followed.
     """
     trials = tuple(trials)
     asked = {size for trial in trials if trial.privacy is not None for size in trial.privacy.group_epsilons if size > 1}
@@ -120,8 +120,8 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
     found = Composition(len(counted), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
     tuned = (each for each in private if "unaccounted_tuning" in each.reasons and "candidate" not in each.labels)
     lost: tuple[Reason, ...] = ("candidates_not_counted",) if any(not each.candidates for each in tuned) else ()
-    by_results = len(private) > 1 and any(trial.adds_seeds for trial in private)
-    grown: tuple[Reason, ...] = ("end_followed_results",) if by_results else ()
+    by_results = len(private) > 1 and any(trial.is_added for trial in private)
+    grown: tuple[Reason, ...] = ("end_followed_results",) if by_results or repeated else ()
     reasons = union((*(trial.reasons for trial in private), _of_attempts(attempts), lost, grown))
     traces = _counted(attempt.trace for attempt in attempts)
     found = replace(found, groups=tuple(_group_together(traces, delta, size, reasons) for size in group_sizes))

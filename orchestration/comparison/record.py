@@ -125,6 +125,10 @@ class SweepRecord:
         """Return the sweep's release mode."""
         return self.sweep.disclosure
 
+    @cached_property
+    def _added(self) -> frozenset[str]:
+        return frozenset(self.manifest.added)
+
     @property
     def failed(self) -> bool:
         """Return whether any trial failed."""
@@ -192,7 +196,7 @@ class SweepRecord:
         return replace(
             outcome,
             is_asked=point.is_asked,
-            adds_seeds=self.sweep.compare.looks > 0,
+            is_added=self.sweep.compare.looks > 0 or point.key in self._added,
             tuning=published_tuning(self.sweep, point),
             notes=(*outcome.notes, *(() if point.is_asked else (NO_LONGER_ASKED,)), *((note,) if note else ())),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},

@@ -424,7 +424,8 @@ class PublishedTrial:
     `tuning`: None without tuning, and if its candidates are private.
     `candidates`: releases of the candidates of an unaccounted tuning, which trained on the same records.
     `references`: scores of simple models that were trained beside a baseline (`dpsweep.workers.evaluation.references`).
-    `adds_seeds`: whether results decided how many seeds its sweep has (``compare.looks``).
+    `is_added`: whether results may have decided that there is such a trial: it was added to a sweep that had shown some
+    (`Manifest.added`), or its sweep adds seeds (``compare.looks``).
     """
 
     key: str
@@ -454,7 +455,7 @@ class PublishedTrial:
     candidates: tuple[Attempt, ...] = ()
     device: DeviceUse | None = None
     references: Mapping[str, float] = field(default_factory=dict)
-    adds_seeds: bool = False
+    is_added: bool = False
 
     @property
     def every_audit(self) -> tuple[PublishedAudit, ...]:

@@ -23,11 +23,11 @@ from pydantic import TypeAdapter
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput, StorageError
 from dpsweep.accounting.records.encryption import KeyCheck, new_key_check, require_key
-from dpsweep.accounting.records.files import exists
+from dpsweep.accounting.records.files import exists, list_files
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.release_modes import release_mode
-from dpsweep.orchestration.sweeps.grid import Past, drafts
+from dpsweep.orchestration.sweeps.grid import GridPoint, Past, drafts
 from dpsweep.orchestration.sweeps.schema import SweepSpec, parse_sweep
 
 _PACKAGES = ("dpsweep", "ray", "torch", "torchvision", "dp-accounting", "pyarrow", "mlflow", "numpy", "scikit-learn")
@@ -45,6 +45,7 @@ class Manifest:
     `git`: commit of dpsweep's code; empty outside a checkout.
     `hardware`: of the driver's machine.
     `earlier`: earlier versions of the sweep file that asked for trials which the present one leaves out.
+    `added`: keys of private trials that a later version has added after others had shown results.
     `calibrations`: noise multipliers found by plans of the sweep, by a digest of the calibration's inputs.
     `key_check`: check value of the key that encrypts private files; None if they are not encrypted.
     `title`: name of the sweep in MLflow, where it is not that of the sweep file.
@@ -60,6 +61,7 @@ class Manifest:
     git: dict[str, str]
     hardware: dict[str, str | int]
     earlier: list[str] = field(default_factory=list)
+    added: list[str] = field(default_factory=list)
     calibrations: dict[str, float] = field(default_factory=dict)
     key_check: KeyCheck | None = None
     title: str = ""
@@ -200,14 +202,28 @@ def grown(manifest: Manifest, sweep: SweepSpec, text: str, root: str) -> Manifes
             f"{root} holds results with release: {stored.disclosure}, which show statistics of training examples, so "
             "its release cannot change; restore it, or choose another folder with --output"
         )
-    left = {point.key for point in drafts(stored)} - {point.key for point in drafts(sweep)}
+    asked = {point.key: point for point in drafts(sweep)}
+    left = {point.key for point in drafts(stored)} - asked.keys()
     earlier = [each for each in manifest.earlier if each != text]
     return replace(
         manifest,
         text=text,
         sweep=sweep.plain(),
         earlier=[*earlier, manifest.text] if left and manifest.text not in earlier else earlier,
+        added=[*manifest.added, *_added(manifest, asked, root)],
     )
+
+
+def _added(manifest: Manifest, asked: Mapping[str, GridPoint], root: str) -> list[str]:
+    """Return the keys of private trials that no version before has asked for, if the sweep in ``root`` has results.
+
+    These may have decided what was added.
+    """
+    if not list_files(SweepFiles(root).attempts_of_all):
+        return []
+    versions = map(parse_sweep, (manifest.text, *manifest.earlier))
+    known = {point.key for version in versions for point in drafts(version)}.union(manifest.added)
+    return [key for key, point in asked.items() if point.is_private and key not in known]
 
 
 def begun(tuning: Manifest | None, stage: str) -> str:

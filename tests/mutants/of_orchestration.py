@@ -10,6 +10,10 @@ from tests.mutants.mutant import Mutant, bugs_in
 COMPLETING: Final = ("tests/orchestration/execution/test_completing.py",)
 COMPLETION: Final = ("tests/orchestration/execution/test_completion.py",)
 INTEGRITY: Final = ("tests/orchestration/store/test_integrity.py",)
+AGAIN: Final = (
+    "tests/orchestration/comparison/test_ledger.py"
+    "::test_a_trial_that_ended_and_was_trained_again_may_have_been_by_its_results"
+)
 TAKEN_OVER: Final = (
     "tests/orchestration/comparison/test_ledger.py::test_a_release_that_another_sweep_took_over_counts_once"
 )
@@ -115,8 +119,15 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
     ),
     *bugs_in(
         "orchestration/comparison/ledger.py",
-        ("tests/orchestration/comparison/test_ledger.py::test_seeds_that_results_added_guarantee_nothing_together",),
-        B("len(private) > 1 and any(", "False and any(", "seeds that results added compose to a guarantee", True),
+        ("tests/orchestration/comparison/test_ledger.py::test_trials_that_results_added_guarantee_nothing_together",),
+        B("len(private) > 1 and any(", "False and any(", "trials that results added compose to a guarantee", True),
+        B(
+            "if by_results or repeated else",
+            "if by_results else",
+            "a trial that is trained until its results suit has a guarantee",
+            privacy=True,
+            tests=(AGAIN,),
+        ),
         B(
             "if not each.release or each.release not in seen)",
             "if each.release not in seen)",

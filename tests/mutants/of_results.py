@@ -95,6 +95,13 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         "orchestration/sweeps/manifest.py",
         ("tests/orchestration/test_growth.py",),
         B("    if before != now:", "    if False:", "an epsilon at one delta is told at another"),
+        B(
+            "if not list_files(SweepFiles(root).attempts_of_all):",
+            "if True:",
+            "what was added to results composes as if it had been planned",
+            True,
+        ),
+        B("if point.is_private and key not in known", "if key not in known", "a baseline weakens the composed epsilon"),
     ),
     *bugs_in(
         "orchestration/comparison/findings.py",

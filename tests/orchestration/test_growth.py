@@ -22,10 +22,10 @@ from dpsweep.orchestration.execution.backends import plan_at
 from dpsweep.orchestration.execution.environment import IN_PROCESS
 from dpsweep.orchestration.execution.upkeep import forget_keys
 from dpsweep.orchestration.pipeline import Outcome, RunRequest, render_again, run_sweep, stage
-from dpsweep.orchestration.store.attempts import read_attempts
+from dpsweep.orchestration.store.attempts import Attempt, AttemptLog, read_attempts
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.sweeps.grid import Past
-from dpsweep.orchestration.sweeps.manifest import read_manifest, write_manifest
+from dpsweep.orchestration.sweeps.manifest import grown, new_manifest, read_manifest, write_manifest
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING
@@ -73,20 +73,25 @@ def test_a_sweep_grows_and_shrinks_and_keeps_every_byte_of_what_is_there(files: 
     first, told = rows(files), Told()
     before = contents(files.trials)
     run(Path(files.root), told, tracking_uri=None, **MORE)
-    grown = rows(files)
-    assert first.keys() < grown.keys()
-    assert sorted(told.keys) == sorted(grown.keys() - first.keys()), "only new trials are trained"
+    found = rows(files)
+    assert first.keys() < found.keys()
+    assert sorted(told.keys) == sorted(found.keys() - first.keys()), "only new trials are trained"
     assert len(told.keys) == 1 + 3
     assert before.items() <= contents(files.trials).items()
-    assert all(row["status"] == "finished" and row["asked"] for row in grown.values())
-    assert [grown[key]["epsilon"] for key in first] == [row["epsilon"] for row in first.values()]
+    assert all(row["status"] == "finished" and row["asked"] for row in found.values())
+    assert [found[key]["epsilon"] for key in first] == [row["epsilon"] for row in first.values()]
+    assert set(known(read_manifest(files)).added) == {key for key in told.keys if key.startswith("flat")}
+    for shown, is_grown in ((first, False), (found, True)):
+        whole = [row["composed"]["sweep"] for row in shown.values() if "composed" in row]
+        assert whole
+        assert all(("end_followed_results" in each["reasons"]) == is_grown for each in whole)
     page = Path(files.report).read_text()
-    assert all(key in page for key in grown)
+    assert all(key in page for key in found)
     assert kinds(files) == {"sweep": 1, "trial": 6, "average": 3}
-    _shrink(files, grown)
+    _shrink(files, found)
 
 
-def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
+def _shrink(files: SweepFiles, found: dict[str, dict[str, Any]]) -> None:
     before, told = contents(files.trials), Told()
     outcome = run(Path(files.root), told, clipping="flat", seeds=1)
     (only,) = [point.key for point in outcome.record.points if point.is_asked]
@@ -95,9 +100,9 @@ def _shrink(files: SweepFiles, grown: dict[str, dict[str, Any]]) -> None:
     assert contents(files.trials) == before
     for shown in (rows(files), rows(render_again(files.root).files)):
         assert {key for key, row in shown.items() if row["asked"]} == {only}
-        assert shown.keys() == grown.keys()
+        assert shown.keys() == found.keys()
         together = {row["composed"]["sweep"]["epsilon"] for row in shown.values() if "composed" in row}
-        assert together == {row["composed"]["sweep"]["epsilon"] for row in grown.values() if "composed" in row}
+        assert together == {row["composed"]["sweep"]["epsilon"] for row in found.values() if "composed" in row}
     assert "kept, though the sweep file no longer asks for it" in Path(files.report).read_text()
     told = Told()
     run(Path(files.root), told, **MORE)
@@ -156,6 +161,21 @@ def test_what_would_mix_two_sweeps_is_refused(
         run(tmp_path / "out", clipping="none", **then)
     assert "\n" not in str(refused.value)
     assert contents(tmp_path / "out") == before
+
+
+def test_what_is_added_to_results_is_noted_once_and_only_if_it_is_private(tmp_path: Path) -> None:
+    """Before there are results, nothing but the user decides what is trained."""
+    texts = [small(**{**ONE, **changes}) for changes in ({}, {"seeds": [0, 1]}, {"seeds": 1}, {"seeds": [0, 1, 2]})]
+    sweeps, files = [parse_sweep(text) for text in texts], SweepFiles(str(tmp_path))
+    first = new_manifest(sweeps[0], texts[0])
+    assert grown(first, sweeps[1], texts[1], files.root).added == []
+    AttemptLog(files, ["flat"]).note(Attempt("flat", 1, 1e-5, Trace(1000), ended=True))
+    found = first
+    for sweep, text, seeds in zip(sweeps[1:], texts[1:], ([1], [1], [1, 2]), strict=True):
+        found = grown(found, sweep, text, files.root)
+        assert [key.partition("-seed")[2][0] for key in found.added] == list(map(str, seeds))
+        assert all(key.startswith("flat") for key in found.added)
+        assert grown(found, sweep, text, files.root) == found
 
 
 class Interrupted(Exception):

@@ -95,9 +95,9 @@ def test_one_trial_that_was_stopped_says_why_it_is_an_estimate() -> None:
     assert found.reasons == ("end_followed_results",)
 
 
-def test_seeds_that_results_added_guarantee_nothing_together() -> None:
+def test_trials_that_results_added_guarantee_nothing_together() -> None:
     """One trial of them claims what it would without the others."""
-    seeds = [replace(trial(key, attempt(key)), adds_seeds=True) for key in "ab"]
+    seeds = [replace(trial(key, attempt(key)), is_added=True) for key in "ab"]
     assert known(composed(seeds)).reasons == ("end_followed_results",)
     assert known(known(composed(seeds[:1])).estimate).kind == "guarantee"
 
@@ -106,6 +106,11 @@ def test_an_earlier_attempt_is_added() -> None:
     anew = trial("a", replace(attempt(), trace=RUN.until(100)), attempt(number=2))
     expected = account(Trace(1000, (replace(RUN.segments[0], steps=300),)), 1e-5).epsilon
     assert composed_epsilon(anew) == pytest.approx(expected, rel=1e-3)
+
+
+def test_a_trial_that_ended_and_was_trained_again_may_have_been_by_its_results() -> None:
+    found = known(composed([trial("a", attempt(), attempt(number=2))]))
+    assert (known(found.estimate).kind, found.reasons) == ("estimate", ("end_followed_results",))
 
 
 @pytest.mark.long
