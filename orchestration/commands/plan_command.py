@@ -126,7 +126,7 @@ def _show(spec: SweepSpec, planned: Plan, predicted: Prediction | None, as_json:
         for line in [*plan_lines(planned), *of_audits, *(prediction_lines(predicted) if predicted else []), *lines]:
             print_line(stdout(), line)
         _show_users(spec, compared)
-    limits = power.warnings(design, seeds, spec.compare.detect)
+    limits = [*power.hidden_groups(planned.trials), *power.warnings(design, seeds, spec.compare.detect)]
     for warning in (*planned.warnings, *limits):
         print_line(Console(stderr=True), f"warning: {warning}")
     for reason in planned.reasons():

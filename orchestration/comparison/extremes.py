@@ -234,15 +234,23 @@ def hidden_groups_note(trials: Iterable[PublishedTrial]) -> tuple[str, ...]:
     ]
     hidden = list(dict.fromkeys(name for _, quality in evaluated for name in quality.hidden))
     shown = {group.name for _, quality in evaluated for group in quality.groups}
-    count = len(shown.union(hidden))
-    if not hidden or count < 2:
-        return ()
-    named = listed([*hidden[:_NAMED], *([f"{len(hidden) - _NAMED} more"] if len(hidden) > _NAMED else [])])
     bounds = {bound for trial, _ in evaluated if (bound := trial.params.get("spec.min_group_size")) is not None}
-    least = f" = {listed(sorted(map(str, bounds)))}" if bounds else ""
-    verb, they, them = ("is", "It has", "it") if len(hidden) == 1 else ("are", "They have", "them")
     where = " in some trials" if shown.intersection(hidden) else ""
+    sentence = groups_not_shown(hidden, len(shown.union(hidden)), sorted(map(str, bounds)), where)
+    return (sentence,) if sentence else ()
+
+
+def groups_not_shown(hidden: Sequence[str], count: int, bounds: Sequence[str], where: str = "") -> str:
+    """Return that these of ``count`` groups are not shown, why, and what shows them; "" where none is hidden.
+
+    `bounds`: values of min_group_size.
+    """
+    if not hidden or count < 2:
+        return ""
+    named = listed([*hidden[:_NAMED], *([f"{len(hidden) - _NAMED} more"] if len(hidden) > _NAMED else [])])
+    least = f" = {listed(bounds)}" if bounds else ""
+    verb, they, them = ("is", "It has", "it") if len(hidden) == 1 else ("are", "They have", "them")
     return (
         f"{len(hidden)} of {count} groups {verb} not shown{where}: {named}. {they} fewer than min_group_size{least} "
-        f"test examples, or would give another group away; raise test_fraction or lower min_group_size to see {them}.",
+        f"test examples, or would give another group away; raise test_fraction or lower min_group_size to see {them}."
     )

@@ -15,6 +15,7 @@ from typing import Final, Literal
 import numpy as np
 from scipy import special
 
+from dpsweep.orchestration.comparison.extremes import groups_not_shown
 from dpsweep.orchestration.comparison.findings import POWER
 from dpsweep.orchestration.comparison.intervals import TAIL, unnoticed
 from dpsweep.orchestration.store.published import RUNS
@@ -180,6 +181,17 @@ def warnings(of: Design | None, planned: int, asked: float | None) -> list[str]:
         f"compare.detect asks for {_points(asked)} points of accuracy, but {planned} seeds show differences from "
         f"{_points(least)} points on; {advice}"
     ]
+
+
+def hidden_groups(trials: Sequence[PlannedTrial]) -> list[str]:
+    """Return a warning for each data set with groups that no result will show, in the words of `hidden_groups_note`."""
+    found: dict[str, None] = {}
+    for data, least in ((trial.dataset, trial.spec.min_group_size) for trial in trials):
+        shown = shown_groups(np.array(data.test_group_sizes), least).tolist()
+        hidden = [name for group, name in enumerate(data.group_names) if group not in shown]
+        if sentence := groups_not_shown(hidden, len(data.group_names), [str(least)]):
+            found[f"data {data.name}: {sentence}"] = None
+    return list(found)
 
 
 _UNKNOWN: Final = (

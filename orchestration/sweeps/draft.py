@@ -274,13 +274,13 @@ def _task_of(labels: tuple[ColumnProfile, ...]) -> TableTask:
 def _named(column: ColumnProfile, role: str) -> tuple[str, ...]:
     """Return the values of the label or group column. Raises: InvalidInput for one value, or too many."""
     if column.values is None or len(column.values) < 2:
-        amount = f"more than {MOST_VALUES}" if column.distinct > MOST_VALUES else "fewer than two"
         lacking = f", and {column.missing:.0%} of the rows lack one" if column.missing else ""
         marked = f": {' and '.join(map(quoted, column.markers))} counts as missing" if column.markers else ""
         cure = "; write such a value otherwise in the table, or" if marked else ";"
+        found = f"{count_of(column.distinct, 'distinct value')}{lacking}{marked}"
         raise InvalidInput(
-            f"the {role} column {column.name!r} has {amount} distinct values{lacking}{marked}{cure} name a column with "
-            f"2 to {MOST_VALUES}, for instance one that sorts the rows into a few classes"
+            f"the {role} column {column.name!r} has {found}{cure} name a column with 2 to {MOST_VALUES}, for instance "
+            "one that sorts the rows into a few classes"
         )
     return column.values
 
@@ -513,17 +513,17 @@ def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
 
 def _preparation(scale: Scale) -> Iterator[str]:
     """Yield the preprocessing, and why."""
-    noise = _number(scale.noise_multiplier)
+    noise, columns = _number(scale.noise_multiplier), count_of(scale.numbers, "column")
     match scale.preprocessing:
         case "robust_ranges":
             yield "# Finds the ranges that hold 90 % of the numbers, with noise: a release inside the target. By them"
             yield "# numbers are centred and scaled; beyond, the scale is logarithmic, and heavy tails do no harm."
         case "standardised":
-            yield "# Too few rows for private ranges of so many columns. In the ranges above, numbers are centred and"
+            yield f"# Too few rows for private ranges of {columns}. In the ranges above, numbers are centred and"
             yield "# divided by their deviation, with noise: a release inside the target. Narrow ranges learn better."
         case None:
             if scale.numbers:
-                yield "# Too few rows for a private scale of so many columns: narrow the ranges above if you can."
+                yield f"# Too few rows for a private scale of {columns}: narrow the ranges above if you can."
             return
     yield f"preprocessing: {{name: {scale.preprocessing}, columns: {scale.numbers}, noise_multiplier: {noise}}}"
 

@@ -42,7 +42,7 @@ def unusable(column: ColumnProfile) -> str | None:
         if column.all_different:
             return "which is different in every row, as an identifier is"
         cure = "declare the categories that matter, or read their signs with --text"
-        return f"which has more than {MOST_VALUES} different codes, by its name; {cure}"
+        return f"which has {column.distinct:,} different codes, by its name, more than {MOST_VALUES}; {cure}"
     if column.ways:
         return f"which writes numbers in several ways, such as {' and '.join(map(quoted, column.ways[:3]))}; use one"
     if column.has_dates:
@@ -56,7 +56,7 @@ def unusable(column: ColumnProfile) -> str | None:
         if column.all_different:
             return "which is different in every row, as an identifier is; if it is a text, read it with --text"
         how = "declare its categories to use it, or read it as texts with --text"
-        return f"which has more than {MOST_VALUES} different texts; {how}"
+        return f"which has {column.distinct:,} different texts, more than {MOST_VALUES}; {how}"
     if column.span is not None and not math.isfinite(2.0 * (column.span[1] - column.span[0])):
         return "whose numbers are too large for a range"
     return "whose name is too long for a key of a sweep file" if is_too_long(column.name) else None

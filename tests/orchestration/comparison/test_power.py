@@ -9,7 +9,16 @@ import pytest
 from benchmarks.coverage import private
 from benchmarks.simulated import Population, simulated
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.orchestration.comparison.power import OF_SEEDS, Design, design, detectable, hours_by_seeds, lines, warnings
+from dpsweep.orchestration.comparison.power import (
+    OF_SEEDS,
+    Design,
+    design,
+    detectable,
+    hidden_groups,
+    hours_by_seeds,
+    lines,
+    warnings,
+)
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from tests.known import known
@@ -70,6 +79,19 @@ def test_the_smallest_group_is_that_of_the_test_examples() -> None:
     found, sizes = design(sweep, planned), planned[0].dataset.test_group_sizes
     assert found == Design(2, sum(sizes), min(sizes), 10)
     assert known(found).smallest > 3 * planned[0].dataset.group_sizes[8]
+
+
+def test_groups_too_small_to_be_shown_are_named_before_the_sweep() -> None:
+    sweep = parse_sweep(_SWEEP.format("3 points"))
+    planned = plan_sweep(sweep).trials
+    assert hidden_groups(planned) == []
+    sizes = sorted(planned[0].dataset.test_group_sizes)
+    least = parse_sweep(f"{_SWEEP.format('3 points')}min_group_size: {sizes[1]}\n")
+    (said,) = hidden_groups([*plan_sweep(least).trials, *plan_sweep(least).trials])
+    smallest = {str(group) for group, size in enumerate(planned[0].dataset.test_group_sizes) if size <= sizes[1]}
+    assert said.startswith(f"data digits: {len(smallest)} of 10 groups are not shown: ")
+    assert {*re.findall(r"\d", said.split(": ")[2].split(".")[0])} == smallest
+    assert f"fewer than min_group_size = {sizes[1]} test examples, or would give another group away; raise" in said
 
 
 def test_a_sweep_that_tunes_first_shows_what_it_compares_after_that() -> None:

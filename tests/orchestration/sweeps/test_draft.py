@@ -207,9 +207,9 @@ def test_what_cannot_be_drafted_is_refused(tmp_path: Path) -> None:
     table = write(tmp_path, ".csv")
     for label, group, message in (
         ("aproved", "sex", "did you mean 'approved'"),
-        ("city", "sex", "label column 'city' has more than 50 distinct values"),
-        ("approved", "city", "group column 'city' has more than 50"),
-        ("empty", None, "fewer than two"),
+        ("city", "sex", "label column 'city' has [0-9]+ distinct values; name a column with 2 to 50"),
+        ("approved", "city", "group column 'city' has [0-9]+ distinct"),
+        ("empty", None, "has 0 distinct values"),
     ):
         with pytest.raises(InvalidInput, match=message):
             draft_sweep(table, [label], group)
