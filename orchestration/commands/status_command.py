@@ -279,7 +279,7 @@ def picture(snapshot: SweepSnapshot, states: Sequence[TrialState] = (), show_all
     elif snapshot.state in ("interrupted", "stopped"):
         lines.append(plain_text(again))
     if snapshot.limits and snapshot.state not in ("finished", "failed"):
-        lines.append(plain_text(f"this run ends early by {', '.join(snapshot.limits)}", "dim"))
+        lines.append(plain_text(f"limits of this run: {', '.join(snapshot.limits)}", "dim"))
     if snapshot.cluster is not None and not snapshot.is_over:
         lines.append(_cluster(snapshot.cluster))
     lines += map(plain_text, _devices(snapshot))

@@ -350,11 +350,12 @@ class SweepStatus:
         return time.monotonic() - self._began
 
     def seconds_left(self) -> float | None:
-        """Return estimated seconds until the sweep ends, from the steps done in this run; None before the first
-        step.
+        """Return estimated seconds until the sweep ends, from the steps done in this run; None before the first step,
+        and after the last one while trials are accounted, which takes no steps.
         """
         trials = self.trials
         done = sum(trial.total_steps if trial.state.has_ended else trial.step for trial in trials)
         remaining = sum(trial.total_steps for trial in trials) - done
         since_start = done - self._steps_at_start
-        return self.elapsed * remaining / since_start if since_start > 0 else None
+        is_accounted = not remaining and not all(trial.state.has_ended for trial in trials)
+        return self.elapsed * remaining / since_start if since_start > 0 and not is_accounted else None

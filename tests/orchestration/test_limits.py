@@ -259,7 +259,7 @@ def test_what_a_run_is_limited_to_stands_in_its_status(tmp_path: Path) -> None:
     with console.capture() as captured:
         console.print(picture(snapshot))
         console.print(picture(replace(snapshot, state="finished")))
-    assert captured.get().count("this run ends early by --max-trials 1") == 1
+    assert captured.get().count("limits of this run: --max-trials 1") == 1
     assert (snapshot.steps, snapshot.parts) == (snapshot.trials[0].step, 1)
     assert snapshot.shard_bytes > 0
 

@@ -70,6 +70,18 @@ def test_more_time_is_given_where_no_pause_tells_how_long_it_takes(watched: Watc
     assert watched.quiet_after(1.0) is not None
 
 
+def test_time_to_finish_is_unknown_while_steps_are_done_and_accounting_is_not(watched: Watched) -> None:
+    assert watched.status.seconds_left() is None
+    watched.status.change("b", state=TrialState.FINISHED)
+    watched.epoch(5, after=50.0)
+    assert watched.status.seconds_left() == pytest.approx(50.0 / 150.0 * 50.0)
+    watched.epoch(10, after=50.0)
+    watched.status.change("a", state=TrialState.ACCOUNTING)
+    assert watched.status.seconds_left() is None
+    watched.status.change("a", state=TrialState.FINISHED)
+    assert watched.status.seconds_left() == 0.0
+
+
 def test_the_status_file_has_it_by_trial(watched: Watched, tmp_path: Path) -> None:
     uri = str(tmp_path / "status.json")
     notices = Notices((), uri, (), lambda sentence: None)
