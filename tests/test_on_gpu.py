@@ -18,11 +18,12 @@ import pytest
 from benchmarks.gpu import pack
 from benchmarks.gpu.goals import goals
 from benchmarks.gpu.phases import PHASES
-from benchmarks.gpu.record import Record, read
+from benchmarks.gpu.record import MOST_TRACEBACKS, Record, read
+from benchmarks.gpu.report import Report
 
 ROOT = Path(__file__).parents[1]
 SCRIPT = ROOT / "benchmarks" / "on_gpu.sh"
-AHEAD = "import os, signal, sys, time\ndef run(record, device, size):\n    record.figure('before', 1)\n"
+AHEAD = "import os, signal, subprocess, sys, time\ndef run(record, device, size):\n    record.figure('before', 1)\n"
 WRONG = {
     "hangs": "    signal.signal(signal.SIGTERM, signal.SIG_IGN)\n    time.sleep(1000)",
     "waits": "    record.figure('process', os.getpid())\n    time.sleep(1000)",
@@ -30,6 +31,7 @@ WRONG = {
     "dies": "    os.kill(os.getpid(), signal.SIGSEGV)",
     "exits": "    sys.exit(7)",
     "fine": "    record.skipped('a peer', 'not installed')",
+    "orphans": "    child = subprocess.Popen(['sleep', '1000'])\n    record.figure('child', child.pid)\n    os.abort()",
 }
 """What phases do, by name, after they have measured something."""
 
@@ -130,8 +132,8 @@ if __name__ == "__main__":
     out, *names = sys.argv[1:]
     phases = [Phase(name, name, {"waits": 1000.0, "hangs": 0.5}.get(name, 10.0), "goes wrong") for name in names]
     report = Report(Path(out) / "gpu.json", "cpu", phases, Path(out))
-    sys.exit(run_phases(phases, report, "cpu", SIZES["small"], 2000.0, Path(out),
-    shared="dpsweep.workers.machine.devices"))
+    shared = "kills" if (Path(out) / "kills.py").exists() else "dpsweep.workers.machine.devices"
+    sys.exit(run_phases(phases, report, "cpu", SIZES["small"], 2000.0, Path(out), shared=shared))
 """
 
 
@@ -148,7 +150,7 @@ def driven(folder: Path, *names: str) -> subprocess.Popen[str]:
 
 @pytest.mark.long
 def test_what_goes_wrong_in_a_phase_is_kept_and_the_next_begins(tmp_path: Path) -> None:
-    names = ("hangs", "raises", "dies", "exits", "fine")
+    names = ("hangs", "raises", "dies", "exits", "orphans", "fine")
     with driven(tmp_path, *names) as process:
         told = process.communicate()[0]
     found = content(tmp_path)
@@ -160,8 +162,11 @@ def test_what_goes_wrong_in_a_phase_is_kept_and_the_next_begins(tmp_path: Path) 
         "raises": "done",
         "dies": "crashed by SIGSEGV",
         "exits": "failed with status 7",
+        "orphans": "crashed by SIGABRT",
         "fine": "done",
     }
+    child = Path("/proc") / str(phases["orphans"]["figures"]["child"]) / "cmdline"
+    assert not child.exists() or child.read_bytes() == b"", "it ended with its phase"
     assert all(phases[name]["figures"]["before"] == 1 for name in names)
     (failure,) = phases["raises"]["failures"]
     assert failure["error"] == "ValueError: no such kernel"
@@ -171,6 +176,17 @@ def test_what_goes_wrong_in_a_phase_is_kept_and_the_next_begins(tmp_path: Path) 
     assert phases["fine"]["skipped"] == {"a peer": "not installed"}
     assert "raises: done after" in told
     assert "ValueError: no such kernel" in told
+
+
+@pytest.mark.long
+def test_phases_import_by_themselves_where_what_they_share_kills_its_process(tmp_path: Path) -> None:
+    (tmp_path / "kills.py").write_text("import os\nos._exit(9)\n")
+    with driven(tmp_path, "fine", "raises") as process:
+        process.communicate()
+    phases = content(tmp_path)["phases"]
+    assert phases["fine"]["state"] == phases["raises"]["state"] == "done"
+    assert "each phase imports by itself" in phases["fine"]["shared_imports"]
+    assert phases["fine"]["figures"]["before"] == 1
 
 
 @pytest.mark.long
@@ -209,6 +225,64 @@ def test_wheels_are_unpacked_and_what_is_missing_is_named(tmp_path: Path, monkey
     assert pack.missing() == []
     monkeypatch.setattr(pack, "REQUIRED", (*pack.REQUIRED, "own_of_wheel"))
     assert pack.missing() == ["own_of_wheel"]
+
+
+def test_a_wheel_that_is_cut_or_of_another_python_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with zipfile.ZipFile(tmp_path / "other-1.0-cp399-cp399-any.whl", "w") as wheel:
+        wheel.writestr("of_another_python/__init__.py", "from of_another_python import _compiled")
+    whole = (tmp_path / "other-1.0-cp399-cp399-any.whl").read_bytes()
+    (tmp_path / "cut-1.0-py3-none-any.whl").write_bytes(whole[:-40])
+    (site,) = pack.unpacked(tmp_path, tmp_path / "site")
+    assert "cut-1.0-py3-none-any.whl cannot be unpacked (File is not a zip file); collect it" in capsys.readouterr().out
+    monkeypatch.syspath_prepend(site)
+    monkeypatch.setattr(pack, "REQUIRED", ("of_another_python",))
+    monkeypatch.setattr(pack, "NEEDED", {"of_another_python": ("other",)})
+    (told,) = pack.missing()
+    assert told.startswith("of_another_python (ImportError: cannot import name '_compiled'")
+
+
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    done = subprocess.run(
+        [str(SCRIPT), "--device", "cpu"],
+        env=environment(tmp_path / "file"),
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert (done.returncode, done.stderr) == (2, "")
+    assert done.stdout == f"{tmp_path}/file/gpu.json cannot be written: Not a directory; name another folder by OUT\n"
+
+
+def test_a_run_goes_on_where_its_file_cannot_be_written_and_prints_it_at_the_end(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out, (phase, *_) = tmp_path / "out", PHASES
+    report = Report(out / "gpu.json", "cpu", [phase], ROOT)
+    (out / "gpu.json").unlink()
+    out.rmdir()
+    out.touch()
+    report.note(phase, figures={"measured": 1})
+    assert report.unsaved == "Not a directory"
+    report.end("done")
+    told, _, text = capsys.readouterr().out.partition(" It would hold:\n")
+    assert told == f"{out}/gpu.json cannot be written: Not a directory."
+    assert json.loads(text)["phases"][phase.name]["figures"] == {"measured": 1}
+    out.unlink()
+    report.end("done")
+    assert capsys.readouterr().out == ""
+    assert content(out)["phases"][phase.name]["figures"] == {"measured": 1}
+
+
+def test_many_failures_do_not_make_the_file_too_large_to_be_taken_along(tmp_path: Path) -> None:
+    record = Record(tmp_path / "lines")
+    for place in range(3000):
+        record.failed(f"test {place}", "RuntimeError: no kernel", "x" * 8000)
+    found = read(tmp_path / "lines")["failures"]
+    assert [bool(each["traceback"]) for each in found] == [place < MOST_TRACEBACKS for place in range(3000)]
+    assert len(json.dumps(found)) < 2**20
 
 
 def test_the_end_of_a_line_that_is_still_written_is_left_out(tmp_path: Path) -> None:

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import os
+import platform
 import signal
 import sys
 import tempfile
@@ -38,7 +39,10 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--phase", action="append", choices=[each.name for each in PHASES], help="only this one")
     parser.add_argument("--pack", type=Path, metavar="FOLDER", help="collect wheels there, and do nothing else")
     parser.add_argument("--also", action="append", choices=pack.EXTRAS, default=[], help="wheels that are large")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if not options.seconds > 0.0:
+        parser.error(f"--seconds is {options.seconds:g}, but no phase begins without time; give more than 0")
+    return options
 
 
 def main() -> int:
@@ -54,14 +58,22 @@ def main() -> int:
         sys.path[1:1] = site
         os.environ["PYTHONPATH"] = os.pathsep.join([str(ROOT), *site])
         if missing := pack.missing():
-            print(f"{', '.join(missing)} cannot be imported; collect wheels by --pack FOLDER and name it by --wheels")
+            print(
+                f"Python {platform.python_version()} cannot import {', '.join(missing)}; collect wheels by --pack "
+                "FOLDER, for CPython 3.12, and name it by --wheels"
+            )
             return 2
         from benchmarks.gpu.runner import run_phases  # imports packages that are unpacked by now
 
         phases = [phase for phase in PHASES if phase.name in (options.phase or [each.name for each in PHASES])]
         report = Report(out, options.device, phases, ROOT)
-        signal.signal(signal.SIGTERM, _interrupt)
-        size = SIZES["small" if options.device == "cpu" else "full"]
+        if report.unsaved is not None:
+            print(f"{out.absolute()} cannot be written: {report.unsaved}; name another folder by OUT")
+            return 2
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            if signal.getsignal(number) is not signal.SIG_IGN:  # as nohup sets it
+                signal.signal(number, _interrupt)
+        size = SIZES["small" if options.device.partition(":")[0] == "cpu" else "full"]
         return run_phases(phases, report, options.device, size, options.seconds, Path(folder))
 
 

@@ -7,14 +7,17 @@ import traceback
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
+
+MOST_TRACEBACKS: Final = 50
+"""Of a phase: if every test failed, their tracebacks would make gpu.json too large to be taken along."""
 
 
 class Record:
     """Appends figures, failures and skipped parts of a phase to a file."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self._path, self._failures = path, 0
 
     def figure(self, name: str, value: object) -> None:
         """Keep a measured value: a number, or a mapping of them."""
@@ -25,8 +28,10 @@ class Record:
         self._write({"skipped": name, "reason": reason})
 
     def failed(self, name: str, error: str, details: str) -> None:
-        """Note a failure. error: in one line. details: its traceback."""
-        self._write({"failure": name, "error": error, "traceback": details})
+        """Note a failure. error: in one line. details: its traceback, which the first ones keep."""
+        self._failures += 1
+        kept = details if self._failures <= MOST_TRACEBACKS else ""
+        self._write({"failure": name, "error": error, "traceback": kept})
 
     @contextmanager
     def attempt(self, name: str) -> Iterator[None]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import platform
@@ -26,7 +27,8 @@ class Report:
 
     def __init__(self, path: Path, device: str, phases: Sequence[Phase], root: Path) -> None:
         self._path, self._began = path, time.monotonic()
-        path.parent.mkdir(parents=True, exist_ok=True)
+        self.unsaved: str | None = None
+        """Why the file lacks what was found last; None if it is whole."""
         self._content: dict[str, Any] = {
             "state": "running",
             "asked_for": device,
@@ -62,18 +64,31 @@ class Report:
         return f"{phase.name}: {found['state']} after {found['seconds']} s, {counts}{errors}{skipped}"
 
     def end(self, state: str) -> None:
-        """Note how the run ended."""
+        """Note how the run ended. What cannot be written to the file is printed."""
         self._content["state"] = state
         self.save()
+        if self.unsaved is not None:
+            print(f"{self._path} cannot be written: {self.unsaved}. It would hold:\n{self._text()}", flush=True)
 
     def save(self) -> None:
-        """Write the file: first under another name, which then replaces it."""
+        """Write the file: first under another name, which then replaces it. A run goes on where that fails."""
         self._content["seconds"] = round(self.elapsed, 1)
         figures = {name: each.get("figures", {}) for name, each in self._content["phases"].items()}
         self._content["goals"] = goals(figures)
         beside = self._path.with_name(f".{self._path.name}.{os.getpid()}")
-        beside.write_text(json.dumps(self._content, indent=1, default=str) + "\n")
-        beside.replace(self._path)
+        try:
+            with contextlib.suppress(FileExistsError):  # a file, which the next line says better
+                self._path.parent.mkdir(parents=True, exist_ok=True)
+            beside.write_text(self._text())
+            beside.replace(self._path)
+            self.unsaved = None
+        except OSError as error:
+            self.unsaved = error.strerror
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+
+    def _text(self) -> str:
+        return json.dumps(self._content, indent=1, default=str) + "\n"
 
 
 def _machine(root: Path) -> dict[str, object]:

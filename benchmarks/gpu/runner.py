@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import faulthandler
 import gc
@@ -12,6 +13,7 @@ import resource
 import signal
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Sequence
 from multiprocessing.context import ForkServerProcess
@@ -75,7 +77,13 @@ def _run(context: Any, phase: Phase, report: Report, device: str, size: Size, li
         target=_phase, args=(phase, device, size, str(lines), str(output), str(folder)), name=phase.name
     )
     report.note(phase, state="starting", limit=round(limit, 1))
-    process.start()  # of the first one, when the imports are done
+    try:
+        process.start()  # of the first one, when the imports are done
+    except (EOFError, OSError):  # importing what phases share has ended the process that starts them
+        report.note(phase, shared_imports="they end the process; each phase imports by itself")
+        context.set_forkserver_preload([])
+        time.sleep(_PATIENCE / 3)  # until it is gone
+        process.start()
     report.note(phase, state="running")
     began, seen = time.monotonic(), -1
     try:
@@ -87,8 +95,7 @@ def _run(context: Any, phase: Phase, report: Report, device: str, size: Size, li
                 seen = written
     finally:
         in_time = not process.is_alive()
-        if not in_time:
-            _end(process)
+        _end(process)
         spent = round(time.monotonic() - began, 1)
         status = process.exitcode if in_time else None
         said = output.read_text(errors="replace")[-_MOST_OUTPUT:] if output.exists() else ""
@@ -108,20 +115,21 @@ def _state(status: int | None) -> str:
 
 
 def _end(process: ForkServerProcess) -> None:
-    """Have a phase say where it is, and kill it with everything that it started."""
+    """Have a phase that still runs say where it is, and kill it with all that it started, or what outlives it."""
     assert process.pid is not None, "it was started"
-    for number, patience in ((_LAST_WORDS, _PATIENCE / 3), (signal.SIGKILL, _PATIENCE)):
-        try:
-            os.kill(process.pid, number) if number == _LAST_WORDS else os.killpg(process.pid, number)
-        except ProcessLookupError:
-            return
-        process.join(patience)
+    with contextlib.suppress(ProcessLookupError):
+        if process.is_alive():
+            os.kill(process.pid, _LAST_WORDS)
+            process.join(_PATIENCE / 3)
+        os.killpg(process.pid, signal.SIGKILL)
+    process.join(_PATIENCE)
 
 
 def _phase(phase: Phase, device: str, size: Size, lines: str, output: str, folder: str) -> None:
     """The process of a phase: leads its own group, dies with the runner, and writes what it says to a file."""
     os.setsid()
     ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    threading.Thread(target=_end_with_runner, daemon=True).start()
     written = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for handle in (1, 2):
         os.dup2(written, handle)
@@ -142,6 +150,17 @@ def _phase(phase: Phase, device: str, size: Size, lines: str, output: str, folde
         importlib.import_module(phase.module).run(record, chosen, size)
     used = (resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     record.figure("cpu_seconds", round(sum(each.ru_utime + each.ru_stime for each in used), 1))
+
+
+def _end_with_runner() -> None:
+    """End this phase, and all that it started, when the runner has ended.
+
+    The process that forked it does not end with the runner: it lives as long as this one, which holds its pipe.
+    """
+    runner = multiprocessing.parent_process()
+    assert runner is not None, "the runner started this process"
+    runner.join()
+    os.killpg(0, signal.SIGKILL)
 
 
 def _say(report: Report, phase: Phase) -> None:
