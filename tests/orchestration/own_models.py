@@ -90,6 +90,11 @@ class Detached(Linear):
         return self.logits(x).detach()
 
 
+class NoNumbers(Linear):
+    def forward(self, x: Tensor) -> object:
+        return self.logits(x) * float("nan")
+
+
 class Whole(Linear):
     def forward(self, x: Tensor) -> object:
         return self.logits(x).round().long()

@@ -70,6 +70,10 @@ def build_model(component: Component, dataset: Dataset, seed: int, code: UserCod
         InvalidInput: unknown model or key, a model that does not fit the features or labels, or the user's own model
             whose module is not in ``code``.
     """
+    if component.name == "hugging_face" and isinstance(dataset.preparation, Scaling):
+        raise InvalidInput(
+            f"model hugging_face reads token ids, but {dataset.name!r} holds numbers; use data: text, or another model"
+        )
     if dataset.task != "language_modelling":
         _require_labels(component, dataset.task)
     known = offered(dataset.preparation)

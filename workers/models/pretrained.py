@@ -142,6 +142,7 @@ def _adapted(trunk: nn.Module, adapter: Adapter, heads: Set[nn.Parameter]) -> nn
         "dora": lambda: peft.LoraConfig(**named, **scale, use_dora=True),
         "ia3": lambda: peft.IA3Config(**named, feedforward_modules=[]),
     }
+    _require_targets(trunk, adapter)
     if adapter.method != "ia3":
         _require_rank(trunk, adapter, peft)
     try:
@@ -165,9 +166,18 @@ def _why_not_adapted(trunk: nn.Module, adapter: Adapter) -> str:
         return "peft knows no targets for this architecture; name adapter.targets"
     named = f"adapter targets {', '.join(adapter.targets)} match"
     kinds = {type(part).__name__ for name, part in trunk.named_modules() if _ends_in(name, adapter.targets)}
-    if not kinds:
-        return f"{named} no layer of the model"
     return f"{named} layers of the classes {', '.join(sorted(kinds))}, not all of which {adapter.method} can adapt"
+
+
+def _require_targets(trunk: nn.Module, adapter: Adapter) -> None:
+    """Raises: InvalidInput for targets that match no layer; peft would pass over them beside others that do."""
+    names = [name for name, _ in trunk.named_modules()]
+    unknown = [each for each in adapter.targets or () if not any(_ends_in(name, (each,)) for name in names)]
+    if unknown:
+        raise InvalidInput(
+            f"adapter targets {', '.join(unknown)} match no layer of the model; its layers end in: "
+            f"{', '.join(_layer_names(trunk))}"
+        )
 
 
 def _require_rank(trunk: nn.Module, adapter: Adapter, peft: Any) -> None:

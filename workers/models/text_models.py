@@ -66,7 +66,7 @@ def load_text_model(
         config_of(part).use_cache = False  # keys for later tokens; a layer computed again adds twice
     new = _require_weights(loaded, made[1], head, path)
     if head == "linear" and getattr(loaded, "pooler", None) is not None:
-        setattr(loaded, "pooler", None)  # noqa: B010  (it would train without effect, as the mean is taken before it)
+        setattr(loaded, "pooler", nn.Identity())  # noqa: B010  (it would train without effect: the mean is before it)
     parameters = [parameter for name, parameter in loaded.named_parameters() if name in new]
     if head == "linear" and config.is_encoder_decoder:
         return getattr(loaded, "get_encoder")(), parameters  # noqa: B009

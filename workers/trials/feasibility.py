@@ -107,8 +107,9 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
                 if isinstance(dataset.preparation, Tokens) and dataset.preparation.causal:
                     require_causal(model, dataset.preparation, x)
         with _blamed_on("loss", combination.loss, logits):
-            loss(logits, y)
+            losses = loss(logits, y)
         with _blamed_on("model", combination.model, x, model):
+            _require_finite(losses)
             engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
             if shard is not None and divides_trained(shard):
@@ -220,6 +221,15 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: st
         f"for {count_of(rows, 'row')} it returns the shape {shape}, but must return {(rows, *output)}: for each "
         f"row {outputs}{lost}{wider}"
     )
+
+
+def _require_finite(losses: object) -> None:
+    """Raises: InvalidInput where no loss is a finite number, as then no gradient counts, and noise alone trains."""
+    if isinstance(losses, Tensor) and losses.is_floating_point() and len(losses) and not losses.isfinite().any():
+        raise InvalidInput(
+            f"the losses of the first {count_of(len(losses), 'row')} are all NaN or infinite at the initial weights, "
+            "so that their gradients would not count; look for NaN and huge numbers in weights, scales and rows"
+        )
 
 
 def _tensor(found: object, of: str) -> Tensor:

@@ -171,6 +171,14 @@ COMBINATIONS = {
     "AttributeError": ({"model": "own_models:NoAttribute"}, r"AttributeError in forward"),
     "detached logits": ({"model": "own_models:Detached"}, r"do not depend on a trainable parameter"),
     "whole logits": ({"model": "own_models:Whole"}, r"logits of torch.int64, but they must be floating-point"),
+    "logits that are no numbers": (
+        {"model": "own_models:NoNumbers"},
+        r"losses of the first 3 rows are all NaN or infinite at the initial weights, .*; look for NaN",
+    ),
+    "numbers for a reader of tokens": (
+        {"model": {"name": "hugging_face", "path": "bert"}},
+        r"model hugging_face reads token ids, but .* holds numbers; use data: text, or another model",
+    ),
     "one row": (
         {"model": "own_models:OneRow"},
         r"for 3 rows it returns the shape \(1, 10\), but must return \(3, 10\)",

@@ -162,6 +162,16 @@ def test_all_of_it_trains_otherwise(folders: Mapping[str, str]) -> None:
     assert trained(model) == {name for name, _ in model.named_parameters()}
 
 
+def test_a_trunk_that_cannot_do_without_a_pooler_has_one_that_does_nothing(tmp_path: Path) -> None:
+    import transformers
+
+    config = transformers.SqueezeBertConfig(vocab_size=VOCABULARY, embedding_size=8, **SMALL)
+    transformers.SqueezeBertModel(config).save_pretrained(tmp_path)
+    model = model_of(str(tmp_path), head="linear")
+    assert model(torch.full((2, LENGTH), 3)).shape == (2, 3)
+    assert [name for name in trained(model) if "pooler" in name] == []
+
+
 @pytest.mark.parametrize("head", ["classification", "linear"])
 def test_padding_changes_nothing(folders: Mapping[str, str], head: str) -> None:
     model = model_of(folders["bert"], head=head)
@@ -226,6 +236,9 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "no head in the folder": ("bert", {"head": "masked_lm"}, "lacks .* that head masked_lm needs"),
     "a tokenizer with more tokens": ("gpt2", {"head": "causal_lm", "outputs": 20}, "knows 16 tokens, the tokenizer 20"),
     "no such layer": ("bert", {"adapter": {**LORA, "targets": ["nope"]}}, "match no layer .* key, .*query, .*value"),
+    "one target that matches no layer, beside another": (
+        "bert", {"adapter": {**LORA, "targets": ["query", "keys"]}}, "targets keys match no layer .* key, .*query",
+    ),
     "a layer that no adapter has": (
         "bert", {"adapter": {**LORA, "targets": ["query", "LayerNorm"]}},
         "LayerNorm match layers of the classes LayerNorm, Linear, not all of which lora can adapt; its layers end in",
