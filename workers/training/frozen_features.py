@@ -300,7 +300,7 @@ class TextFeatures:
         rows = max(1, _TOKENS // dataset.feature_shape[0])
 
         def blocks(features: Tensor) -> Iterator[Tensor]:
-            trunk = _trunk(self.path).to(device)
+            trunk = self._trunk.to(device)
             for block in torch.split(features, rows):
                 with torch.no_grad():
                     tokens = _without_padding(dataset.prepare(block), padding).to(device)
@@ -320,19 +320,24 @@ class TextFeatures:
 
     @property
     def _width(self) -> int:
-        return int(getattr(_trunk(self.path), "config").hidden_size)  # noqa: B009
+        return int(getattr(self._trunk, "config").hidden_size)  # noqa: B009
+
+    @property
+    def _trunk(self) -> nn.Module:
+        return _trunk(self.path, lines_of_digests(self.path))
 
     def _tokens(self, dataset: Dataset) -> Tokens:
         """Return what is known of the tokens. Raises: InvalidInput for others than the model reads."""
         if not isinstance(dataset.preparation, Tokens):
             raise InvalidInput(f"text_features reads token ids, but {dataset.name!r} holds no texts; use data: text")
         (length,) = dataset.feature_shape
-        require_reads(_trunk(self.path), self.path, length, dataset.preparation.vocabulary or 0)
+        require_reads(self._trunk, self.path, length, dataset.preparation.vocabulary or 0)
         return dataset.preparation
 
 
 @functools.lru_cache(1)
-def _trunk(path: str) -> nn.Module:
+def _trunk(path: str, digests: str) -> nn.Module:
+    """Return the trunk. digests: of its files, which may be replaced while this process lives."""
     return text_trunk(path)
 
 

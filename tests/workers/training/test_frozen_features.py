@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import shutil
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,6 +90,27 @@ def test_are_made_once_on_a_node_and_kept_in_a_cache(
     assert {file: file.stat().st_mtime_ns for file in shared} == shared
     assert torch.equal(kept.test.features, alone.test.features)
     assert len(list((tmp_path / "cache").iterdir())) == 2
+
+
+def test_weights_that_are_replaced_in_a_folder_make_other_features(
+    folder: Path, texts: DataSpec, tmp_path: Path
+) -> None:
+    """A process that plans and trains keeps the trunk in memory, and stores the digest of the files as they are."""
+    import transformers
+
+    dataset, own = load_dataset(texts), tmp_path / "own"
+    shutil.copytree(folder, own)
+    before = featured(own, dataset)
+    assert torch.equal(before.test.features, featured(folder, dataset).test.features)
+    featured(own, dataset)
+    other = transformers.BertModel.from_pretrained(own)
+    for parameter in other.parameters():
+        parameter.data *= 2.0
+    other.save_pretrained(own)
+    after = featured(own, dataset)
+    shutil.copytree(own, tmp_path / "copy")
+    assert torch.equal(after.test.features, featured(tmp_path / "copy", dataset).test.features)
+    assert not torch.allclose(after.test.features, before.test.features, atol=1e-3)
 
 
 def test_a_trial_trains_on_them_and_keeps_the_digest_of_the_weights(
