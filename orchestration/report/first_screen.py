@@ -181,7 +181,8 @@ def _in_common(found: Findings, setting: Setting, of: Metric, interval: Confiden
     A setting or the baseline then lacks a seed that the other has.
     """
     own, other = (each.mean(of.value) for each in (setting, found.baselines[0]))
-    if interval is None or own is None or other is None or not is_shown(interval.value - (own - other), of.format):
+    shown = of.format.of_differences.one  # of numbers, is_shown takes the least rounding error for a difference
+    if interval is None or own is None or other is None or shown(interval.value) == shown(own - other):
         return ""
     return f" in the {of_seeds(interval.runs)} that both have"
 

@@ -114,6 +114,18 @@ def test_a_setting_that_lacks_a_seed_says_in_which_ones_its_change_was_measured(
     assert "that both have" not in " ".join(headline(data, found))
 
 
+@pytest.mark.parametrize("seeds", [1, 2, 5])
+def test_numbers_of_equal_seeds_are_not_said_to_be_of_those_in_common(seeds: int) -> None:
+    """Rounding errors tell the mean of differences from the difference of means."""
+    population = Population((300,), ((1.5,), (2.0,)), seeds, task="regression", baseline=3.0)
+    for found in simulated(population, 3, resamples=50):
+        said = " ".join(
+            (*decision(found, 1e-5), *answered(PublishedSweep("s", (), 1e-5), found)["At what cost?"].words)
+        )
+        assert "below no privacy [" in said
+        assert "that both have" not in said
+
+
 def test_the_picture_of_epsilons_shows_none_too_small() -> None:
     trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
     paid = [
