@@ -29,6 +29,7 @@ from dpsweep.orchestration.comparison.formats import (
     per_unit,
     plain_text,
     print_line,
+    shortened,
 )
 from dpsweep.orchestration.comparison.ledger import composed
 from dpsweep.orchestration.comparison.metric_types import Metric, MetricTable
@@ -290,7 +291,7 @@ def _cell(metric: Metric, trial: PublishedTrial) -> Text:
     value, whose = metric.value(trial), metric.whose(trial)
     unit = per_unit(trial.privacy.unit) if metric.name == "epsilon" and trial.privacy else ""
     text = "not private" if value == math.inf else f"{metric.format.one(value)}{unit}"
-    return plain_text(f"{', '.join(whose)}: {text}" if whose else text)
+    return plain_text(f"{', '.join(shortened(whose))}: {text}" if whose else text)
 
 
 def empty_table(*columns: str) -> Table:

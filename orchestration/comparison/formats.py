@@ -295,13 +295,22 @@ def reason_of(error: Exception) -> str:
     return " ".join(" ".join(lines[-1:] if "Traceback (most recent" in str(error) else lines).split())[:300]
 
 
+def shortened(names: Sequence[str]) -> Sequence[str]:
+    """Return names; the first three of more than five, and how many more there are.
+
+    >>> shortened(list("abcdefgh"))
+    ['a', 'b', 'c', '5 more']
+    """
+    return names if len(names) <= 5 else [*names[:3], f"{len(names) - 3} more"]
+
+
 def first_few(names: Sequence[str]) -> str:
-    """Return names as `listed`, the first three of more than five.
+    """Return names as `listed`, `shortened`.
 
     >>> first_few(list("abcdefgh"))
     'a, b, c and 5 more'
     """
-    return listed(names if len(names) <= 5 else [*names[:3], f"{len(names) - 3} more"])
+    return listed(shortened(names))
 
 
 def listed(names: Sequence[str]) -> str:

@@ -22,7 +22,7 @@ from scipy import special
 
 from dpsweep.accounting.mechanism.reasons import Reason, union
 from dpsweep.accounting.records.json_text import parsed_json
-from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit
+from dpsweep.orchestration.comparison.formats import MISSING, at_most, number, per_unit, shortened
 from dpsweep.orchestration.comparison.intervals import OTHER_SPREAD, Array, RunValues, SpreadOfSeeds, within_splits
 from dpsweep.orchestration.comparison.ledger import Composition, composed
 from dpsweep.orchestration.comparison.metric_types import Metric
@@ -311,8 +311,8 @@ def whose(metric: Metric, setting: Setting) -> tuple[str, ...]:
 
 
 def served_worst(metric: Metric, setting: Setting) -> str:
-    """Return in words the groups whose value a worst-group metric is."""
-    return " or ".join(map(called, sorted(whose(metric, setting)))) or "every group alike"
+    """Return in words the groups whose value a worst-group metric is, the first few of many."""
+    return " or ".join(shortened([called(name) for name in sorted(whose(metric, setting))])) or "every group alike"
 
 
 def setting_name(trial: PublishedTrial) -> str:

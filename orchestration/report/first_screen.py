@@ -342,7 +342,7 @@ def _with_intervals(found: Findings) -> str:
 
 def _worst_words(found: Findings, setting: Setting) -> str:
     worst = found.worst_group
-    each = " of each run" if len(whose(worst, setting)) > 1 else ""
+    each = " of each run" if min(len(setting.trials), len(whose(worst, setting))) > 1 else ""
     whom = f"{sentence_start(found.worst_word)} of the worst-served group{each}"
     text = f"{whom}{_around(found, setting, worst)}"
     if found.baselines and not found.unknown_cost:

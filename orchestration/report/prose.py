@@ -26,6 +26,7 @@ from dpsweep.orchestration.comparison.settings import (
     group_epsilon_error,
     group_names,
     group_value,
+    served_worst,
     setting_name,
     whose,
 )
@@ -168,8 +169,8 @@ def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:
         return f"The {by} of the worst-served group is {shown.pop()} in each of {len(found.useful)} private settings."
     if fairest is best:
         return f"{best.name} also has the {high} {by} of a worst-served group."
-    who = " or ".join(sorted(whose(worst, fairest)))
-    whom = f"{f'group {who}' if who else 'every group'} gets {_with_interval(found, fairest, worst)}"
+    who = served_worst(worst, fairest) if whose(worst, fairest) else "every group"
+    whom = f"{who} gets {_with_interval(found, fairest, worst)}"
     other, total = _with_interval(found, best, worst), _with_interval(found, fairest, found.main)
     return (
         f"The {high} {by} of a worst-served group is that of {fairest.name}: {whom}, against {other} under "

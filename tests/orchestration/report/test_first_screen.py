@@ -17,7 +17,7 @@ from benchmarks.simulated import Population, simulated
 from dpsweep.accounting.mechanism.samplings import Adjacency, PoissonSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.orchestration.comparison.best import best, best_lines
-from dpsweep.orchestration.comparison.evidence import Evidence, gather
+from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE, Evidence, gather
 from dpsweep.orchestration.comparison.findings import Findings, findings, warnings
 from dpsweep.orchestration.comparison.metrics import metric
 from dpsweep.orchestration.comparison.rate_metrics import WORST_GROUP_METRICS
@@ -71,6 +71,23 @@ def test_one_group_alone_is_not_served_worst() -> None:
     assert not [each for each in headline(data, found) if "worst" in each]
     assert {"Utility and fairness", "Privacy and fairness"}.isdisjoint(each.title for each in drawn_figures(data))
     assert "orst-served" not in trials_table(data.trials, found.worst_group.name)
+
+
+def test_of_many_groups_that_are_served_alike_the_first_few_are_named() -> None:
+    trials, _ = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)}, seeds=1)
+    equal = []
+    for each in trials:
+        quality = present(each.quality)
+        worst, best = sorted(quality.groups, key=lambda group: present(group.main))
+        groups = (*(replace(worst, name=f"class {number}") for number in range(8)), best)
+        equal.append(replace(each, quality=replace(quality, groups=groups)))
+    data = PublishedSweep("sample", tuple(equal), 1e-5)
+    found = findings(data, NO_EVIDENCE)
+    few = "class 0 or class 1 or class 2 or 5 more"
+    assert f"worst served: {few} with " in decision(found, data.delta)[0]
+    tile = answered(data, found)["For whom?"]
+    assert tile.big.startswith(f"{few}: ")
+    assert "of each run" not in tile.words[0], "there is one"
 
 
 def test_names_of_rates_keep_their_letters_where_a_sentence_begins() -> None:
