@@ -42,7 +42,10 @@ def read_text(path: Path) -> str:
     except UnicodeDecodeError as error:
         raise InvalidInput(f"cannot read the sweep file {path}: it is not UTF-8 text; save it as UTF-8") from error
     except OSError as error:
-        raise InvalidInput(f"cannot read the sweep file {path}: {error.strerror}") from error
+        raise InvalidInput(
+            f"cannot read the sweep file {path}: {error.strerror}; give the path of one that can be read, from the "
+            "working directory or absolute"
+        ) from error
 
 
 def parse_text(text: str) -> Any:

@@ -76,7 +76,7 @@ def test_a_plan_tells_which_trials_are_refused(tmp_path: Path, command: Command)
 
 
 MISTAKES = {
-    "no file": (None, "cannot read the sweep file"),
+    "no file": (None, "missing.yaml: No such file or directory; give the path of one that can be read"),
     "unknown key": ({"epoch": 3}, "did you mean 'epochs'?"),
     "missing data": ({"data": {"name": "image_folder", "path": "/nowhere"}}, "/nowhere"),
 }
