@@ -45,8 +45,8 @@ REASONS: Final[Mapping[Reason, str]] = {
     "unaccounted_scheduler": "the scheduler compares trials by results that no ε covers (accept_unaccounted_selection)",
     "chosen_by_private_results": "the choice was made by exact results on training examples, which no ε covers",
     "noise_followed_results": "the noise followed earlier results, and no bound on every course of the run is known",
-    "end_followed_results": "the run, or a sweep that grew, ended where results could decide, or before its planned "
-    "end",
+    "end_followed_results": "results could decide when the run ended, or how many runs there are; or it ended before "
+    "its planned end",
     "repeated_seed": "runs of one seed draw the same noise, so what they show is no independent composition",
     "norms_estimated": "gradient norms were not taken at every step of exactly the gradients that were summed",
     "accountant_not_proven": "no error analysis proves that the accountant rounds upwards",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from dpsweep.accounting.errors import InvalidInput, count_of
@@ -249,9 +249,16 @@ def compare(records: Mapping[str, SweepRecord], evidence: Mapping[str, Evidence]
                 *_matched(private, False, between, worst_groups),
             ]
         ),
-        trials=() if data else tuple(trial for each in published.values() for trial in each.trials),
+        trials=() if data else _together([each.trials for each in published.values()]),
         is_sensitive=any(release_mode(record.disclosure).is_sensitive for record in records.values()),
     )
+
+
+def _together(sweeps: Sequence[Sequence[PublishedTrial]]) -> tuple[PublishedTrial, ...]:
+    """Return the trials of all sweeps. Results of one may have decided that another with private trials was run."""
+    is_private = [any(trial.attempts for trial in trials) for trials in sweeps]
+    trials = (trial for each in sweeps for trial in each)
+    return tuple(replace(trial, is_added=True) for trial in trials) if sum(is_private) > 1 else tuple(trials)
 
 
 def _require_different(records: Mapping[str, SweepRecord]) -> None:

@@ -425,7 +425,7 @@ class PublishedTrial:
     `candidates`: releases of the candidates of an unaccounted tuning, which trained on the same records.
     `references`: scores of simple models that were trained beside a baseline (`dpsweep.workers.evaluation.references`).
     `is_added`: whether results may have decided that there is such a trial: it was added to a sweep that had shown some
-    (`Manifest.added`), or its sweep adds seeds (``compare.looks``).
+    (`Manifest.added`), its sweep adds seeds (``compare.looks``), or another sweep is compared with its own.
     """
 
     key: str

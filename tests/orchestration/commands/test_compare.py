@@ -107,6 +107,13 @@ def test_numbers_are_those_of_the_reports(one: Path, other: Path) -> None:
     assert "All 3 private trials together cost ε = " in shown, "both sweeps trained on the same records"
 
 
+def test_results_of_a_sweep_may_have_decided_that_another_private_one_was_run(one: Path, tmp_path: Path) -> None:
+    for name, clipping in (("baseline", ["none"]), ("private", ["none", {"name": "flat", "bound": 0.5}])):
+        other = Path(stored_sample(tmp_path / name, clipping=clipping).root)
+        composed = as_json(one, other)["composed"]
+        assert ("end_followed_results" in composed["reasons"]) == (name == "private")
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
