@@ -139,6 +139,15 @@ RESULTS: Final[tuple[Mutant, ...]] = (
         B("kind=worst.kind if", 'kind="guarantee" if', "estimates are shown as guarantees", True),
     ),
     *bugs_in(
+        "orchestration/comparison/across_sweeps.py",
+        (
+            "tests/orchestration/commands/test_compare.py"
+            "::test_results_of_a_sweep_may_have_decided_that_another_private_one_was_run",
+        ),
+        B("if sum(is_private) > 1 else", "if False else", "sweeps that follow each other compose to a guarantee", True),
+        B("if sum(is_private) > 1 else", "if True else", "a sweep of baselines weakens the composed epsilon"),
+    ),
+    *bugs_in(
         "orchestration/report/owner.py",
         ("tests/orchestration/report/test_owner_words.py",),
         B("round_up(math.exp(epsilon), 2)", "math.exp(epsilon)", "owners are told a smaller factor", True),

@@ -108,10 +108,13 @@ def test_numbers_are_those_of_the_reports(one: Path, other: Path) -> None:
 
 
 def test_results_of_a_sweep_may_have_decided_that_another_private_one_was_run(one: Path, tmp_path: Path) -> None:
-    for name, clipping in (("baseline", ["none"]), ("private", ["none", {"name": "flat", "bound": 0.5}])):
-        other = Path(stored_sample(tmp_path / name, clipping=clipping).root)
-        composed = as_json(one, other)["composed"]
-        assert ("end_followed_results" in composed["reasons"]) == (name == "private")
+    bounds = [{"name": "flat", "bound": bound} for bound in (0.25, 0.5)]
+    two = Path(stored_sample(tmp_path / "two", clipping=["none", *bounds]).root)
+    baseline = Path(stored_sample(tmp_path / "baseline", clipping=["none"]).root)
+    for other, is_private in ((baseline, False), (one, True)):
+        composed = as_json(two, other)["composed"]
+        assert composed["trials"] == 2 + is_private
+        assert ("end_followed_results" in composed["reasons"]) == is_private
 
 
 @pytest.mark.parametrize(
