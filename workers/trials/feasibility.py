@@ -109,7 +109,7 @@ def check_feasible(combination: StepSpec, dataset: Dataset, code: UserCode) -> T
         with _blamed_on("loss", combination.loss, logits):
             losses = loss(logits, y)
         with _blamed_on("model", combination.model, x, model):
-            _require_finite(losses)
+            _require_finite(losses, model, x)
             engine = GradientEngine(model, loss, multiplicity=copies, autocast=autocast)
             engine.norms(x, y)
             if shard is not None and divides_trained(shard):
@@ -223,12 +223,18 @@ def _check_shape(logits: object, rows: int, output: tuple[int, ...], outputs: st
     )
 
 
-def _require_finite(losses: object) -> None:
-    """Raises: InvalidInput where no loss is a finite number, as then no gradient counts, and noise alone trains."""
-    if isinstance(losses, Tensor) and losses.is_floating_point() and len(losses) and not losses.isfinite().any():
+def _require_finite(losses: object, model: nn.Module, x: Tensor) -> None:
+    """Raises: InvalidInput where no loss is a finite number, nor an output for zeros: then no gradient counts, and
+    noise alone trains. Where zeros have finite outputs the rows are at fault, which weigh nothing in a step.
+    """
+    if not (isinstance(losses, Tensor) and losses.is_floating_point()) or losses.isfinite().any() or not len(losses):
+        return
+    with torch.no_grad():
+        outputs = model(torch.zeros_like(x))
+    if not outputs.isfinite().any():
         raise InvalidInput(
             f"the losses of the first {count_of(len(losses), 'row')} are all NaN or infinite at the initial weights, "
-            "so that their gradients would not count; look for NaN and huge numbers in weights, scales and rows"
+            "and so are outputs for zeros; look for NaN and huge numbers in weights and scales"
         )
 
 

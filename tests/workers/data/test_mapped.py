@@ -122,7 +122,7 @@ def test_trials_of_a_run_share_what_is_decoded(tmp_path: Path, node: Path, monke
     assert {stat.S_IMODE(file.stat().st_mode) for file in files if file.suffix != ".lock"} == {0o600}
     for decode in (
         "dpsweep.workers.data.cifar._decode",
-        "dpsweep.workers.data.images._read_image",
+        "dpsweep.workers.data.images.read_image",
         "dpsweep.workers.data.encoder.TextEncoder.encode",
     ):
         monkeypatch.setattr(decode, None)

@@ -110,7 +110,7 @@ def test_data_that_are_no_declared_table_are_refused(tmp_path: Path) -> None:
     spec = small_trial(epochs=1)
     run_trial(spec, str(tmp_path))
     with pytest.raises(
-        InvalidInput, match="are neither a table whose `ranges` and `categories` are all declared nor texts"
+        InvalidInput, match="are neither a table whose `ranges` and `categories` are all declared, nor texts"
     ):
         predicted_table(load_trained(TrialFiles(str(tmp_path)), spec), PEOPLE)
 
