@@ -22,6 +22,7 @@ from dpsweep.workers.data.table import (
     Roles,
     encoding_of,
     owned,
+    read_alike,
     require_other,
     rows_left_out,
     used_columns,
@@ -108,10 +109,7 @@ def image_table(
         columns={  # of `new_pictures.Pictures`
             "image": image,
             "size": size,
-            "encoding": encoding,
-            "task": task,
-            "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
-            "targets": {name: declared.ranges[name] for name in labels if name in declared.ranges},
+            **read_alike(encoded, declared, encoding),
         },
     )
 

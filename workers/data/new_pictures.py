@@ -8,12 +8,11 @@ from pathlib import Path
 
 import torch
 
-from dpsweep.accounting.errors import InvalidInput, count_of
+from dpsweep.accounting.errors import count_of
 from dpsweep.workers.data.images import SideLength, read_image
 from dpsweep.workers.data.listed_images import listed_files
-from dpsweep.workers.data.new_rows import NewRows
-from dpsweep.workers.data.table import Range, Roles, used_columns
-from dpsweep.workers.data.table_files import read_table_file, repeated_names
+from dpsweep.workers.data.new_rows import NewRows, read_new_table
+from dpsweep.workers.data.table import Range, Roles, require_once, used_columns
 from dpsweep.workers.data.tabular import complete_rows
 
 
@@ -48,12 +47,8 @@ class Pictures:
         InvalidInput for a file without the column or rows, for pictures that are missing or outside, and for files that
         are none; DataCorruption for files that cannot be read.
         """
-        is_text = path.lower().endswith((".csv", ".tsv"))
-        rows = read_table_file(path, {self.image: []}, self.encoding if is_text else None)
-        if not rows.num_rows:
-            raise InvalidInput(f"the table {path} has no rows; give one with at least one")
-        if self.image in repeated_names(rows):
-            raise InvalidInput(f"the table {path} has more than one column called {self.image!r}; leave one of them")
+        rows = read_new_table(path, {self.image: []}, self.encoding)
+        require_once([self.image], rows, path, "leave one of them")
         roles = Roles((), (), None, (self.image,), frozenset((self.image,)))
         named = used_columns(rows, roles, {self.image: []}, path)
         complete = complete_rows(named)

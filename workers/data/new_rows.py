@@ -24,9 +24,10 @@ from dpsweep.workers.data.table import (
     as_described,
     declared_column,
     require_columns,
+    require_once,
     used_columns,
 )
-from dpsweep.workers.data.table_files import places_of, read_table_file, repeated_names
+from dpsweep.workers.data.table_files import places_of, read_table_file
 from dpsweep.workers.data.tabular import (
     Categorical,
     Column,
@@ -118,10 +119,7 @@ class Columns:
         """
         declared = self.declared
         texts = declared.texts((), (), ())
-        is_text = path.lower().endswith((".csv", ".tsv"))
-        rows = read_table_file(path, texts, self.encoding if is_text else None)
-        if not rows.num_rows:
-            raise InvalidInput(f"the table {path} has no rows; give one with at least one")
+        rows = read_new_table(path, texts, self.encoding)
         places = places_of(self.features)
         for name, found in places_of(rows.column_names).items():
             if name in places and len(found) != len(places[name]):
@@ -129,8 +127,7 @@ class Columns:
                     f"{name!r} holds lists of {len(found)} numbers in {path}, but of {len(places[name])} in training"
                 )
         require_columns(self.features, path, rows.column_names)
-        if twice := next((name for name in self.features if name in repeated_names(rows)), None):
-            raise InvalidInput(f"the table {path} has more than one column called {twice!r}; leave one of them")
+        require_once(self.features, rows, path, "leave one of them")
         described = as_described(rows, declared, path)
         roles = Roles((), (), None, tuple(self.features), frozenset(self.features))
         used = used_columns(described, roles, texts, path, declared.numbers)
@@ -138,6 +135,15 @@ class Columns:
         taken = used.take(complete)
         notes = (*_incomplete(used, len(complete), self.numbers), *_undeclared(taken, self.encoders))
         return NewRows(encoded_columns(taken, self.encoders), complete, used.num_rows, notes)
+
+
+def read_new_table(path: str, texts: Mapping[str, CellValues], encoding: str | None) -> pa.Table:
+    """Return a new table, as `read_table_file` does. encoding: of text files. Raises: InvalidInput for no rows."""
+    is_text = path.lower().endswith((".csv", ".tsv"))
+    rows = read_table_file(path, texts, encoding if is_text else None)
+    if not rows.num_rows:
+        raise InvalidInput(f"the table {path} has no rows; give one with at least one")
+    return rows
 
 
 def _width(column: Column) -> int:

@@ -267,6 +267,13 @@ def _columns(encoded: Encoding, declared: Declared, encoding: str | None) -> dic
         "features": [*features],
         **{key: {name: each[name] for name in features if name in each} for key, each in by_name.items()},
         **{key: [name for name in features if name in each] for key, each in listed.items()},
+        **read_alike(encoded, declared, encoding),
+    }
+
+
+def read_alike(encoded: Encoding, declared: Declared, encoding: str | None) -> dict[str, Any]:
+    """Return the plain values that every `row_readers.RowReader` holds: of the file, and of the model's outputs."""
+    return {
         "encoding": encoding,
         "task": declared.task,
         "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
@@ -280,13 +287,14 @@ def owned(rows: pa.Table, owners: OwnerColumns, path: str | Path) -> pa.Table:
     Raises: InvalidInput for an unknown column, and where several are called so.
     """
     require_columns(owners.names, path, rows.column_names)
-    _require_once(owners.names, rows, path)
+    require_once(owners.names, rows, path)
     return owners.joined(rows)
 
 
-def _require_once(names: Sequence[str], rows: pa.Table, path: str | Path) -> None:
+def require_once(names: Sequence[str], rows: pa.Table, path: str | Path, step: str = "rename the others") -> None:
+    """Raise InvalidInput where the table has more than one column of one of these names; step: what to do then."""
     if both := next((name for name in names if name in repeated_names(rows)), None):
-        raise InvalidInput(f"the table {path} has more than one column called {both!r}; rename the others")
+        raise InvalidInput(f"the table {path} has more than one column called {both!r}; {step}")
 
 
 def as_described(rows: pa.Table, declared: Declared, path: str) -> pa.Table:
@@ -318,7 +326,7 @@ def _expanded(named: Sequence[str], places: Mapping[str, Sequence[str]]) -> Sequ
 
 def _require_single(rows: pa.Table, roles: Roles, features: Sequence[str] | None, path: str) -> None:
     """Raises: InvalidInput where it is unclear which of several columns of one name is meant."""
-    _require_once((*roles.labels, *roles.groups), rows, path)
+    require_once((*roles.labels, *roles.groups), rows, path)
     if (repeat := repeated_names(rows)) and features is None:
         raise InvalidInput(
             f"the table {path} has more than one column of the same name; list the `features`, where the second is "
