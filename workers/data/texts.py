@@ -37,6 +37,7 @@ from dpsweep.workers.data.table import (
     Roles,
     encoding_of,
     owned,
+    read_alike,
     refuse_repeated,
     require_columns,
     require_other,
@@ -190,9 +191,7 @@ def text(
             "tokenizer": encoder.content.decode(),
             "max_length": max_length,
             "padding_token": padding_token,
-            "encoding": encoding,
-            "task": task,
-            "outputs": None if "classes_from_rows" in encoded.reasons else [*encoded.labels.names],
+            **read_alike(encoded, declared, encoding),
         },
     )
 

@@ -143,3 +143,22 @@ def test_texts_are_read_by_the_tokenizer_that_the_trial_keeps(tmp_path: Path) ->
         predicted_table(model, frame[["mood"]])
     with pytest.raises(InvalidInput, match="holds int64, but must hold text"):
         predicted_table(model, pd.DataFrame({"body": [1, 2]}))
+
+
+def test_targets_of_texts_are_in_the_unit_of_their_table(tmp_path: Path) -> None:
+    make_tokenizer(tmp_path / "tokenizer.json")
+    frame = pd.read_csv(make_texts(tmp_path / "texts.csv"))
+    frame["pay"] = np.arange(len(frame)) % 30 + 20
+    frame.to_csv(tmp_path / "texts.csv", index=False)
+    params = {"path": str(tmp_path / "texts.csv"), "text": "body", "tokenizer": str(tmp_path / "tokenizer.json")}
+    spec = small_trial(
+        data=DataSpec("text", {**params, "label": "pay", "task": "regression", "ranges": {"pay": [20, 50]}}),
+        model=Component("transformer", {"width": 8, "heads": 2, "depth": 1}),
+        loss=Component("mse"),
+        epochs=1,
+    )
+    run_trial(spec, str(tmp_path / "trial"))
+    model, test = load_trained(TrialFiles(str(tmp_path / "trial")), spec), load_dataset(spec.data).test
+    found, _ = predicted_table(model, tmp_path / "texts.csv")
+    expected = 20.0 + 30.0 * model.logits(test.features)[:, 0]
+    assert found["pay"][test.example_ids.numpy()] == pytest.approx(expected, rel=1e-5)
