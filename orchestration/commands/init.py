@@ -38,6 +38,9 @@ def init(
     pretrained: Annotated[
         Path | None, typer.Option(help="A folder with a pretrained model of the package transformers.", readable=False)
     ] = None,
+    image: Annotated[
+        str | None, typer.Option(help="A column that names files of pictures, which models read in place of features.")
+    ] = None,
     to: Annotated[Path | None, typer.Option(help="The file to write (default: the table's name, .yaml).")] = None,
 ) -> None:
     """Draft a commented sweep for a table: task, types, ranges and categories, to be confirmed as public.
@@ -49,17 +52,21 @@ def init(
     # their own table on their own terminal, has to choose columns by these names, and nothing of it is stored. Where a
     # name is a number they are withheld here too: the table may have no names.
     from dpsweep.orchestration.sweeps.draft import draft_sweep
+    from dpsweep.orchestration.sweeps.picture_column import PictureColumn
     from dpsweep.orchestration.sweeps.text_column import TextColumn
     from dpsweep.workers.data import require_path
 
     group_column, user_column = _one("--group", group), _one("--user", user)
     require_path(str(data))  # before the tokenizer, as whoever has neither would correct its path alone
-    column = None if text is None else TextColumn.read_by(text, tokenizer, pretrained)
+    read: TextColumn | PictureColumn | None = None if text is None else TextColumn.read_by(text, tokenizer, pretrained)
+    hashed = text if read is None else None
+    if image is not None:
+        read = PictureColumn(image)
     target = Path(f"{data.stem}.yaml") if to is None else to
     if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
     try:
-        draft = draft_sweep(data, label, group_column, user_column, column, text if column is None else None)
+        draft = draft_sweep(data, label, group_column, user_column, read, hashed)
     except InvalidInput as error:
         raise InvalidInput(full_text(error)) from error
     write_file("--to", target, draft.encode(), private=True)

@@ -68,6 +68,7 @@ _SEEDS: Final = Useless(
 )
 USELESS: Final[Mapping[str, Sequence[Useless]]] = {
     "init": (
+        Useless(("--text",), "a model reads pictures or texts", "give one of them", beside=("--image",)),
         Useless(
             ("--tokenizer", "--pretrained"), "it reads a column of texts", "name it with --text", without=("--text",)
         ),

@@ -1,7 +1,7 @@
 """Sweep files: their schema, the grid of trials that they ask for, and the plan of each trial.
 
-Other packages import only the modules in `__all__`; of these, `components`, `draft`, `plan` and
-`text_column` load torch.
+Other packages import only the modules in `__all__`; of these, `components`, `draft`, `picture_column`,
+`plan` and `text_column` load torch.
 """
 
 __all__ = [
@@ -11,6 +11,7 @@ __all__ = [
     "identity",
     "manifest",
     "people",
+    "picture_column",
     "plan",
     "planned",
     "python_objects",

@@ -20,7 +20,6 @@ from dpsweep.orchestration.sweeps.draft_columns import MOST_VALUES, are_codes, i
 from dpsweep.orchestration.sweeps.draft_scale import (
     HIDDEN,
     PLACES,
-    SCALE_OF_TOKENS,
     Scale,
     drafted_batch_size,
     outward,
@@ -28,8 +27,9 @@ from dpsweep.orchestration.sweeps.draft_scale import (
     too_few_to_count,
     two_digits,
 )
+from dpsweep.orchestration.sweeps.read_column import ReadColumn
 from dpsweep.orchestration.sweeps.schema import parse_sweep
-from dpsweep.orchestration.sweeps.text_column import TextColumn, quoted
+from dpsweep.orchestration.sweeps.text_column import quoted
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
 from dpsweep.workers.tasks import task_called
 
@@ -66,7 +66,7 @@ class _Subject:
     group: str | None
     groups: ColumnProfile | None
     user: str | None
-    text: TextColumn | None
+    read: ReadColumn | None
     hashed: str | None
     encoding: str | None
 
@@ -93,8 +93,8 @@ class _Subject:
     def command(self) -> str:
         given: list[tuple[str, str | None]] = [("label", each.name) for each in self.labels]
         given += [("group", self.group), ("user", self.user), ("text", self.hashed)]
-        if self.text is not None:
-            given += self.text.options
+        if self.read is not None:
+            given += self.read.options
         flags = [word for role, name in given if name is not None for word in (f"--{role}", name)]
         return shlex.join(["dpsweep", "init", self.path.name, *flags])
 
@@ -104,7 +104,7 @@ def draft_sweep(
     labels: Sequence[str],
     group: str | None,
     user: str | None = None,
-    text: TextColumn | None = None,
+    read: ReadColumn | None = None,
     hashed: str | None = None,
 ) -> str:
     """Return the YAML text of a sweep over the table ``path``: its columns with proposed ranges and categories, a
@@ -112,28 +112,28 @@ def draft_sweep(
 
     `labels`: one column of classes or numbers, or several columns of numbers or of 0 and 1; they decide the task.
     `group`: the column whose values are compared; by default the classes of the label. `user`: the column that names
-    the owner of each row. `text`: a text column that the model reads in place of features. `hashed`: one that is read
-    as counts of letters beside features, as columns of several words are by themselves. Comments in the draft mark what
-    was read off the data.
+    the owner of each row. `read`: a column of texts or pictures that the model reads in place of features. `hashed`:
+    one of texts that is read as counts of letters beside features, as columns of several words are by themselves.
+    Comments in the draft mark what was read off the data.
     Raises: InvalidInput for an unknown column, a label named twice, and labels that fit no task. Also for a group with
     one value or more than `MOST_VALUES`, and a table with fewer than 50 rows or without a usable feature;
     DataCorruption for a file that cannot be read.
     """
-    table, subject = _profiled(path, labels, group, user, text, hashed)
-    roles = {*labels, group, user, *([text.name] if text else [])}
+    table, subject = _profiled(path, labels, group, user, read, hashed)
+    roles = {*labels, group, user, *([read.name] if read else [])}
     features = [column for column in table.columns if column.name not in roles]
     left_out = [(each.name, why) for each in features if (why := unusable(each))]
     used = [column for column in features if column.name not in dict(left_out)]
     used.sort(key=lambda column: column.span is None)  # numbers first, as robust_ranges takes them
-    if not used and text is None:
+    if not used and read is None:
         named = " and ".join(map(repr, filter(None, (*labels, group, user))))
         reasons = "; ".join(f"{name!r}, {why}" for name, why in left_out)
         raise InvalidInput(
             f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
-            f"COLUMN. Left out: {reasons or 'nothing'}"
+            f"COLUMN, for one that names files of pictures --image COLUMN. Left out: {reasons or 'nothing'}"
         )
-    draft = _Draft(table, subject, tuple(used), () if text else tuple(left_out))
-    if text is not None or not any(column.missing for column in (*used, *subject.roles)):
+    draft = _Draft(table, subject, tuple(used), () if read else tuple(left_out))
+    if read is not None or not any(column.missing for column in (*used, *subject.roles)):
         return draft.text(table.rows)
     draft = draft.with_enough_rows()
     rows, notes = draft.complete_rows()
@@ -178,12 +178,8 @@ class _Draft:
     def text(self, rows: int, notes: Sequence[str] = ()) -> str:
         """Return the sweep for so many complete rows. notes: of rows left out. No name from the table ends a line."""
         subject = self.subject
-        read = subject.text
-        scale = (
-            SCALE_OF_TOKENS
-            if read is not None and read.pretrained is None
-            else scale_of(() if read else self.used, rows, subject.task, subject.outputs, subject.deviation, bool(read))
-        )
+        read, sizes = subject.read, (rows, subject.task, subject.outputs, subject.deviation)
+        scale = scale_of(self.used, *sizes) if read is None else read.scale(*sizes)
         has_private_ranges = scale.preprocessing == "robust_ranges"
         by_columns = _features(subject, self.used, has_private_ranges)
         lines = (
@@ -208,7 +204,7 @@ def _profiled(
     labels: Sequence[str],
     group: str | None,
     user: str | None,
-    text: TextColumn | None,
+    read: ReadColumn | None,
     hashed: str | None,
 ) -> tuple[TableProfile, _Subject]:
     """Profile the table, and choose its label, group, user and text columns. Raises: as `draft_sweep`."""
@@ -216,10 +212,11 @@ def _profiled(
         raise InvalidInput(f"the label {repeat!r} is named more than once; name each label once")
     named = tuple(labels)
     as_text = tuple(name for name in (group, hashed) if name is not None and name not in named)
-    roles = (*named, *(name for name in (group, user, text.name if text else None, hashed) if name is not None))
+    roles = (*named, *(name for name in (group, user, read.name if read else None, hashed) if name is not None))
     table = profile_table(str(path), as_text, MOST_VALUES, roles)
-    if hashed in roles[:-1]:
-        raise InvalidInput(f"the text column {hashed!r} is also a label, group or user; name another one with --text")
+    for kind, name in (("text", hashed), (read.kind, read.name) if read else ("", None)):
+        if name in (*named, group, user) and name is not None:
+            raise InvalidInput(f"the {kind} column {name!r} is also a label, group or user; name another with --{kind}")
     if repeat := next((name for name in roles if name in table.repeated), None):
         raise InvalidInput(f"the table {path} has more than one column called {repeat!r}; rename the others")
     if lists := next((each.name for each in table.columns if each.name in roles and each.places), None):
@@ -230,8 +227,10 @@ def _profiled(
         raise InvalidInput(f"the numbers of {huge!r} are too large to be a label; write them in another unit")
     if table.rows < _FEWEST_ROWS:
         raise InvalidInput(f"the table {path} has {count_of(table.rows, 'row')}; a sweep needs at least {_FEWEST_ROWS}")
-    if read := hashed or (text and text.name):
-        table.column(read, "text")
+    if read is not None:
+        table.column(read.name, read.kind)
+    if hashed is not None:
+        table.column(hashed, "text")
     if user is not None:
         table.column(user, "user")
     task = _task_of(tuple(table.column(name, "label") for name in named))
@@ -253,7 +252,7 @@ def _profiled(
     if of_group is not None:
         _named(of_group, "group")
     return table, _Subject(
-        path, found, task, None if of_group is None else group, of_group, user, text, hashed, table.encoding
+        path, found, task, None if of_group is None else group, of_group, user, read, hashed, table.encoding
     )
 
 
@@ -324,7 +323,7 @@ def _data_section(subject: _Subject) -> Iterator[str]:
     labels = [label.name for label in subject.labels]
     form = "parquet" if subject.path.suffix.lower() == ".parquet" else "csv"
     yield "data:"
-    yield f"  name: {form if subject.text is None else 'text'}"
+    yield f"  name: {form if subject.read is None else subject.read.source}"
     yield f"  path: {quoted(str(subject.path.resolve()))}"
     if subject.encoding is not None:
         others = "cp1251, gb18030, shift_jis"
@@ -357,7 +356,7 @@ def _may_name_users(table: TableProfile, subject: _Subject) -> Iterator[str]:
     """Yield a comment on each column whose name says that it may hold the owner of each row, and whose values recur."""
     if subject.user is not None:
         return
-    roles = {*(label.name for label in subject.labels), subject.group, subject.text and subject.text.name}
+    roles = {*(label.name for label in subject.labels), subject.group, subject.read and subject.read.name}
     for column in table.columns:
         recurs = _FEW < column.distinct < round(table.rows * (1.0 - column.missing))
         if column.name not in roles and recurs and may_name_people(column.name):
@@ -493,22 +492,14 @@ def _cure(column: ColumnProfile, by_letters: Mapping[str, Sequence[str]]) -> str
 
 def _model(subject: _Subject, has_hidden_layer: bool) -> Iterator[str]:
     layer = f"{{name: mlp, hidden: [{HIDDEN}]}}"
-    if subject.text is None and has_hidden_layer:
+    if subject.read is not None:
+        yield from subject.read.model(_MODELS[subject.task])
+    elif has_hidden_layer:
         yield "model:    # rows enough to try two: more weights learn what is not linear, and have more noise"
         yield f"  - logistic    # {_MODELS[subject.task]}"
         yield f"  - {layer}    # or a function of your own"
-    elif subject.text is None:
-        yield f"model: logistic    # {_MODELS[subject.task]}; too few rows for {layer}; or a function of your own"
-    elif subject.text.pretrained is None:
-        yield "model: transformer    # small; or a function of your own"
     else:
-        path = quoted(str(subject.text.pretrained.resolve()))
-        lora, adam = "head: linear, adapter: {method: lora}", "optimizer: {name: adam, learning_rate: 0.01}"
-        yield "preprocessing:    # reads each text once; no epsilon is spent"
-        yield "  name: text_features"
-        yield f"  path: {path}    # CONFIRM: trained on other texts than these"
-        yield f"model: logistic    # {_MODELS[subject.task]}, the head of a frozen model; or, without preprocessing,"
-        yield f"# model: {{name: hugging_face, path: {path}, {lora}}}    # an hour in place of a minute; {adam}"
+        yield f"model: logistic    # {_MODELS[subject.task]}; too few rows for {layer}; or a function of your own"
 
 
 def _preparation(scale: Scale) -> Iterator[str]:
@@ -565,7 +556,7 @@ def _training_section(rows: int, subject: _Subject, scale: Scale) -> Iterator[st
     main = "worst_group_balanced_accuracy" if is_unequal else task_called(subject.task).main
     by = "" if main == "accuracy" else f" select_by: {main},"
     yield f"# tune: {{parameters: {{{places}}},{by} privacy: unaccounted}}"
-    if subject.text is None:
+    if subject.read is None:
         yield "reference: true    # a rule on one column and a linear model beside the baseline: is it as good?"
     yield "noise: constant"
     yield "seeds: [0, 1, 2]    # of training; differences smaller than between seeds mean nothing"

@@ -37,7 +37,7 @@ def unusable(column: ColumnProfile) -> str | None:
     if column.is_order:
         return "whose whole numbers only count the rows, as those of an identifier do"
     if column.has_pictures:
-        return f"which names files of pictures; data of name: image_table, image: {quoted(column.name)} have them"
+        return f"which names files of pictures; to learn from these instead, draft with --image {quoted(column.name)}"
     if column.span is None and column.values is None and may_name_codes(column.name) and not column.is_prose:
         if column.all_different:
             return "which is different in every row, as an identifier is"

@@ -18,6 +18,8 @@ _MOST_NOISE_OF_MEANS: Final = 0.1
 """Largest noise of a private mean of numbers in [0, 1], whose deviation is seldom less."""
 _SQUARED_IN_RANGE: Final = 0.3
 """Mean square of a number in [0, 1], as ranges scale it; that of private ranges is 1."""
+_SQUARED_PIXEL: Final = 2.0
+"""Mean square of a colour of a pixel, as pictures of a table are scaled: 1 in photographs, more where most is dark."""
 _SPREAD_OF_TEXT: Final = 0.6
 """Share of the squared norm of a text that counts for the rate: its features hardly vary together."""
 _FEWEST_OF_COUNTS: Final = 100
@@ -102,10 +104,26 @@ def scale_of(
     over_noise = drafted_batch_size(rows) / math.sqrt(weights) / _OVER_NOISE
     if task == "regression" and over_noise >= 1.0:  # without noise a larger rate diverges, as squares have no bound
         spread = max(spread, _SQUARED_LAYER)
-    rate = (1.0 if task == "regression" else 4.0) * min(1.0, drafted_batch_size(rows) / _FULL_RATE) / spread
-    bound = _BOUND * math.sqrt(squared) * min(max(over_noise, 1.0), _LARGEST_BOUND)
-    bound *= min(1.0, max(deviation, _LEAST_DEVIATION) / _DEVIATION) if deviation is not None else 1.0
+    rate, bound = _rate(rows, task, spread), _bound(squared, deviation) * min(max(over_noise, 1.0), _LARGEST_BOUND)
     return Scale(name, noise, numbers, squared, over_noise >= 1.0, two_digits(rate), two_digits(bound))
+
+
+def scale_of_pictures(side: int, rows: int, task: TableTask, deviation: float | None) -> Scale:
+    """Return the scale for the pixels of colour pictures of side x side; other arguments as of `scale_of`."""
+    squared = 1.0 + 3 * side**2 * _SQUARED_PIXEL
+    rate, bound = _rate(rows, task, squared), _bound(squared, deviation)
+    return Scale(None, 0.0, 0, squared, False, two_digits(rate), two_digits(bound))
+
+
+def _rate(rows: int, task: TableTask, spread: float) -> float:
+    """Return the learning rate for rows of this squared norm, of all that varies together."""
+    return (1.0 if task == "regression" else 4.0) * min(1.0, drafted_batch_size(rows) / _FULL_RATE) / spread
+
+
+def _bound(squared: float, deviation: float | None) -> float:
+    """Return the clipping bound for rows of this squared norm, and for targets of this deviation."""
+    of_targets = min(1.0, max(deviation, _LEAST_DEVIATION) / _DEVIATION) if deviation is not None else 1.0
+    return _BOUND * math.sqrt(squared) * of_targets
 
 
 def _private_scaling(rows: float, numbers: int) -> tuple[Literal["robust_ranges", "standardised"] | None, float]:

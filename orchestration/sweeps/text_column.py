@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import TableProfile, padding_beside
+from dpsweep.orchestration.sweeps.draft_scale import SCALE_OF_TOKENS, Scale, scale_of
+from dpsweep.workers.data import TableProfile, TableTask, padding_beside
 from dpsweep.workers.models import has_other_tokenizer, most_tokens
 
 
@@ -41,6 +42,14 @@ class TextColumn:
         return None if tokenizer is None else cls(name, tokenizer, pretrained)
 
     @property
+    def kind(self) -> str:
+        return "text"
+
+    @property
+    def source(self) -> str:
+        return "text"
+
+    @property
     def options(self) -> list[tuple[str, str | None]]:
         """Return the options of `dpsweep init` that give it, by their names; the tokenizer of the model needs none."""
         if self.pretrained is None:
@@ -54,7 +63,7 @@ class TextColumn:
 
         Raises: InvalidInput where the tokenizer cannot be read.
         """
-        missing = table.column(self.name, "text").missing
+        missing = table.column(self.name, self.kind).missing
         lacking = f"    # missing in {missing:.1%} of the rows, which are left out" if missing else ""
         yield f"  text: {quoted(self.name)}{lacking}"
         yield f"  tokenizer: {quoted(str(self.tokenizer.resolve()))}    # CONFIRM: made of other texts than these"
@@ -63,6 +72,23 @@ class TextColumn:
         if (padding := padding_beside(str(self.tokenizer))) is not None:
             yield f"  padding_token: {quoted(padding)}    # fills short texts; the tokenizer itself names none"
         yield f"  max_length: {self.max_length}    # tokens; longer texts are cut"
+
+    def model(self, head: str) -> Iterator[str]:
+        """Yield the lines of preprocessing and model. head: a remark on a linear model for the task."""
+        if self.pretrained is None:
+            yield "model: transformer    # small; or a function of your own"
+            return
+        path = quoted(str(self.pretrained.resolve()))
+        lora, adam = "head: linear, adapter: {method: lora}", "optimizer: {name: adam, learning_rate: 0.01}"
+        yield "preprocessing:    # reads each text once; no epsilon is spent"
+        yield "  name: text_features"
+        yield f"  path: {path}    # CONFIRM: trained on other texts than these"
+        yield f"model: logistic    # {head}, the head of a frozen model; or, without preprocessing,"
+        yield f"# model: {{name: hugging_face, path: {path}, {lora}}}    # an hour in place of a minute; {adam}"
+
+    def scale(self, rows: int, task: TableTask, outputs: int, deviation: float | None) -> Scale:
+        """Return the learning rate and bound; arguments as of `scale_of`."""
+        return SCALE_OF_TOKENS if self.pretrained is None else scale_of((), rows, task, outputs, deviation, True)
 
     @property
     def max_length(self) -> int:

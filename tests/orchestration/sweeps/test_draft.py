@@ -198,7 +198,7 @@ def test_labels_that_are_not_alike_are_refused(tmp_path: Path) -> None:
         with pytest.raises(InvalidInput, match=f"'{labels[0]}', 'red' are neither all of 0 and 1"):
             draft_sweep(numbers, labels, None)
     with pytest.raises(InvalidInput, match="the text column 'bodi' is not in the table; did you mean 'body'"):
-        draft_sweep(make_texts(tmp_path / "texts.csv"), ["mood"], None, text=TextColumn("bodi", tmp_path))
+        draft_sweep(make_texts(tmp_path / "texts.csv"), ["mood"], None, read=TextColumn("bodi", tmp_path))
     texts = dpsweep("init", tmp_path / "texts.csv", "--label", "mood", "--group", "lang", "--tokenizer", tmp_path)
     assert (texts.returncode, "it reads a column of texts; name it with --text" in texts.stderr) == (2, True)
 

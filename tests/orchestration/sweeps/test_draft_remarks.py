@@ -243,14 +243,14 @@ def test_a_text_among_numbers_stands_for_a_missing_one(tmp_path: Path) -> None:
 def test_rows_without_a_text_are_told(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("body,mood\n" + "the cat,a\n,b\nthe dog,b\nred sky,a\n" * 20)
     tokenizer = make_tokenizer(tmp_path / "tokenizer.json")
-    drafted = draft_sweep(tmp_path / "texts.csv", ["mood"], None, text=TextColumn("body", tokenizer))
+    drafted = draft_sweep(tmp_path / "texts.csv", ["mood"], None, read=TextColumn("body", tokenizer))
     assert '  text: "body"    # missing in 25.0% of the rows, which are left out' in drafted
 
 
 def test_an_amount_learnt_from_texts_has_the_range_that_its_bound_is_for(tmp_path: Path) -> None:
     (tmp_path / "texts.csv").write_text("body,pay\n" + "".join(f"the cat,{20_000 + row}\n" for row in ROWS))
     tokenizer = make_tokenizer(tmp_path / "tokenizer.json")
-    drafted = draft_sweep(tmp_path / "texts.csv", ["pay"], None, text=TextColumn("body", tokenizer))
+    drafted = draft_sweep(tmp_path / "texts.csv", ["pay"], None, read=TextColumn("body", tokenizer))
     assert parse_sweep(drafted).data[0].params["ranges"] == {"pay": [20_000, 20_150]}
     assert plan_sweep(parse_sweep(drafted)).refusals == ()
 
@@ -283,7 +283,7 @@ def test_the_token_that_fills_texts_is_drafted_from_the_files_of_the_tokenizer(t
     (tmp_path / "config.json").write_text(json.dumps(model))
     (tmp_path / "texts.csv").write_text("body,mood\n" + "the cat,a\nthe dog,b\n" * 40)
     text = TextColumn("body", tmp_path / "tokenizer.json")
-    sweep = parse_sweep(draft_sweep(tmp_path / "texts.csv", ["mood"], None, text=text))
+    sweep = parse_sweep(draft_sweep(tmp_path / "texts.csv", ["mood"], None, read=text))
     assert sweep.data[0].params.get("padding_token") == expected
     assert (plan_sweep(sweep).refusals == ()) == (expected is not None)
 

@@ -23,7 +23,7 @@ from tests.workers.data_folders import make_texts, make_tokenizer
 
 def test_texts_are_drafted_with_a_tokenizer(tmp_path: Path) -> None:
     path, tokenizer = make_texts(tmp_path / "texts.jsonl"), make_tokenizer(tmp_path / "tokenizer.json")
-    plan = plan_sweep(parse_sweep(draft_sweep(path, ["mood"], "lang", text=TextColumn("body", tokenizer))))
+    plan = plan_sweep(parse_sweep(draft_sweep(path, ["mood"], "lang", read=TextColumn("body", tokenizer))))
     assert (plan.refusals, plan.warnings) == ((), ())
     assert plan.trials[0].dataset.class_names == ("neg", "pos")
     assert plan.trials[0].dataset.feature_shape == (128,)
@@ -104,7 +104,7 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
     config = transformers.RobertaConfig(vocab_size=16, max_position_embeddings=12, **small)
     transformers.RobertaModel(config).save_pretrained(model)
     text = TextColumn.read_by("body", tokenizer, model)
-    drafted = draft_sweep(path, ["mood"], None, text=text)
+    drafted = draft_sweep(path, ["mood"], None, read=text)
     assert "  max_length: 10    # tokens" in drafted
     assert "norm of a row, about 1.4 here" in drafted  # features of length 1, and a constant
     assert "tokenizer.json of its own" not in drafted
@@ -121,7 +121,7 @@ def test_another_tokenizer_than_the_models_is_told(tmp_path: Path) -> None:
     (model / "tokenizer.json").write_text(json.dumps({**content, "truncation": {"max_length": 4}}))
 
     def told() -> bool:
-        drafted = draft_sweep(path, ["mood"], None, text=TextColumn("body", tokenizer, model))
+        drafted = draft_sweep(path, ["mood"], None, read=TextColumn("body", tokenizer, model))
         notes = [note for note in plan_sweep(parse_sweep(drafted)).warnings if "makes other tokens than" in note]
         assert notes == [note for note in notes if note.startswith(f"text_features {model}: its folder has")]
         assert bool(notes) == ("tokenizer.json of its own, which makes other tokens" in drafted)

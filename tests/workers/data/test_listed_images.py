@@ -169,7 +169,7 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path) -> None:
 
 def test_a_draft_names_the_source_of_its_pictures(tmp_path: Path) -> None:
     table = make_listed_images(tmp_path)
-    said = 'which names files of pictures; data of name: image_table, image: "file" have them'
+    said = 'which names files of pictures; to learn from these instead, draft with --image "file"'
     assert f'# left out: "file", {said}' in draft_sweep(table, ["y"], "sex")
     sweep = parse_sweep(
         yaml.safe_dump(

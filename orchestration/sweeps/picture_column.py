@@ -1,0 +1,53 @@
+"""The column of files with pictures of a draft."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Final
+
+from dpsweep.orchestration.sweeps.draft_scale import Scale, scale_of_pictures
+from dpsweep.orchestration.sweeps.text_column import quoted
+from dpsweep.workers.data import TableProfile, TableTask
+
+
+@dataclass(frozen=True)
+class PictureColumn:
+    """A column that names files of pictures, which are read from the folder of the table."""
+
+    name: str
+
+    @property
+    def kind(self) -> str:
+        return "image"
+
+    @property
+    def source(self) -> str:
+        return "image_table"
+
+    @property
+    def options(self) -> list[tuple[str, str | None]]:
+        """Return the option of `dpsweep init` that gives it."""
+        return [("image", self.name)]
+
+    def section(self, table: TableProfile) -> Iterator[str]:
+        """Yield the lines of a draft that name it. table: profile of the table that has it."""
+        missing = table.column(self.name, self.kind).missing
+        lacking = f"; missing in {missing:.1%} of the rows, which are left out" if missing else ""
+        yield f"  image: {quoted(self.name)}    # names of files{lacking}"
+        yield "  # folder: /data/pictures    # where these names start, if not in the folder of the table"
+        yield f"  size: {SIDE}    # pictures are resized to {SIDE} x {SIDE}; more pixels take longer"
+
+    def model(self, head: str) -> Iterator[str]:
+        """Yield the lines of the model. head: a remark on a linear model for the task."""
+        yield f"model: logistic    # {head}; or a function of your own"
+        yield "# Of 10,000 pictures or more a network learns more: cnn_papernot, with bound 0.1 and learning_rate 0.5."
+        yield "# Of photographs, one trained on public pictures does: frozen_features and vision, in docs/data.md."
+
+    def scale(self, rows: int, task: TableTask, outputs: int, deviation: float | None) -> Scale:
+        """Return the learning rate and bound; arguments as of `scale_of`."""
+        return scale_of_pictures(SIDE, rows, task, deviation)
+
+
+SIDE: Final = 32
+"""Pixels of a side of drafted pictures."""

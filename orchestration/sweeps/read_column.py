@@ -1,0 +1,43 @@
+"""The protocol of columns of a draft that models read in place of features."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Protocol
+
+from dpsweep.orchestration.sweeps.draft_scale import Scale
+from dpsweep.workers.data import TableProfile, TableTask
+
+
+class ReadColumn(Protocol):
+    """A column of texts or pictures."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def kind(self) -> str:
+        """Name of the column's values in errors, and of the option of `dpsweep init` that gives it."""
+        ...
+
+    @property
+    def source(self) -> str:
+        """Data source that reads it."""
+        ...
+
+    @property
+    def options(self) -> Sequence[tuple[str, str | None]]:
+        """Return the options of `dpsweep init` that give it, by their names."""
+        ...
+
+    def section(self, table: TableProfile) -> Iterator[str]:
+        """Yield the lines of the section `data` that name it. table: profile of the table that has it."""
+        ...
+
+    def model(self, head: str) -> Iterator[str]:
+        """Yield the lines of its preprocessing and model. head: a remark on a linear model for the task."""
+        ...
+
+    def scale(self, rows: int, task: TableTask, outputs: int, deviation: float | None) -> Scale:
+        """Return the learning rate and bound of that model; arguments as of `scale_of`."""
+        ...
