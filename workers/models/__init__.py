@@ -31,7 +31,7 @@ from dpsweep.workers.models.networks import (
     wide_resnet,
     wrn16_4,
 )
-from dpsweep.workers.models.pretrained import load_weights
+from dpsweep.workers.models.pretrained import load_weights, require_finite_weights
 from dpsweep.workers.models.text_models import LANGUAGE, has_other_tokenizer, most_tokens, require_reads
 from dpsweep.workers.models.transformer import language_model, transformer
 from dpsweep.workers.models.vision import vision
@@ -171,6 +171,7 @@ __all__ = [
     "mean_state",
     "most_tokens",
     "offered",
+    "require_finite_weights",
     "require_reads",
     "text_trunk",
 ]

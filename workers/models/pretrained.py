@@ -52,21 +52,46 @@ def load_weights(path: Path) -> Mapping[str, Tensor]:
 def load_pretrained(model: nn.Module, path: str, heads: Collection[str]) -> None:
     """Copy the weights in a file into ``model``, except for heads that have another shape, or are not there.
 
-    heads: names of the modules behind the trunk. Raises: InvalidInput where there is no such file, or a tensor of the
-    trunk is missing or has another shape.
+    Counts of batches, which torch before 0.4 did not store, may be missing, too.
+
+    heads: names of the modules behind the trunk. Raises: InvalidInput where there is no such file, a tensor of the
+    trunk is missing or has another shape, and for weights that are not finite.
     """
     stored = load_weights(Path(path).expanduser())
     own = model.state_dict()
     fitting = {name: stored[name] for name in own if name in stored and stored[name].shape == own[name].shape}
     inside = tuple(f"{head}." for head in heads)
-    misfits = [name for name in own if name not in fitting and not name.startswith(inside)]
+    optional = "num_batches_tracked"
+    misfits = [name for name in own if name not in fitting and not name.startswith(inside) and optional not in name]
     if misfits:
         raise InvalidInput(
             f"initial_weights {path}: {count_of(len(misfits), 'tensor does', 'tensors do')} not fit the model, first "
-            f"{misfits[0]!r}"
+            f"{_misfit(misfits[0], own, stored)}"
         )
     own.update(fitting)  # which keeps the versions of its modules
     model.load_state_dict(own)
+    require_finite_weights(model, f"the file {path}")
+
+
+def _misfit(name: str, own: Mapping[str, Tensor], stored: Mapping[str, Tensor]) -> str:
+    """Return how a tensor of a model does not fit a file: by its shape, or as the file calls it otherwise."""
+    if name in stored:
+        there, needed = (" x ".join(map(str, each[name].shape)) or "1" for each in (stored, own))
+        return f"{name!r}, which has {there} numbers there and needs {needed}"
+    return f"{name!r}; the tensors of the file begin with {next(iter(stored), 'none')!r}"
+
+
+def require_finite_weights(model: nn.Module, holder: str) -> None:
+    """Raises: InvalidInput for weights that are NaN or infinite, by which outputs become so, even if only for examples
+    that meet them. Buffers may be infinite, as masks are. holder: of the weights, in the message.
+    """
+    wrong = [name for name, each in model.named_parameters() if not each.isfinite().all()]
+    wrong += [name for name, each in model.named_buffers() if each.isnan().any()]
+    if wrong:
+        raise InvalidInput(
+            f"{holder} has NaN or infinite numbers in {count_of(len(wrong), 'tensor')}, first {wrong[0]}; fetch it "
+            "again, or save weights that are finite"
+        )
 
 
 Trainable = Literal["all", "head", "bias"]

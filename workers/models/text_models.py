@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from dpsweep.accounting.errors import InvalidInput, count_of
 from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.workers.machine.devices import lacks_memory
-from dpsweep.workers.models.pretrained import require_package
+from dpsweep.workers.models.pretrained import require_finite_weights, require_package
 from dpsweep.workers.own_code.own_record import model_folder
 
 Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
@@ -42,7 +42,7 @@ def load_text_model(
     encoder-decoder. dtype: of its weights; buffers keep theirs, as rotary positions need single precision.
 
     Raises: InvalidInput where there is no such model, or one that lacks more than a new head, and for an
-    encoder-decoder that would predict tokens.
+    encoder-decoder that would predict tokens. Also for weights that are not finite.
     """
     folder = _readable_folder(path)
     transformers = require_package("transformers", "hugging_face")
@@ -65,6 +65,7 @@ def load_text_model(
     for part in (each for each in loaded.modules() if hasattr(each, "config")):  # the decoder of T5 has one of its own
         config_of(part).use_cache = False  # keys for later tokens; a layer computed again adds twice
     new = _require_weights(loaded, made[1], head, path)
+    require_finite_weights(loaded, f"the model at {path!r}")
     if head == "linear" and getattr(loaded, "pooler", None) is not None:
         setattr(loaded, "pooler", nn.Identity())  # noqa: B010  (it would train without effect: the mean is before it)
     parameters = [parameter for name, parameter in loaded.named_parameters() if name in new]
@@ -208,6 +209,11 @@ def _as_one_line(path: str, head: Head) -> Iterator[None]:
         if lacks_memory(error):
             raise
         reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+        if "contains custom code" in reason:
+            raise InvalidInput(
+                f"the model at {path!r} needs code of its folder, which is not run; give a model whose architecture "
+                "transformers has"
+            ) from error
         if reason.startswith("Unrecognized configuration class"):
             raise InvalidInput(
                 f"transformers has no head {head} for the architecture of the model at {path!r}; give another model, "

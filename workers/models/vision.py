@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Literal
@@ -10,6 +11,7 @@ from typing import Any, Final, Literal
 import torch
 from pydantic import PositiveInt
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.workers.data import IMAGENET_SCALING, Scaling, pixels
@@ -50,14 +52,15 @@ def vision(
     have their own scaling.
     initial_weights: a file with a state dict, of ``torch.save`` or safetensors; all layers but the last must fit, and
     nothing is downloaded. The weights are taken as public: they must not depend on the training data. Batch
-    normalisation then keeps their statistics, scales and shifts, and does not train.
+    normalisation then keeps their statistics, scales and shifts, and does not train; dropout is off.
     trainable: ``head`` freezes the trunk, ``bias`` all but biases and head. With an adapter, it and the head train.
     size: pictures are resized to size x size; None leaves them as they are.
     pixel_offset, pixel_scale: by which the data scaled pixels in [0, 255]; they are scaled as the network was
     published. None takes features as they are.
 
-    Raises: InvalidInput where the package is absent, for an unknown architecture, weights that do not fit, targets that
-    match no layer, and pictures that the network does not take.
+    Raises: InvalidInput where the package is absent, for an unknown architecture, weights that do not fit or are not
+    finite, batch normalisation without weights, targets that match no layer, and pictures that the network does not
+    take.
     """
     channels, height, width = require_image("vision", feature_shape)
     if channels not in (1, 3):
@@ -67,9 +70,12 @@ def vision(
             "vision would freeze random weights; give initial_weights, or leave out trainable and adapter"
         )
     network = _NETWORKS[package](require_package(package, "vision"), architecture, num_classes)
-    if initial_weights is not None:
+    if initial_weights is None:
+        _refuse_batch_norms(network.module, architecture)
+    else:
         load_pretrained(network.module, initial_weights, network.heads)
         _freeze_batch_norms(network.module)
+        network.module.eval()
     heads = [parameter for name in network.heads for parameter in network.module.get_submodule(name).parameters()]
     trained = trained_parts(network.module, heads, trainable, adapter)
     model = _Reader(trained, network.scaling, _given(pixel_offset, pixel_scale), size)
@@ -134,10 +140,17 @@ def _require_listed(names: Sequence[str], architecture: str, listed_by: str) -> 
         raise InvalidInput(f"unknown architecture {architecture!r}; {hint}{listed_by} names all")
 
 
+_INCEPTION: Final = {"aux_logits": False, "transform_input": True}
+"""Options of GoogLeNet and Inception: no heads inside the trunk, and the scaling that their weights expect."""
+
+
 def _of_torchvision(torchvision: Any, architecture: str, num_classes: int) -> Network:
     models = torchvision.models
     _require_listed(models.list_models(module=models), architecture, "torchvision.models.list_models()")
-    module: nn.Module = models.get_model(architecture, weights=None, num_classes=num_classes)
+    options = _INCEPTION if architecture in ("googlenet", "inception_v3") else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)  # of another default of initial weights
+        module: nn.Module = models.get_model(architecture, weights=None, num_classes=num_classes, **options)
     last = [name for name, part in module.named_modules() if list(part.parameters(recurse=False))][-1]
     return Network(module, (last,), IMAGENET_SCALING, 224)
 
@@ -148,14 +161,47 @@ _NETWORKS: Final[Mapping[Package, Callable[[Any, str, int], Network]]] = {
 }
 
 
-def _freeze_batch_norms(module: nn.Module) -> None:
-    """Put in place of each batch normalisation the affine map that it is by its statistics, without parameters."""
-    from torchvision.ops import FrozenBatchNorm2d  # late: importing it takes seconds
+class _FrozenBatchNorm(nn.Module):
+    """The affine map of channels [b, c, ...] that a batch normalisation is by its statistics, without parameters."""
 
+    scale: Tensor
+    shift: Tensor
+
+    def __init__(self, scale: Tensor, shift: Tensor) -> None:
+        super().__init__()
+        self.register_buffer("scale", scale)
+        self.register_buffer("shift", shift)
+
+    def forward(self, x: Tensor) -> Tensor:
+        shape = (-1, *[1] * (x.dim() - 2))
+        mapped: Tensor = x * self.scale.view(shape) + self.shift.view(shape)
+        return mapped
+
+    @classmethod
+    def of(cls, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> _FrozenBatchNorm:
+        scale: Tensor = (variance + norm.eps).rsqrt()
+        if norm.affine:
+            scale = scale * norm.weight.detach()
+        shift = -mean * scale
+        return cls(scale, shift + norm.bias.detach() if norm.affine else shift)
+
+
+def _refuse_batch_norms(network: nn.Module, architecture: str) -> None:
+    """Raises: InvalidInput for random batch normalisation, which mixes the examples of a batch."""
+    norms = [name for name, part in network.named_modules() if isinstance(part, _BatchNorm)]
+    if norms:
+        raise InvalidInput(
+            f"{architecture} has batch normalisation ({norms[0]}), which mixes the examples of a batch; give "
+            "initial_weights, whose statistics then stay, or an architecture without, such as resnet20_gn or "
+            "wide_resnet of dpsweep, or a vision transformer"
+        )
+
+
+def _freeze_batch_norms(module: nn.Module) -> None:
+    """Put in place of each batch normalisation the affine map that it is by its statistics."""
     for name, part in module.named_children():
-        if isinstance(part, nn.BatchNorm2d):
-            frozen = FrozenBatchNorm2d(part.num_features, part.eps)
-            frozen.load_state_dict(part.state_dict())
+        if isinstance(part, _BatchNorm) and part.running_mean is not None and part.running_var is not None:
+            frozen = _FrozenBatchNorm.of(part, part.running_mean, part.running_var)
             rest = [getattr(part, each) for each in ("drop", "act") if hasattr(part, each)]
             setattr(module, name, nn.Sequential(frozen, *rest) if rest else frozen)
         else:

@@ -21,7 +21,7 @@ from dpsweep.accounting.registry import lookup
 from dpsweep.workers.data import IMAGENET_SCALING, Dataset, RowForm, Scaling, Split, Tokens, once_on_node
 from dpsweep.workers.machine.checkpoint import fingerprint, load_checkpoint, save_checkpoint
 from dpsweep.workers.machine.devices import choose_device, without_tf32
-from dpsweep.workers.models import load_weights, mean_state, require_reads, text_trunk
+from dpsweep.workers.models import load_weights, mean_state, require_finite_weights, require_reads, text_trunk
 from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.own_code.own_record import digest_of_file, lines_of_digests
 
@@ -263,6 +263,7 @@ class FrozenFeatures:
             raise InvalidInput(
                 f"{weights} does not hold the weights of torchvision's {self.network} ({reason}); name another file"
             ) from error
+        require_finite_weights(network, f"the file {weights}")
         return _TRUNKS[self.network].cut(network).float().eval().requires_grad_(False)
 
 

@@ -218,6 +218,9 @@ def test_weights_are_tried(tmp_path: Path) -> None:
     assert "does not hold the weights of torchvision's resnet50" in reason(
         data=pictures, preprocessing={**frozen, "network": "resnet50"}
     )
+    torch.save({name: each / 0 for name, each in torchvision.models.resnet18().state_dict().items()}, numbers)
+    not_finite = reason(data=pictures, preprocessing={**frozen, "weights": numbers})
+    assert re.search("frozen_features.*numbers.pt has NaN or infinite numbers in .* first conv1.weight", not_finite)
     augmented = reason(data=pictures, preprocessing=frozen, augmentation="flip_and_crop")
     assert "flip_and_crop needs images" in augmented
 

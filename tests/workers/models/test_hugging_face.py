@@ -105,6 +105,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     (root / "parts elsewhere" / "model.safetensors").unlink()
     weights = {"metadata": {}, "weight_map": {"pooler.dense.bias": "../bert/model.safetensors"}}
     (root / "parts elsewhere" / "model.safetensors.index.json").write_text(json.dumps(weights))
+    for name, number in (("NaN", torch.nan), ("infinite", torch.inf)):
+        with torch.no_grad():
+            made["bert"].get_input_embeddings().weight[-1, 0] = number  # of a rare token
+        made["bert"].save_pretrained(root / name)
+    shutil.copytree(root / "bert", root / "own code")
+    own = {
+        "model_type": "own",
+        "auto_map": {"AutoConfig": "own.Config", "AutoModelForSequenceClassification": "own.Model"},
+    }
+    (root / "own code" / "config.json").write_text(json.dumps(own))
+    (root / "own code" / "own.py").write_text("raise RuntimeError('it was run')")
     (root / "pipe" / "config.json").unlink()
     os.mkfifo(root / "pipe" / "config.json")
     return {each.name: str(each) for each in root.iterdir()}
@@ -198,6 +209,9 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "weights in another folder": (
         "parts elsewhere", {}, r"takes weights from '../bert/model.safetensors', which is no file .* in its folder",
     ),
+    "NaN in the row of a token": ("NaN", {}, "NaN or infinite numbers in 1 tensor, first .*word_embeddings"),
+    "an infinite number": ("infinite", {"trainable": "head"}, "NaN or infinite numbers in 1 .*word_embeddings"),
+    "code in the folder": ("own code", {}, "needs code of its folder, which is not run; give a model whose"),
     "a pipe": ("pipe", {}, "holds a pipe, a socket or a device; give a folder of files"),
     "damaged weights": ("damaged", {}, "makes no model for head classification .*header"),
     "longer texts": ("short", {}, "was made for texts of 4 tokens, not 8; set max_length"),

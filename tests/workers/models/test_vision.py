@@ -32,10 +32,13 @@ RESNET = {"package": "timm", "architecture": "test_resnet"}
 EFFICIENT = {"package": "timm", "architecture": "test_efficientnet"}
 MOBILE = {"package": "torchvision", "architecture": "mobilenet_v3_small"}
 VERSIONED = {"package": "torchvision", "architecture": "mnasnet0_5"}
+WITH_HEADS_INSIDE = {"package": "torchvision", "architecture": "googlenet"}
+OF_ROWS = {"package": "timm", "architecture": "levit_128s"}
+"""Batch normalisation of vectors, [b * t, c], too."""
 
 
 def published(params: Mapping[str, Any]) -> nn.Module:
-    """The package's own network, with statistics of batch normalisation that are not those of the start."""
+    """The package's own network, with batch normalisation that is not as at the start."""
     import timm
     import torchvision
 
@@ -44,10 +47,13 @@ def published(params: Mapping[str, Any]) -> nn.Module:
         if params["package"] == "timm":
             made: nn.Module = timm.create_model(params["architecture"], num_classes=CLASSES)
         else:
-            made = torchvision.models.get_model(params["architecture"], num_classes=CLASSES)
-        for name, values in made.named_buffers():
-            if name.endswith(("running_mean", "running_var")):
-                values.uniform_(0.5, 1.5)
+            as_published = {"transform_input": True, "init_weights": False} if params == WITH_HEADS_INSIDE else {}
+            made = torchvision.models.get_model(params["architecture"], num_classes=CLASSES, **as_published)
+        for part in made.modules():
+            if isinstance(part, nn.modules.batchnorm._BatchNorm):
+                for values in (part.running_mean, part.running_var, part.weight.data):
+                    assert values is not None
+                    values.uniform_(0.5, 1.5)
     return made.eval()
 
 
@@ -57,10 +63,20 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     from safetensors.torch import save_file
 
     folder = tmp_path_factory.mktemp("weights")
-    for params in (VIT, RESNET, EFFICIENT):
+    for params in (VIT, RESNET, EFFICIENT, OF_ROWS):
         save_file(published(params).state_dict(), folder / f"{params['architecture']}.safetensors")
-    for params in (MOBILE, VERSIONED):
+    for params in (MOBILE, VERSIONED, WITH_HEADS_INSIDE):
         torch.save(published(params).state_dict(), folder / f"{params['architecture']}.pth")
+    stored = published(RESNET).state_dict()
+    others = {
+        "uncounted": {name: each for name, each in stored.items() if "num_batches_tracked" not in name},
+        "of replicas": {f"module.{name}": each for name, each in stored.items()},
+        "another shape": {**stored, "conv1.0.weight": torch.ones(2, 3)},
+        "not finite": {**stored, "conv1.0.weight": stored["conv1.0.weight"] / 0},
+        "statistics that are NaN": {**stored, "conv1.1.running_var": stored["conv1.1.running_var"] * torch.nan},
+    }
+    for name, tensors in others.items():
+        save_file(tensors, folder / f"{name}.safetensors")
     return {file.stem: str(file) for file in folder.iterdir()}
 
 
@@ -76,7 +92,9 @@ def trained(model: nn.Module) -> set[str]:
 
 
 @pytest.mark.parametrize(
-    "params", [{**VIT, "size": 48}, RESNET, EFFICIENT, MOBILE, VERSIONED], ids=lambda params: params["architecture"]
+    "params",
+    [{**VIT, "size": 48}, RESNET, EFFICIENT, MOBILE, VERSIONED, WITH_HEADS_INSIDE, {**OF_ROWS, "size": 224}],
+    ids=lambda params: params["architecture"],
 )
 def test_it_returns_what_the_package_returns_for_pictures_scaled_as_published(
     files: Mapping[str, str], params: dict[str, Any]
@@ -88,12 +106,31 @@ def test_it_returns_what_the_package_returns_for_pictures_scaled_as_published(
     pictures = pixels(scaling["mean"], scaling["std"])(stored)
     if size := params.get("size"):
         pictures = nn.functional.interpolate(pictures, (size, size), mode="bilinear", antialias=True)
-    assert torch.allclose(model_of(files, **params).eval()(GIVEN(stored)), network(pictures), atol=1e-4)
+    expected = network(pictures).detach()
+    assert torch.allclose(model_of(files, **params)(GIVEN(stored)), expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_pretrained_network_trains_without_dropout(files: Mapping[str, str]) -> None:
+    params: dict[str, Any] = dict(MOBILE)
+    model = model_of(files, **params)
+    assert any(isinstance(part, nn.Dropout) for part in model.modules())
+    pictures = torch.randn(2, 3, SIDE, SIDE)
+    assert torch.equal(model(pictures), model(pictures))
+
+
+def test_batches_that_were_not_counted_are_not_missed(files: Mapping[str, str]) -> None:
+    pictures = torch.randn(2, 3, SIDE, SIDE)
+    params: dict[str, Any] = dict(RESNET)
+    found, expected = (
+        model_of(files, **params, initial_weights=files[name])(pictures) for name in ("uncounted", "test_resnet")
+    )
+    assert torch.equal(found, expected)
 
 
 def test_weights_named_with_the_architecture_have_a_scaling_of_their_own() -> None:
-    names = ("mobilenetv4_conv_small", "mobilenetv4_conv_small.e3600_r256_in1k")
-    plain, tagged = (getattr(model_of({}, package="timm", architecture=name), "rescaled") for name in names)  # noqa: B009
+    names = ("vit_small_patch16_224", "vit_small_patch16_224.dino")
+    with torch.device("meta"):
+        plain, tagged = (getattr(model_of({}, 224, package="timm", architecture=name), "rescaled") for name in names)  # noqa: B009
     assert plain != tagged
 
 
@@ -168,6 +205,26 @@ REFUSED: Mapping[str, tuple[dict[str, Any], str]] = {
     ),
     "weights of another": ({**MOBILE, "initial_weights": "test_resnet"}, "tensors do not fit the model, first 'feat"),
     "no file": ({**RESNET, "initial_weights": "nowhere.pth"}, "there is no file .*nowhere.pth"),
+    "names of replicas": (
+        {**RESNET, "initial_weights": "of replicas"},
+        "75 tensors do not fit .* 'conv1.0.weight'; the tensors of the file begin with 'module.",
+    ),
+    "a tensor of another shape": (
+        {**RESNET, "initial_weights": "another shape"},
+        "1 tensor does not fit the model, first 'conv1.0.weight', which has 2 x 3 numbers there and needs .* x 3 x 3",
+    ),
+    "infinite weights": (
+        {**RESNET, "initial_weights": "not finite"},
+        "NaN or infinite numbers in 1 tensor, first conv1.0.weight; fetch",
+    ),
+    "statistics that are NaN": (
+        {**RESNET, "initial_weights": "statistics that are NaN"},
+        "NaN or infinite .* first conv1.1.running_var; fetch",
+    ),
+    "batches without weights": (
+        {**RESNET, "initial_weights": None},
+        r"test_resnet has batch normalisation \(conv1.1\), .*; give initial_weights",
+    ),
     "no weights to freeze": ({**RESNET, "initial_weights": None, "trainable": "head"}, "would freeze random weights"),
     "no such layer": ({**VIT, "adapter": {**LORA, "targets": ["x"]}}, "match no layer .* fc1, fc2, .*qkv"),
     "two ways": ({**VIT, "adapter": LORA, "trainable": "bias"}, "both say what is trained"),

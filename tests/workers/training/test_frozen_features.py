@@ -144,6 +144,8 @@ def test_a_trial_trains_on_them_and_keeps_the_digest_of_the_weights(
 
 
 def test_what_is_no_text_or_no_model_is_one_line(folder: Path, texts: DataSpec, tmp_path: Path) -> None:
+    import transformers
+
     frozen = make_preprocessing(Component("text_features", {"path": str(folder)}))
     with pytest.raises(InvalidInput, match="holds no texts; use data: text"):
         frozen.rehearse(load_dataset(TUMOURS))
@@ -158,5 +160,11 @@ def test_what_is_no_text_or_no_model_is_one_line(folder: Path, texts: DataSpec, 
     dataset = load_dataset(texts)
     with pytest.raises(InvalidInput, match="knows 16 tokens, the tokenizer 17; use its own tokenizer"):
         frozen.rehearse(replace(dataset, preparation=Tokens(17, 0)))
+    broken = transformers.BertModel.from_pretrained(folder)
+    broken.get_input_embeddings().weight.data[-1] = torch.nan  # of a rare token
+    broken.save_pretrained(tmp_path / "broken")
+    unusable = make_preprocessing(Component("text_features", {"path": str(tmp_path / "broken")}))
+    with pytest.raises(InvalidInput, match=r"broken' has NaN or infinite numbers in 1 tensor, first embeddings\.word_"):
+        unusable.rehearse(dataset)
     rehearsed = frozen.rehearse(replace(dataset, public=None))
     assert rehearsed.feature_shape == (WIDTH,)
