@@ -221,8 +221,9 @@ def owner_report(epsilons: Epsilons, example_id: int, worst_case: PrivacyEstimat
     found = np.flatnonzero(epsilons.example_ids == example_id)
     if len(found) != 1:
         raise InvalidInput(
-            f"example {example_id} is not in the training data of this trial; give the position of a training row in "
-            "the data, counted from 0: test and public rows, and those with a missing value, have no epsilon"
+            f"example {example_id} is not in the training data of this trial, whose largest id is "
+            f"{epsilons.example_ids.max()}; give the position of a training row in the data, counted from 0: test and "
+            "public rows, and those with a missing value, have no epsilon"
         )
     epsilon, delta = float(epsilons.upper[found[0]]), epsilons.delta
     own = PrivacyEstimate(

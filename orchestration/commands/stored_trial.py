@@ -149,13 +149,14 @@ INDIVIDUAL: Mapping[str, Callable[[PartNorms, Trace, float], npt.NDArray[np.floa
 class GivenExamples:
     """Records by id with steps [snapshots] and recorded contributions [records, snapshots]. Private data.
 
-    missing: those that are not in the training data, whose contributions are 0.
+    missing: those that are not in the training data, whose contributions are 0. largest: the largest id that is.
     """
 
     ids: tuple[int, ...]
     steps: tuple[int, ...]
     contributions: npt.NDArray[np.float32]
     missing: frozenset[int] = frozenset()
+    largest: int = -1
 
 
 def contributions_of(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> GivenExamples:
@@ -165,20 +166,24 @@ def contributions_of(files: TrialFiles, trace: Trace, example_ids: Sequence[int]
     """
     found = recorded(files, trace, sorted(set(example_ids)))
     if found.missing:
-        raise InvalidInput(f"--examples has {min(found.missing)}, but {files.root} trained on no example of this id")
+        raise InvalidInput(
+            f"--examples has {min(found.missing)}, but {files.root} trained on no example of this id; the largest is "
+            f"{found.largest}"
+        )
     return found
 
 
 def recorded(files: TrialFiles, trace: Trace, example_ids: Sequence[int]) -> GivenExamples:
     """As `contributions_of`, in the order of ``example_ids``, where some may not be in the training data."""
-    shards, rows = _complete_shards(files, trace), dict[int, npt.NDArray[np.float32]]()
+    shards, rows, largest = _complete_shards(files, trace), dict[int, npt.NDArray[np.float32]](), -1
     for part in map(shards.read, shards.parts):
+        largest = max(largest, int(part.example_ids.max(initial=-1)))
         for row in np.flatnonzero(np.isin(part.example_ids, np.array(example_ids, np.int64))).tolist():
             rows[int(part.example_ids[row])] = part.contributions[row]
     steps = tuple(map(int, shards.steps))
     none = np.zeros(len(steps), np.float32)
     own = np.array([rows.get(example, none) for example in example_ids])
-    return GivenExamples(tuple(example_ids), steps, own, frozenset(example_ids).difference(rows))
+    return GivenExamples(tuple(example_ids), steps, own, frozenset(example_ids).difference(rows), largest)
 
 
 def estimate_of_examples(group: GivenExamples, trace: Trace, delta: float) -> PrivacyEstimate:

@@ -62,7 +62,8 @@ def composed_of_examples(
     missing = sorted(frozenset.intersection(*(each.missing for each in own))) if own else []
     if missing:
         raise InvalidInput(
-            f"--examples has {missing[0]}, but no trial of {files.root} with norms trained on an example of this id"
+            f"--examples has {missing[0]}, but no trial of {files.root} with norms trained on an example of this id; "
+            f"the largest is {max(each.largest for each in own)}"
         )
     traces = [each.trace for each in kept.values() if each is not None]
     runs = [

@@ -249,6 +249,8 @@ def test_given_records_are_accounted_over_all_trials_together(files: SweepFiles)
     )
     unknown = refused(InvalidInput, *asked(files, "--examples", f"{ids[0]},100000"))
     assert "--examples has 100000, but no trial" in unknown
+    largest = max(int(NormShards(files.trial(key).norms).read(0).example_ids.max()) for key in KEYS)
+    assert f"the largest is {largest}" in unknown
 
 
 def test_one_record_has_a_lower_bound_if_all_that_it_contributed_is_known(tmp_path: Path) -> None:

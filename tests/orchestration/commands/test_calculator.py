@@ -293,7 +293,7 @@ class TestStoredTrials:
         ("line", "complaint"),
         [
             ("--trial {0}/none", "trace.arrow does not exist"),
-            ("--trial {0} --examples 2", "trained on no example of this id"),
+            ("--trial {0} --examples 2", "trained on no example of this id; the largest is 148"),
             ("--trial {0} --examples 1,x", "--examples has 'x'"),
             ("--trial {0} --noise-multiplier 0", "drop the flags"),
             ("--trial {0} --trace {0}/trace.arrow", "give one of them"),

@@ -116,8 +116,10 @@ def test_what_it_cannot_tell_is_one_line(trial: TrialFiles, command: Command, tm
     shutil.copytree(trial.root, without)
     shutil.rmtree(without / "private" / "epsilons")
     baseline = finished(tmp_path / "baseline", clipping="none", privacy={"noise_multiplier": 0.0, "delta": 1e-5})
+    largest = int(read_epsilons(trial.epsilons).example_ids.max())
+    absent = f"example 1000000000 is not in the training data of this trial, whose largest id is {largest}; give the"
     for root, example, complaint in (
-        (trial.root, 10**9, "example 1000000000 is not in the training data of this trial; give the position"),
+        (trial.root, 10**9, absent),
         (tmp_path / "nothing", 0, "holds no finished trial"),
         (without, 0, "holds no epsilons of single examples"),
         (baseline.root, 0, "was trained without noise"),
