@@ -468,13 +468,13 @@ class SubmittedSweeps:
             yield
         except AuthenticationError as error:
             raise refused_token(self._address) from error
-        except (OSError, RuntimeError) as error:
-            raise InvalidInput(f"the Ray cluster at {self._address} refused ({reason_of(error)})") from error
-        except _UNLIKE_RAY as error:
+        except _UNLIKE_RAY as error:  # an answer that is no JSON is an OSError, too
             raise InvalidInput(
                 f"what answers at {self._address} is no Ray cluster of a version that this dpsweep knows "
                 f"({type(error).__name__}); give the address of the dashboard, and use one version of Ray on both sides"
             ) from error
+        except (OSError, RuntimeError) as error:
+            raise InvalidInput(f"the Ray cluster at {self._address} refused ({reason_of(error)})") from error
 
 
 _UNLIKE_RAY: Final = (ValueError, TypeError, LookupError, AttributeError)
@@ -484,6 +484,9 @@ _UNLIKE_RAY: Final = (ValueError, TypeError, LookupError, AttributeError)
 def _limit(method: str) -> float:
     """Return the seconds for a call of a method of Ray's client, by the method's name."""
     return _SENT_WITHIN if method == "submit_job" else _COMPLETE_WITHIN
+
+
+_NO_ACCESS: Final = (http.HTTPStatus.UNAUTHORIZED, http.HTTPStatus.FORBIDDEN)
 
 
 def _require_dashboard(address: str) -> None:
@@ -496,10 +499,12 @@ def _require_dashboard(address: str) -> None:
 
     try:
         within_seconds(2.0 * _ANSWER_WITHIN, ask, _ADVICE)
-    except urllib.error.HTTPError:
-        return  # it answers; later requests report what it refuses
     except (OSError, http.client.HTTPException, ValueError) as error:
+        if isinstance(error, urllib.error.HTTPError) and error.code in _NO_ACCESS:
+            return  # the next request, which has the token, reports what is refused
         reason = " ".join(str(getattr(error, "reason", error)).split())
+        if isinstance(error, urllib.error.HTTPError):  # such as a gateway to a head that is gone, or another server
+            reason = f"HTTP {error.code} {reason}".rstrip()
         raise InvalidInput(
             f"no Ray dashboard answers at {address} ({reason}); give the address of the head's dashboard, usually port "
             "8265, or open a tunnel to it with `ssh -L 8265:127.0.0.1:8265 HEAD`"

@@ -59,6 +59,18 @@ def test_an_older_cluster_is_refused_in_one_line() -> None:
         assert "Jobs API is not supported" in refused(InvalidInput, "list", "--address", server.address)
 
 
+@pytest.mark.parametrize("command", [("list",), ("status", "a"), ("logs", "a"), ("stop", "a")])
+def test_another_server_is_no_cluster(command: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+    """That of a web page, and a gateway to a head that is gone."""
+    with answering(lambda method, path: b"HTTP/1.0 200 OK\r\nContent-Length: 6\r\n\r\n<html>") as server:
+        assert "is no Ray cluster of a version that" in refused(InvalidInput, *command, "--address", server.address)
+    for code, words in ((404, "Not Found"), (503, "Service Unavailable")):
+        monkeypatch.setattr(odd_server.Handler, "do_GET", lambda handler, code=code: handler.send_error(code))
+        with answering(lambda method, path: None) as server:
+            said = refused(InvalidInput, *command, "--address", server.address)
+        assert f"no Ray dashboard answers at {server.address} (HTTP {code} {words}); give the address" in said
+
+
 @pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
 def test_the_age_of_a_sweep_is_by_the_clock_of_the_cluster(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """It began some two minutes ago, which the clock of this machine would not tell."""
