@@ -107,8 +107,12 @@ def status(
             for snapshot in shown:
                 live.update(picture(snapshot, states, trials), refresh=True)
     else:
+        said = ""
         for snapshot in shown:
-            console.print(headline(snapshot), soft_wrap=True)
+            line = headline(snapshot)
+            if line.plain != said:  # the driver may write nothing new for a while
+                console.print(line, soft_wrap=True)
+            said = line.plain
 
 
 def _warn_of_full_disk(files: SweepFiles, found: SweepSnapshot) -> None:

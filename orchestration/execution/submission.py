@@ -35,7 +35,7 @@ from pydantic import TypeAdapter, ValidationError
 from ray.exceptions import AuthenticationError
 from ray.job_submission import JobSubmissionClient
 
-from dpsweep.accounting.errors import InvalidInput, count_of
+from dpsweep.accounting.errors import DpsweepError, InvalidInput, count_of
 from dpsweep.accounting.records.encryption import KeyCheck, new_key_check
 from dpsweep.accounting.records.files import read_bytes
 from dpsweep.accounting.records.json_text import parsed_json
@@ -453,12 +453,22 @@ class SubmittedSweeps:
 
     def follow(self, job: SubmittedSweep) -> Iterator[str]:
         """Yield the output of the job from its start to its end, as it is printed."""
+        import aiohttp  # late: of Ray's client, which loads it where it follows
+
         loop = asyncio.new_event_loop()
         lines: AsyncIterator[str] = self._client.tail_job_logs(job.id)
         try:
             with self._errors_as_invalid_input(), contextlib.suppress(StopAsyncIteration):
                 while True:
-                    yield loop.run_until_complete(anext(lines))
+                    try:
+                        line = loop.run_until_complete(anext(lines))
+                    except (OSError, RuntimeError, aiohttp.ClientError) as error:
+                        raise InvalidInput(
+                            f"the connection to the Ray cluster at {self._address} broke ({reason_of(error)}); follow "
+                            f"{job.id} again, or if the head is gone: `dpsweep status {job.output}` reads the sweep "
+                            "without it, and the same `dpsweep submit` continues it"
+                        ) from error
+                    yield line
         finally:
             loop.close()
 
@@ -466,6 +476,8 @@ class SubmittedSweeps:
     def _errors_as_invalid_input(self) -> Iterator[None]:
         try:
             yield
+        except DpsweepError:
+            raise
         except AuthenticationError as error:
             raise refused_token(self._address) from error
         except _UNLIKE_RAY as error:  # an answer that is no JSON is an OSError, too
@@ -507,5 +519,6 @@ def _require_dashboard(address: str) -> None:
             reason = f"HTTP {error.code} {reason}".rstrip()
         raise InvalidInput(
             f"no Ray dashboard answers at {address} ({reason}); give the address of the head's dashboard, usually port "
-            "8265, or open a tunnel to it with `ssh -L 8265:127.0.0.1:8265 HEAD`"
+            "8265, or open a tunnel to it with `ssh -L 8265:127.0.0.1:8265 HEAD`; if the head is gone, `dpsweep status "
+            "OUTPUT` reads a sweep without it"
         ) from error

@@ -223,6 +223,17 @@ def test_a_tuning_is_shown_until_its_sweep_has_begun(
     assert [line.split(",")[0] for line in lines] == ["small (tuning): finished", "small: finished"]
 
 
+def test_a_change_is_one_line_off_a_terminal(tmp_path: Path, command: Command, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing is said again while the driver writes nothing new."""
+    now = snapshot()
+    later = [now, now, replace(now, elapsed=250.0), replace(now, elapsed=255.0, state="finished")]
+    waits = iter(later)
+    monkeypatch.setattr("time.sleep", lambda _: write_snapshot(f"{tmp_path}/status.json", next(waits), private=False))
+    write_snapshot(f"{tmp_path}/status.json", now, private=False)
+    lines = status(command, tmp_path, "--watch").splitlines()
+    assert [line.split("; ")[1].split(" ")[0] for line in lines] == ["4:05", "4:10", "4:15"]
+
+
 def test_json_and_watch(tmp_path: Path, command: Command) -> None:
     write_snapshot(f"{tmp_path}/status.json", snapshot(age=7500.0, state="failed"), private=False)
     (line,) = status(command, f"file://{tmp_path}", "--json", "--watch").splitlines()

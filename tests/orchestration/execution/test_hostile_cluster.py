@@ -71,6 +71,24 @@ def test_another_server_is_no_cluster(command: tuple[str, ...], monkeypatch: pyt
         assert f"no Ray dashboard answers at {server.address} (HTTP {code} {words}); give the address" in said
 
 
+@pytest.mark.parametrize("begun", [b"HTTP/1.1 503 Service Unavailable\r\nContent-Length: 1\r\n\r\n", b"nothing", None])
+def test_a_job_whose_cluster_goes_away_can_be_told_without_it(begun: bytes | None) -> None:
+    """While it is followed: a gateway that has lost its head, another server, and no connection at all."""
+    own = {**JOB, "metadata": {**JOB["metadata"], "dpsweep.output": "/out"}}
+
+    def answer(method: str, path: str) -> Any:
+        if path.endswith("/logs/tail"):
+            if begun is None:
+                raise OSError("closed")
+            return begun
+        return VERSION if path.endswith("/version") else [own]
+
+    with answering(answer) as server:
+        said = refused(InvalidInput, "logs", "a", "--follow", "--address", server.address)
+    assert f"the connection to the Ray cluster at {server.address} broke (" in said
+    assert "`dpsweep status /out` reads the sweep without it, and the same `dpsweep submit` continues it" in said
+
+
 @pytest.mark.parametrize("ahead", [-7200.0, 7200.0])
 def test_the_age_of_a_sweep_is_by_the_clock_of_the_cluster(ahead: float, monkeypatch: pytest.MonkeyPatch) -> None:
     """It began some two minutes ago, which the clock of this machine would not tell."""
