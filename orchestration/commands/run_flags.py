@@ -211,7 +211,7 @@ class RunFlags:
 
 def _poisson(flags: RunFlags) -> Sampling:
     if flags.sample_rate is not None:
-        if flags.batch_size is not None:
+        if flags.batch_size is not None or flags.dataset_size is not None:
             raise InvalidInput("give either --sample-rate or --dataset-size with --batch-size, not both")
         return PoissonSampling(require_finite("--sample-rate", flags.sample_rate, above=0.0, at_most=1.0))
     if flags.dataset_size is None or flags.batch_size is None:

@@ -208,6 +208,7 @@ SAMPLED_RUN = "calibrate --sample-rate 0.02 --steps 200"
         (f"{CALIBRATE} --epochs 5 --budget-rho 1 --selection-trials 5", "without --target-epsilon"),
         (f"{SAMPLED} --steps 10000000000", "--steps is 10000000000, but must be at most 1000000000"),
         (f"{SAMPLED} --epochs 10000001", "--epochs is 10000001, but must be at most 10000000"),
+        (f"{SAMPLED} --steps 9 --dataset-size 500", "give either --sample-rate or --dataset-size with --batch-size"),
         (f"{SAMPLED} --steps 9 --prior 0.1", "--prior has no effect without --risk"),
         (f"{SAMPLED} --steps 9 --curve /no/such/folder/x.html", "--curve /no/such/folder/x.html cannot be written"),
         (f"{SAMPLED} --steps 9 --plot /no/such/folder/x.html", "--plot /no/such/folder/x.html cannot be written"),
