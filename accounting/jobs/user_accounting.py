@@ -17,6 +17,7 @@ import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -44,6 +45,9 @@ from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import OwnedPart, StoredUsers
 from dpsweep.accounting.records.user_rows import ShareOfRows, SortedRows, noted_rows, shares_of, write_rows
 
+_TOLERANCE: Final = 1e-3
+"""By about which share the epsilon of a user of several records may exceed the least that can be proven."""
+
 
 def epsilons_of_users(
     users: NDArray[np.int64], rows: NDArray[np.float32], steps: Sequence[int], trace: Trace, delta: float
@@ -61,7 +65,7 @@ def epsilons_of_users(
     upper[alone] = individual_epsilons(steps, rows[order[starts[alone]]], trace, delta, "pld").upper
     for place in np.flatnonzero(~alone).tolist():
         own = rows[order[starts[place] : starts[place] + counts[place]]]
-        upper[place] = epsilon_of_examples(trace, steps, own, delta).upper
+        upper[place] = epsilon_of_examples(trace, steps, own, delta, _TOLERANCE).upper
     return Epsilons(
         example_ids=ids,
         groups=np.zeros(len(ids), np.int32),

@@ -151,14 +151,14 @@ def _on_lattices(asked: _Asked, known: PairBounds) -> PairBounds:
 
     Where examples are drawn rarely, losses far above epsilon decide at which tilt the lattice is precise, although they
     hardly add to delta, and the saddle point misjudges delta. So while the bounds are apart there, rounds may lose more
-    of these losses to infinity. That ends where it does not help.
+    of these losses to infinity. That ends where it helps by less than the tolerance.
     """
     upper, lower = known.upper, 0.0
     for share in _LOST:
         tail = tail_of(asked.rounds, asked.delta, share)
         pair = [cumulants(asked.rounds, direction, tail) for direction in DIRECTIONS]
         above, below = _epsilon_losing(replace(asked, tail=tail), pair, upper)
-        helped = above < upper or below > lower
+        helped = above < upper * (1 - asked.tolerance) or below > lower * (1 + asked.tolerance)
         upper, lower = min(upper, above), max(lower, below)
         enough = upper <= lower * (1 + 2 * _ENOUGH * asked.tolerance)
         if enough or not helped or not _misjudge(pair, upper, asked.delta):

@@ -33,6 +33,7 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 from scipy import special
+from scipy.interpolate import CubicHermiteSpline
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.numerics.roots import beginning
@@ -73,6 +74,7 @@ MAX_ATOMS = 2048  # most sensitivities in a table; with more, neighbours are mer
 _EPS = float(np.finfo(np.float64).eps)
 _SQRT_TWO_PI = float(np.sqrt(2 * np.pi))
 _NEWTON_STEPS = 60
+_STARTS = 512  # points between which the start of an inversion is interpolated
 _ENTRIES = 1 << 18  # entries of a table of sensitivities and outputs
 
 
@@ -371,11 +373,8 @@ def _atoms_of(mixture: SensitivityMixture) -> tuple[Array, Array]:
 
 def loss_at(mixture: SensitivityMixture, outputs: Array) -> Array:
     """Return L(x) = log P(x) / Q(x) at each output."""
-    shifts, log_atoms = _atoms_of(mixture)
-    lines = log_atoms[:, None] + shifts[:, None] * outputs
-    if mixture.zero_probability:
-        lines = np.vstack((lines, np.full_like(outputs, mixture.log_zero_probability)))
-    return _log_sum(lines)
+    found = _Atoms(mixture, float(outputs.min()), float(outputs.max())).log_sum(outputs)
+    return np.logaddexp(found, mixture.log_zero_probability) if mixture.zero_probability else found
 
 
 def output_range(mixture: SensitivityMixture, direction: Direction, tail: float, floor: float) -> tuple[float, float]:
@@ -450,9 +449,11 @@ class _Atoms:
         self._bunches = in_bunches(self.shifts, probabilities, self.lowest, self.highest)
 
     def log_sum(self, outputs: Array) -> Array:
-        """Return log sum_j p_j exp(a_j x - a_j^2 / 2) at outputs x in the range."""
+        """Return log sum_j p_j exp(a_j x - a_j^2 / 2) at outputs x in the range; -infinity without any a_j."""
         if self._bunches is not None:
             return self._bunches.log_sum(outputs)
+        if len(self.shifts) == 0:
+            return np.full_like(outputs, -np.inf)
         return _log_sum(self._log_atoms[:, None] + self.shifts[:, None] * outputs)
 
     def total_and_slope(self, targets: Array, outputs: Array) -> tuple[Array, Array]:
@@ -501,19 +502,33 @@ def _invert(atoms: _Atoms, targets: Array) -> Array:
         return np.full_like(targets, np.inf)
     if len(shifts) == 1:
         return np.asarray((targets - atoms.log_sum(np.zeros(1))[0]) / shifts[0])
-    table = np.linspace(atoms.lowest, atoms.highest, 2048)
-    values = atoms.log_sum(table)
-    outputs = np.interp(targets, values, table)  # tangents from its first point stay above roots to its left
+    outputs = _about(atoms, targets)
+    bend = float(shifts[-1] - shifts[0]) ** 2 / (8.0 * float(shifts[0]))  # f'' / (2 f'), next step over its square
     before = np.inf
     noise = max(1e-9, 16 * _EPS * (1.0 + float(np.max(np.abs(targets)))) / float(shifts[0]))
     for _ in range(_NEWTON_STEPS):
         step = newton_step(atoms, targets, outputs)
         outputs = outputs - step
         largest = float(np.max(np.abs(step)))
-        if np.all(np.abs(step) <= 4 * _EPS * (1.0 + np.abs(outputs))) or before / 2 <= largest < noise:
+        if bend * largest**2 <= _EPS or before / 2 <= largest < noise:
             break  # converged, or only rounding is left
         before = largest
     return outputs
+
+
+def _about(atoms: _Atoms, targets: Array) -> Array:
+    """Return about the roots of `_invert`, by cubics between points whose log-sum and slope are known.
+
+    Targets beyond the points have the nearest one; tangents from the first stay above roots to its left.
+    """
+    points = np.linspace(atoms.lowest, atoms.highest, _STARTS)
+    sums = atoms.log_sum(points)
+    total, slope = atoms.total_and_slope(sums, points)
+    values, kept = np.unique(sums, return_index=True)  # slopes may be too small to tell neighbours apart
+    if len(values) == 1:
+        return np.full_like(targets, points[0])
+    found = CubicHermiteSpline(values, points[kept], (total / slope)[kept])(np.clip(targets, values[0], values[-1]))
+    return np.clip(found, points[0], points[-1])
 
 
 def newton_step(atoms: _Atoms, targets: Array, outputs: Array) -> Array:

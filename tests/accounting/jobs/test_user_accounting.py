@@ -119,10 +119,11 @@ def test_every_user_has_the_epsilon_of_all_own_records(
         own = contributions[user == users]
         counts.add(min(len(own), 2))
         if len(own) == 1:
-            expected = float(individual_epsilons(STEPS, own, trace, DELTA, "pld").upper[0])
+            alone = float(individual_epsilons(STEPS, own, trace, DELTA, "pld").upper[0])
+            assert upper == pytest.approx(alone, rel=1e-6)
         else:
-            expected = epsilon_of_examples(trace, STEPS, own, DELTA).upper
-        assert upper == pytest.approx(expected, rel=1e-6)
+            finest = epsilon_of_examples(trace, STEPS, own, DELTA, tolerance=1e-6).upper
+            assert finest * (1 - 1e-6) <= upper <= finest * (1 + 1e-3)
     assert counts == {1, 2}
     assert StoredUsers(TrialFiles(job.root).users).most_records == 10
 
@@ -135,10 +136,9 @@ def test_a_filter_guarantees_nothing_about_all_records_of_a_user() -> None:
     rows = np.full((3, 1), 0.5, np.float32)
     found = epsilons_of_users(np.array([7, 7, 8]), rows, [0], filtered, DELTA)
     assert found.kind == "output_specific"
-    assert found.upper.tolist() == [
-        epsilon_of_examples(filtered, [0], rows[:2], DELTA).upper,
-        individual_epsilons([0], rows[2:], filtered, DELTA, "pld").upper[0],
-    ]
+    together = epsilon_of_examples(filtered, [0], rows[:2], DELTA).upper
+    alone = individual_epsilons([0], rows[2:], filtered, DELTA, "pld").upper[0]
+    assert found.upper.tolist() == pytest.approx([together, alone], rel=1e-3)
 
 
 @pytest.mark.thinned(2)
@@ -324,7 +324,8 @@ def test_a_shared_record_counts_for_each_of_its_users(tmp_path: Path) -> None:
     assert sorted(found.example_ids.tolist()) == list(range(4))
     for user, upper in zip(found.example_ids.tolist(), found.upper, strict=True):
         own = contributions[owned[users == user]]
-        assert upper == pytest.approx(epsilon_of_examples(read_trace(f"{root}/trace.arrow"), STEPS, own, DELTA).upper)
+        expected = epsilon_of_examples(read_trace(f"{root}/trace.arrow"), STEPS, own, DELTA).upper
+        assert upper == pytest.approx(expected, rel=1e-3)
     assert StoredUsers(TrialFiles(root).users).most_records == np.bincount(users).max()
 
 
