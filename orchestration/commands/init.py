@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shlex
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Final
 
 import typer
 
@@ -29,7 +29,7 @@ def init(
         list[str] | None, typer.Option(help="The column that names the owner of each row, if one may have several.")
     ] = None,
     text: Annotated[
-        str | None,
+        list[str] | None,
         typer.Option(help="A column of texts: its letters are counted, or read by --tokenizer or --pretrained."),
     ] = None,
     tokenizer: Annotated[
@@ -39,7 +39,8 @@ def init(
         Path | None, typer.Option(help="A folder with a pretrained model of the package transformers.", readable=False)
     ] = None,
     image: Annotated[
-        str | None, typer.Option(help="A column that names files of pictures, which models read in place of features.")
+        list[str] | None,
+        typer.Option(help="A column that names files of pictures, which models read in place of features."),
     ] = None,
     to: Annotated[Path | None, typer.Option(help="The file to write (default: the table's name, .yaml).")] = None,
 ) -> None:
@@ -57,11 +58,14 @@ def init(
     from dpsweep.workers.data import require_path
 
     group_column, user_column = _one("--group", group), _one("--user", user)
+    text_column, image_column = _one("--text", text, _JOINED), _one("--image", image, _ONE_PICTURE)
     require_path(str(data))  # before the tokenizer, as whoever has neither would correct its path alone
-    read: TextColumn | PictureColumn | None = None if text is None else TextColumn.read_by(text, tokenizer, pretrained)
-    hashed = text if read is None else None
-    if image is not None:
-        read = PictureColumn(image)
+    read: TextColumn | PictureColumn | None = (
+        None if text_column is None else TextColumn.read_by(text_column, tokenizer, pretrained)
+    )
+    hashed = text_column if read is None else None
+    if image_column is not None:
+        read = PictureColumn(image_column)
     target = Path(f"{data.stem}.yaml") if to is None else to
     if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
@@ -75,10 +79,16 @@ def init(
     )
 
 
-def _one(flag: str, names: list[str] | None) -> str | None:
-    """Return the only column of an option. Raises: InvalidInput for several, as --label has, not to take the last."""
+_LISTED: Final = "draft by {first!r}, then list several in the file (docs/data.md)"
+_JOINED: Final = "join several to one column of the table first"
+_ONE_PICTURE: Final = "draft by {first!r}, as a model reads one picture of each row"
+
+
+def _one(flag: str, names: list[str] | None, instead: str = _LISTED) -> str | None:
+    """Return the only column of an option. instead: the next step for several.
+
+    Raises: InvalidInput for several, as --label has, not to take the last.
+    """
     if names and len(names) > 1:
-        raise InvalidInput(
-            f"{flag} names one column; draft by {names[0]!r}, then list several in the file (docs/data.md)"
-        )
+        raise InvalidInput(f"{flag} names one column; {instead.format(first=names[0])}")
     return names[0] if names else None

@@ -30,6 +30,8 @@ class TextColumn:
         """Return the column with the tokenizer of the pretrained model where no other is given; None without both."""
         if tokenizer is None and pretrained is not None:
             tokenizer = pretrained / "tokenizer.json"
+            if pretrained.is_file():
+                raise InvalidInput(f"{pretrained} is a file; give the folder of the model, {pretrained.parent}")
             if not pretrained.is_dir():
                 raise InvalidInput(
                     f"there is no folder {pretrained}; fetch a model to one: hf download NAME --local-dir {pretrained}"

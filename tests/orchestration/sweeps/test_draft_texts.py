@@ -17,6 +17,7 @@ from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.text_column import TextColumn
 from dpsweep.workers.trials.trial import run_trial
 from tests.known import known
+from tests.orchestration.invoking import printed
 from tests.orchestration.processes import dpsweep
 from tests.workers.data_folders import make_texts, make_tokenizer
 
@@ -94,6 +95,12 @@ def test_texts_are_drafted_with_a_pretrained_model(tmp_path: Path) -> None:
         assert (refused.returncode, bool(re.search(lacking, refused.stderr))) == (2, True)
     with pytest.raises(InvalidInput, match=r"there is no folder .*; fetch a model to one: hf download NAME"):
         TextColumn.read_by("body", None, tmp_path / "nowhere")
+    with pytest.raises(InvalidInput, match=r"model.safetensors is a file; give the folder of the model, .*/model$"):
+        TextColumn.read_by("body", None, model / "model.safetensors")
+    for flag, step in (("--text", "join several to one column"), ("--image", "draft by 'body', as a model reads one")):
+        named_twice = ("--label", "mood", flag, "body", flag, "lang", "--to", tmp_path / "two.yaml")
+        with pytest.raises(InvalidInput, match=f"{flag} names one column; {step}"):
+            printed("init", path, *named_twice)
     tokenizer = make_tokenizer(model / "tokenizer.json")
     assert dpsweep("init", path, *named).returncode == 0
     plan = plan_sweep(parse_sweep((tmp_path / "own.yaml").read_text()))
