@@ -502,15 +502,14 @@ def _invert(atoms: _Atoms, targets: Array) -> Array:
         return np.full_like(targets, np.inf)
     if len(shifts) == 1:
         return np.asarray((targets - atoms.log_sum(np.zeros(1))[0]) / shifts[0])
-    outputs = _about(atoms, targets)
+    outputs, moving, before = _about(atoms, targets), np.arange(len(targets)), np.inf
     bend = float(shifts[-1] - shifts[0]) ** 2 / (8.0 * float(shifts[0]))  # f'' / (2 f'), next step over its square
-    before = np.inf
     noise = max(1e-9, 16 * _EPS * (1.0 + float(np.max(np.abs(targets)))) / float(shifts[0]))
     for _ in range(_NEWTON_STEPS):
-        step = newton_step(atoms, targets, outputs)
-        outputs = outputs - step
-        largest = float(np.max(np.abs(step)))
-        if bend * largest**2 <= _EPS or before / 2 <= largest < noise:
+        step = newton_step(atoms, targets[moving], outputs[moving])
+        outputs[moving] -= step
+        largest, moving = float(np.max(np.abs(step))), moving[bend * step**2 > _EPS]
+        if len(moving) == 0 or before / 2 <= largest < noise:
             break  # converged, or only rounding is left
         before = largest
     return outputs

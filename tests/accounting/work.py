@@ -15,11 +15,14 @@ from dpsweep.accounting.pld import loss
 
 
 class Work:
-    """What was computed: points of Fourier transforms, terms of moments, iterations of Newton's method."""
+    """What was computed: points of Fourier transforms, terms of moments, iterations of Newton's method, and the losses
+    that these moved.
+    """
 
     points = 0
     terms = 0
     newton = 0
+    losses = 0
 
 
 @contextmanager
@@ -41,9 +44,10 @@ def counted() -> Iterator[Work]:
         work.terms += int(np.size(cosines)) * rest[-1].shape[1]
         return moments(tilted, cosines, *rest)
 
-    def stepped(*arguments: Any) -> Any:
+    def stepped(atoms: Any, targets: Any, outputs: Any) -> Any:
         work.newton += 1
-        return step(*arguments)
+        work.losses += len(targets)
+        return step(atoms, targets, outputs)
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(fft, "rfft", rfft)

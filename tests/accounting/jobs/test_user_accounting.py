@@ -48,6 +48,7 @@ from dpsweep.accounting.records.traces import read_trace
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.accounting.records.user_files import StoredUsers, write_users
 from tests.accounting.stored_trial import job_of, snapshot, write_norms, write_trial
+from tests.accounting.work import counted
 
 DELTA, STEPS = 1e-5, (0, 40, 80)
 USERS = np.random.default_rng(3).integers(0, 20, 50)
@@ -126,6 +127,14 @@ def test_every_user_has_the_epsilon_of_all_own_records(
             assert finest * (1 - 1e-6) <= upper <= finest * (1 + 1e-3)
     assert counts == {1, 2}
     assert StoredUsers(TrialFiles(job.root).users).most_records == 10
+
+
+def test_outputs_of_nearly_all_losses_are_found_in_one_iteration() -> None:
+    trace = Trace(10_000, (Segment(0, 80, PoissonSampling(0.01), 1.0),))
+    rows = np.random.default_rng(0).uniform(0.05, 1.0, (20, 4)).astype(np.float32)
+    with counted() as work:
+        epsilons_of_users(np.zeros(20, np.int64), rows, [0, 20, 40, 60], trace, DELTA)
+    assert 0 < work.losses < 16_000  # of 14,000 losses
 
 
 def test_a_filter_guarantees_nothing_about_all_records_of_a_user() -> None:
