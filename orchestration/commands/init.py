@@ -40,7 +40,7 @@ def init(
     ] = None,
     image: Annotated[
         list[str] | None,
-        typer.Option(help="A column that names files of pictures, which models read in place of features."),
+        typer.Option(help="A column of pictures, or of names of their files, which models read in place of features."),
     ] = None,
     to: Annotated[Path | None, typer.Option(help="The file to write (default: the table's name, .yaml).")] = None,
 ) -> None:

@@ -130,7 +130,7 @@ def draft_sweep(
         reasons = "; ".join(f"{name!r}, {why}" for name, why in left_out)
         raise InvalidInput(
             f"no column of {path} besides {named} can be a feature of a model; for a column of texts, add --text "
-            f"COLUMN, for one that names files of pictures --image COLUMN. Left out: {reasons or 'nothing'}"
+            f"COLUMN, for one of pictures --image COLUMN. Left out: {reasons or 'nothing'}"
         )
     draft = _Draft(table, subject, tuple(used), () if read else tuple(left_out))
     if read is not None or not any(column.missing for column in (*used, *subject.roles)):
@@ -221,7 +221,8 @@ def _profiled(
         raise InvalidInput(f"the table {path} has more than one column called {repeat!r}; rename the others")
     if lists := next((each.name for each in table.columns if each.name in roles and each.places), None):
         raise InvalidInput(f"the column {lists!r} holds lists, and can only be a feature; name another one")
-    if nested := next((each for each in table.columns if each.name in roles and each.unreadable is not None), None):
+    plain = [each for each in table.columns if each.name in roles and (read is None or not read.accepts(each))]
+    if nested := next((each for each in plain if each.unreadable is not None), None):
         raise InvalidInput(f"the column {nested.name!r} holds values of type {nested.unreadable}; name another one")
     if huge := next((each.name for each in table.columns if each.name in named and math.isinf(each.deviation)), None):
         raise InvalidInput(f"the numbers of {huge!r} are too large to be a label; write them in another unit")

@@ -22,6 +22,10 @@ def unusable(column: ColumnProfile) -> str | None:
     """Return why the column cannot be a feature of the draft, as a relative clause; None if it can."""
     if column.unreadable is not None:
         kind = column.unreadable
+        if column.holds_bytes:
+            return (
+                f"which holds bytes; if they are pictures, draft with --image {quoted(column.name)} to learn from them"
+            )
         is_fixed = pa.types.is_fixed_size_list(kind) and not pa.types.is_boolean(kind.value_type)
         fixed = ", of no fixed size where rows have none," if is_fixed else ""
         return f"whose values are of type {kind}; lists of equally many numbers{fixed} can be features"

@@ -1,4 +1,4 @@
-"""The column of files with pictures of a draft."""
+"""The column of pictures of a draft."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from typing import Final
 
 from dpsweep.orchestration.sweeps.draft_scale import Scale, scale_of_pictures
 from dpsweep.orchestration.sweeps.text_column import quoted
-from dpsweep.workers.data import TableProfile, TableTask
+from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask
 
 
 @dataclass(frozen=True)
 class PictureColumn:
-    """A column that names files of pictures, which are read from the folder of the table."""
+    """A column that names files of pictures, which are read from the folder of the table, or that holds pictures."""
 
     name: str
 
@@ -30,12 +30,19 @@ class PictureColumn:
         """Return the option of `dpsweep init` that gives it."""
         return [("image", self.name)]
 
+    def accepts(self, column: ColumnProfile) -> bool:
+        """Return whether it is this column, and holds the bytes of pictures."""
+        return column.name == self.name and column.holds_bytes
+
     def section(self, table: TableProfile) -> Iterator[str]:
         """Yield the lines of a draft that name it. table: profile of the table that has it."""
-        missing = table.column(self.name, self.kind).missing
-        lacking = f"; missing in {missing:.1%} of the rows, which are left out" if missing else ""
-        yield f"  image: {quoted(self.name)}    # names of files{lacking}"
-        yield "  # folder: /data/pictures    # where these names start, if not in the folder of the table"
+        column = table.column(self.name, self.kind)
+        lacking = f"; missing in {column.missing:.1%} of the rows, which are left out" if column.missing else ""
+        if column.holds_bytes:
+            yield f"  image: {quoted(self.name)}    # the pictures themselves{lacking}"
+        else:
+            yield f"  image: {quoted(self.name)}    # names of files{lacking}"
+            yield "  # folder: /data/pictures    # where these names start, if not in the folder of the table"
         yield f"  size: {SIDE}    # pictures are resized to {SIDE} x {SIDE}; more pixels take longer"
 
     def model(self, head: str) -> Iterator[str]:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Protocol
 
 from dpsweep.orchestration.sweeps.draft_scale import Scale
-from dpsweep.workers.data import TableProfile, TableTask
+from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask
 
 
 class ReadColumn(Protocol):
@@ -28,6 +28,10 @@ class ReadColumn(Protocol):
     @property
     def options(self) -> Sequence[tuple[str, str | None]]:
         """Return the options of `dpsweep init` that give it, by their names."""
+        ...
+
+    def accepts(self, column: ColumnProfile) -> bool:
+        """Return whether it is this column, and its type is read, which tables do not read."""
         ...
 
     def section(self, table: TableProfile) -> Iterator[str]:

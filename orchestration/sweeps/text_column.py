@@ -10,7 +10,7 @@ from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.draft_scale import SCALE_OF_TOKENS, Scale, scale_of
-from dpsweep.workers.data import TableProfile, TableTask, padding_beside
+from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask, padding_beside
 from dpsweep.workers.models import has_other_tokenizer, most_tokens
 
 
@@ -59,6 +59,10 @@ class TextColumn:
         is_own = self.tokenizer == self.pretrained / "tokenizer.json"
         tokenizer = None if is_own else self.tokenizer.name
         return [("text", self.name), ("tokenizer", tokenizer), ("pretrained", self.pretrained.name)]
+
+    def accepts(self, column: ColumnProfile) -> bool:
+        """Return False: only what tables read, too."""
+        return False
 
     def section(self, table: TableProfile) -> Iterator[str]:
         """Yield the lines of a draft that name it. table: profile of the table that has it.

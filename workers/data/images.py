@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -202,9 +204,17 @@ def _groups(path: Path, folder: Path, files: list[Path], columns: Sequence[str])
     return pa.table({name: [values[place] for values in grouped.values()] for place, name in enumerate(columns)})
 
 
-def read_images(files: Sequence[Path], size: int) -> Tensor:
+@dataclass(frozen=True)
+class StoredPicture:
+    """A picture inside of a table: the content that a file of it would have."""
+
+    content: bytes
+    table: Path
+
+
+def read_images(files: Sequence[Path | StoredPicture], size: int) -> Tensor:
     """Return uint8 [n, 3, size, size], resized with bilinear interpolation. The trials of an embedded run share it."""
-    refuse_links(files)
+    refuse_links([file for file in files if isinstance(file, Path)])
 
     def blocks() -> RowBlocks:
         return ([read_image(file, size)[None].numpy()] for file in files)
@@ -212,12 +222,13 @@ def read_images(files: Sequence[Path], size: int) -> Tensor:
     return once_on_node(lambda: _key(files, size), [RowForm(torch.uint8, (3, size, size))], len(files), blocks)[0]
 
 
-def _key(files: Sequence[Path], size: int) -> str:
+def _key(files: Sequence[Path | StoredPicture], size: int) -> str:
     """Return a hash of all pictures and the size that they are scaled to."""
     contents = []
     for file in files:
-        with reading(file, A_PICTURE):
-            contents.append(hashlib.sha256(file.read_bytes()).hexdigest())
+        with reading(_place(file), A_PICTURE):
+            content = file.content if isinstance(file, StoredPicture) else file.read_bytes()
+            contents.append(hashlib.sha256(content).hexdigest())
     return digest_of_parts("pictures", str(size), *contents)
 
 
@@ -232,12 +243,17 @@ def refuse_links(files: Sequence[Path]) -> None:
             ) from PrivateDetail(f"{first} and {file}")
 
 
-def read_image(file: Path, size: int) -> Tensor:
+def _place(file: Path | StoredPicture) -> Path:
+    return file.table if isinstance(file, StoredPicture) else file
+
+
+def read_image(file: Path | StoredPicture, size: int) -> Tensor:
     """Return one picture as of `read_images`, uint8 [3, size, size]."""
     from torchvision.transforms.functional import pil_to_tensor, resize  # late: importing torchvision takes seconds
 
-    with reading(file, A_PICTURE), opened_picture(file) as picture:
-        pixels: Tensor = pil_to_tensor(resize(colours(picture, str(file)), [size, size]))
+    content = io.BytesIO(file.content) if isinstance(file, StoredPicture) else file
+    with reading(_place(file), A_PICTURE), opened_picture(content) as picture:
+        pixels: Tensor = pil_to_tensor(resize(colours(picture, str(_place(file))), [size, size]))
     return pixels
 
 

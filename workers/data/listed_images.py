@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import pyarrow as pa
+import pyarrow.compute as compute
 
 from dpsweep.accounting.errors import InvalidInput, PrivateDetail, count_of
 from dpsweep.workers.data.base import Source, repeated
-from dpsweep.workers.data.images import IMAGENET_SCALING, SideLength, read_images
+from dpsweep.workers.data.images import IMAGENET_SCALING, SideLength, StoredPicture, read_images
 from dpsweep.workers.data.label_columns import TableTask, label_columns
 from dpsweep.workers.data.owner_columns import OwnerColumns, UserColumns
 from dpsweep.workers.data.source_files import require_path
@@ -29,7 +30,7 @@ from dpsweep.workers.data.table import (
     user_names,
 )
 from dpsweep.workers.data.table_files import read_table_file
-from dpsweep.workers.data.tabular import attributes, complete_rows
+from dpsweep.workers.data.tabular import attributes, complete_rows, holds_bytes
 
 
 def image_table(
@@ -50,6 +51,7 @@ def image_table(
 ) -> Source:
     """Return the pictures whose files the column ``image`` of a .csv, .tsv, .jsonl or .parquet file names.
 
+    A .parquet file may hold them itself: the bytes of each, or a field ``bytes``, as the package datasets stores them.
     folder: where these names start, by default the folder of each table; no file may lie outside of it, by its name or
     by a link. size: pictures are resized to size x size, in colour. label, task, group, user, user_separator,
     test_path, classes, groups, encoding, and ranges, of the labels of a regression: as in tables. Rows with a missing
@@ -74,18 +76,16 @@ def image_table(
     if test_path is not None:
         require_other(test_path, path)
     paths = [path] if test_path is None else [path, test_path]
-    tables = [
-        used_columns(owned(read_table_file(each, texts, encoding), owners, each), roles, texts, each) for each in paths
-    ]
+    found = [with_names(owned(read_table_file(each, texts, encoding), owners, each), image) for each in paths]
+    tables = [used_columns(each, roles, texts, place) for (each, _), place in zip(found, paths, strict=True)]
     encoded = encoding_of(tables[0], replace(roles, features=()), declared)
     kept = [complete_rows(each) for each in tables]
     complete = [each.take(rows) for each, rows in zip(tables, kept, strict=True)]
-    step = "set `folder` to one that holds all"
     files = [
-        listed_files(each[image], Path(folder or Path(place).expanduser().parent), place, step)
-        for each, place in zip(complete, paths, strict=True)
+        _pictures(each[image], stored and stored.take(rows), folder, place)
+        for each, (_, stored), rows, place in zip(complete, found, kept, paths, strict=True)
     ]
-    if repeat := repeated([str(file) for part in files for file in part]):
+    if repeat := repeated([str(file) for part in files for file in part if isinstance(file, Path)]):
         raise InvalidInput(
             f"two rows of {path} have one picture; keep one, as whoever is there twice is protected half as well"
         ) from PrivateDetail(repeat)
@@ -112,6 +112,40 @@ def image_table(
             **read_alike(encoded, declared, encoding),
         },
     )
+
+
+def _pictures(
+    names: pa.ChunkedArray, stored: pa.ChunkedArray | None, folder: str | None, table: str
+) -> Sequence[Path | StoredPicture]:
+    """Return the pictures of these names, or the ``stored`` ones. Raises: InvalidInput for a folder of the latter."""
+    if stored is None:
+        step = "set `folder` to one that holds all"
+        return listed_files(names, Path(folder or Path(table).expanduser().parent), table, step)
+    if folder is not None:
+        raise InvalidInput(f"{table} holds its pictures itself, and names no files; leave `folder` out")
+    return stored_pictures(stored, table)
+
+
+def with_names(rows: pa.Table, image: str) -> tuple[pa.Table, pa.ChunkedArray | None]:
+    """Return the rows with names of pictures, and the pictures where the table holds these itself; then their names
+    are numbers of rows.
+    """
+    if image not in rows.column_names:
+        return rows, None  # refused with the columns that are there
+    stored = rows[image]
+    if not holds_bytes(stored.type):
+        return rows, None
+    if pa.types.is_struct(stored.type):
+        stored = compute.struct_field(stored, "bytes")
+    numbers = pa.array(map(str, range(rows.num_rows)), pa.string())
+    named = compute.if_else(compute.is_valid(stored), numbers, pa.scalar(None, pa.string()))
+    return rows.set_column(rows.column_names.index(image), image, named), stored
+
+
+def stored_pictures(stored: pa.ChunkedArray, table: str) -> list[StoredPicture]:
+    """Return the pictures that a table holds, none of them missing."""
+    path = require_path(table)
+    return [StoredPicture(content, path) for content in stored.to_pylist()]
 
 
 def listed_files(names: pa.ChunkedArray, folder: Path, table: str, step: str) -> list[Path]:

@@ -33,7 +33,7 @@ from dpsweep.workers.data.conventions import (
 from dpsweep.workers.data.source_files import reading
 from dpsweep.workers.data.table import distinct
 from dpsweep.workers.data.table_files import places_of, proposed_encoding, read_table_file, repeated_names
-from dpsweep.workers.data.tabular import as_numbers, as_text, is_numeric, lacks
+from dpsweep.workers.data.tabular import as_numbers, as_text, holds_bytes, is_numeric, lacks
 
 
 @dataclass(frozen=True)
@@ -94,6 +94,11 @@ class ColumnProfile:
     may_be_thousands: bool = False
     least: int = 0
     largest: float = 0.0
+
+    @property
+    def holds_bytes(self) -> bool:
+        """Whether the column holds bytes, as of pictures."""
+        return self.unreadable is not None and holds_bytes(self.unreadable)
 
 
 @dataclass(frozen=True)
@@ -329,7 +334,7 @@ def _column(
     try:
         known = as_text(values, f"column {name!r}").drop_null()
     except InvalidInput:
-        return ColumnProfile(name, unreadable=values.type)
+        return ColumnProfile(name, unreadable=values.type, missing=values.null_count / len(values))
     count, missing = compute.count_distinct(known).as_py(), 1.0 - len(known) / len(values)
     found = distinct(known) if 0 < count <= most_values else None
     present = np.zeros(0) if is_text or not is_numeric(values) else as_numbers(values.drop_null(), name)

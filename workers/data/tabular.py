@@ -252,6 +252,15 @@ def lacks(values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
     return ~np.asarray(known.fill_null(False).to_numpy(), dtype=bool)
 
 
+def holds_bytes(kind: pa.DataType) -> bool:
+    """Return whether values of the type are bytes, or have them in a field ``bytes``, as the package datasets stores
+    pictures.
+    """
+    if pa.types.is_struct(kind) and kind.get_field_index("bytes") >= 0:
+        kind = kind.field("bytes").type
+    return bool(pa.types.is_binary(kind) or pa.types.is_large_binary(kind))
+
+
 def complete_rows(table: pa.Table) -> npt.NDArray[np.int64]:
     """Return the indices of the rows that lack no value."""
     complete = np.ones(table.num_rows, dtype=bool)

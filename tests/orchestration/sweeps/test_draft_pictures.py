@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 import yaml
 from PIL import Image
 from sklearn.datasets import load_digits
@@ -14,9 +15,11 @@ from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.picture_column import PictureColumn
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
+from dpsweep.workers.data import load_dataset
 from dpsweep.workers.trials.trial import run_trial
 from tests.orchestration.processes import dpsweep
 from tests.workers.data_folders import make_listed_images
+from tests.workers.held_pictures import hold
 
 
 def listed_digits(folder: Path) -> Path:
@@ -66,6 +69,21 @@ def test_a_column_of_pictures_is_drafted_where_init_is_told(tmp_path: Path) -> N
     assert (both.returncode, "--text has no effect beside --image: a model reads pictures" in both.stderr) == (2, True)
 
 
+@pytest.mark.parametrize("is_nested", [False, True], ids=["bytes", "datasets"])
+def test_pictures_inside_of_a_table_are_drafted_alike(tmp_path: Path, is_nested: bool) -> None:
+    """As bytes, or as the package datasets stores them; they are the pictures of their files."""
+    listed = make_listed_images(tmp_path)
+    table = hold(listed, is_nested)
+    said = 'which holds bytes; if they are pictures, draft with --image "file" to learn from them'
+    assert f'# left out: "file", {said}' in draft_sweep(table, ["y"], None)
+    drafts = [parse_sweep(draft_sweep(path, ["y"], None, read=PictureColumn("file"))) for path in (listed, table)]
+    assert [draft.data[0].params.keys() for draft in drafts] == [drafts[0].data[0].params.keys()] * 2
+    assert plan_sweep(drafts[1]).refusals == ()
+    files, held = (load_dataset(draft.data[0]) for draft in drafts)
+    assert torch.equal(files.train.features, held.train.features)
+    assert torch.equal(files.test.labels, held.test.labels)
+
+
 @pytest.mark.parametrize(
     ("labels", "task", "loss"),
     [(["age"], "regression", "mse"), (["old", "tall"], "multi_label", "binary_cross_entropy")],
@@ -88,5 +106,5 @@ def test_columns_of_pictures_that_do_not_fit_are_refused(tmp_path: Path) -> None
     table.write_text(
         "".join(line.partition(",")[0] + "," + line.split(",")[1] + "\n" for line in table.read_text().splitlines())
     )
-    with pytest.raises(InvalidInput, match="for one that names files of pictures --image COLUMN"):
+    with pytest.raises(InvalidInput, match="for one of pictures --image COLUMN"):
         draft_sweep(table, ["y"], None)

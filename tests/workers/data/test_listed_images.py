@@ -6,6 +6,9 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import torch
 import yaml
@@ -15,8 +18,11 @@ from dpsweep.orchestration.sweeps.draft import draft_sweep
 from dpsweep.orchestration.sweeps.plan import plan_sweep
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import Source, load_source
+from dpsweep.workers.data.row_readers import reader_of_rows
 from dpsweep.workers.spec import DataSpec
+from tests.known import known
 from tests.workers.data_folders import make_listed_images, write_picture
+from tests.workers.held_pictures import hold
 from tests.workers.private_details import assert_private
 
 DECLARED = {"classes": ["dark", "bright"], "group": "sex", "groups": ["f", "m"]}
@@ -165,6 +171,30 @@ def test_columns_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     ):
         with pytest.raises(InvalidInput, match=said):
             load(table, **params)
+
+
+@pytest.mark.parametrize("is_nested", [False, True], ids=["bytes", "datasets"])
+def test_pictures_that_a_table_holds_are_those_of_its_files(tmp_path: Path, is_nested: bool) -> None:
+    """Rows without a picture are left out, and those of another such table are read alike."""
+    listed = make_listed_images(tmp_path)
+    lines = lines_of(listed)
+    lines[1] = "," + lines[1].partition(",")[2]
+    write_lines(listed, lines)
+    table = hold(listed, is_nested)
+    files, held = load(listed, **DECLARED), load(table, **DECLARED)
+    assert torch.equal(files.train.features, held.train.features)
+    assert (held.train.example_ids.tolist(), held.notes) == (files.train.example_ids.tolist(), files.notes)
+    reader = known(held.columns)
+    rows = [reader_of_rows(reader).encoded(str(path)) for path in (listed, table)]
+    assert np.array_equal(rows[0].features, rows[1].features)
+    assert np.array_equal(rows[1].features, held.train.features.numpy())
+    assert (rows[0].notes, list(rows[0].complete)) == (rows[1].notes, list(rows[1].complete))
+    with pytest.raises(InvalidInput, match="holds its pictures itself, and names no files; leave `folder` out"):
+        load(table, folder=str(tmp_path))
+    damaged = parquet.read_table(table)
+    parquet.write_table(damaged.set_column(0, "file", pa.array([b"no picture"] * 60)), table)
+    with pytest.raises(DataCorruption, match=r"cannot read a picture: .*; correct or replace the file"):
+        load(table)
 
 
 def test_a_draft_names_the_source_of_its_pictures(tmp_path: Path) -> None:
