@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 from pydantic import ConfigDict, TypeAdapter, ValidationError
+from scipy import special
 
 from dpsweep.accounting.errors import DataCorruption
 from dpsweep.accounting.records.arrow_tables import encode_table, read_table
@@ -74,8 +75,8 @@ def read_membership(uri: str) -> MembershipScores | None:
     return MembershipScores(ids.astype(np.int64), groups.astype(np.int64), is_member.astype(np.bool_), ratios, norms)
 
 
-_QUANTILE: Final = 1.959963984540054
-"""0.975 quantile of the standard normal distribution, for 95% intervals."""
+_TAIL: Final = 0.025
+"""Probability that the truth lies beyond one end of a 95% interval."""
 
 
 @dataclass(frozen=True)
@@ -204,15 +205,17 @@ def auc_interval(auc: float, per_side: int) -> tuple[float, float]:
     """Return a 95% interval of an AUC measured on ``per_side`` members and equally many non-members.
 
     For all distributions of scores the variance is at most auc (1 - auc) / per_side (van Dantzig 1951), the variance of
-    a binomial proportion. So this is Wilson's interval for a proportion. It has positive width even at auc 1.
+    a binomial proportion. So this is the interval of Clopper and Pearson for a proportion. Where one side has equal
+    scores the AUC is such a proportion, and the interval covers it with at least 95%; an approximate interval would not
+    near 0 and 1. It has positive width even at auc 1.
 
     >>> [round(end, 3) for end in auc_interval(1.0, 50)]
     [0.929, 1.0]
     """
-    square = _QUANTILE**2 / per_side
-    middle = (auc + square / 2.0) / (1.0 + square)
-    half = _QUANTILE / (1.0 + square) * math.sqrt(auc * (1.0 - auc) / per_side + square / (4.0 * per_side))
-    return max(middle - half, 0.0), min(middle + half, 1.0)
+    found = auc * per_side
+    low = special.betaincinv(found, per_side - found + 1.0, _TAIL) if found > 0.0 else 0.0
+    high = special.betaincinv(found + 1.0, per_side - found, 1.0 - _TAIL) if found < per_side else 1.0
+    return float(low), float(high)
 
 
 @dataclass(frozen=True)

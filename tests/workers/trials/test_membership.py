@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from scipy.stats import binomtest
+from scipy.stats import binom, binomtest
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.accounting.records.trial_files import TrialFiles
@@ -93,9 +93,21 @@ def test_the_area_and_its_interval_are_right_for_known_distributions() -> None:
     assert np.mean(areas) == pytest.approx(truth, abs=0.01)
     held = [low <= truth <= high for low, high in (auc_interval(found, 100) for found in areas)]
     assert np.mean(held) >= 0.95
-    assert auc_interval(0.5, 100)[1] - auc_interval(0.5, 100)[0] < 0.2
+    assert auc_interval(0.5, 100)[1] - auc_interval(0.5, 100)[0] < 0.21
     for right in (0, 3, 60, 100):
-        assert auc_interval(right / 100, 100) == pytest.approx(binomtest(right, 100).proportion_ci(method="wilson"))
+        assert auc_interval(right / 100, 100) == pytest.approx(binomtest(right, 100).proportion_ci(method="exact"))
+
+
+@pytest.mark.parametrize("per_side", [5, 20, 100])
+def test_intervals_hold_the_area_of_members_who_meet_equal_scores(per_side: int) -> None:
+    """Against equal scores of all others the area is the share of members above, the law with the largest variance."""
+    counts = np.arange(per_side + 1)
+    scores = np.where(np.arange(per_side) < counts[:, None], 1.0, -1.0)
+    is_member = np.arange(2 * per_side) < per_side
+    measured = [area(np.append(each, np.zeros(per_side)), is_member) for each in scores]
+    low, high = np.transpose([auc_interval(found, per_side) for found in measured])
+    for truth in [*np.linspace(0.01, 0.99, 99), 0.999, 1.0]:
+        assert binom.pmf(counts, per_side, truth)[(low <= truth) & (truth <= high)].sum() >= 0.95
 
 
 def test_the_ratio_is_of_the_mean_probability_of_the_references() -> None:
