@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.mutants import running
 from tests.mutants.mutant import Bug, Mutant
-from tests.mutants.running import ROOT, try_mutant
+from tests.mutants.running import ROOT, run_tests, try_mutant
 from tests.mutants.table import MUTANTS
 
 FEWEST = {"accounting": 50, "workers": 40, "orchestration": 30}
@@ -56,3 +57,20 @@ def test_the_harness_tells_killed_from_survived_and_restores_the_file(tmp_path: 
     }
     assert list(verdicts.values()) == ["killed", "survived", "survived", "broken"]
     assert (tmp_path / "module.py").read_text() == "def double(x: int) -> int:\n    return 2 * x\n"
+
+
+def test_tests_that_are_slow_without_a_mutant_do_not_count_as_killing_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a busy machine they may take longer than the limit."""
+    (tmp_path / "module.py").write_text("def double(x: int) -> int:\n    return 2 * x\n")
+    (tmp_path / "test_module.py").write_text(
+        "import time\n\nimport module\n\n\ndef test_it() -> None:\n    time.sleep(1.0)\n    module.double(2)\n"
+    )
+    without = run_tests(tmp_path, ["test_module.py"])
+    assert without.status == 0
+    monkeypatch.setattr(running, "LIMIT_S", 0)
+    mutant = Mutant("module.py", Bug("2 * x", "3 * x", "double"), ("test_module.py",))
+    slow = {"test_module.py": {test: seconds + 30.0 for test, seconds in without.seconds.items()}}
+    assert try_mutant(tmp_path, mutant, slow).verdict == "survived"
+    assert try_mutant(tmp_path, mutant).said == "no end after 0 s"

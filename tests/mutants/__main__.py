@@ -44,10 +44,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     FORKS.set_forkserver_preload([*PRELOADED, *OF_TESTS])
     with tempfile.TemporaryDirectory(prefix="mutants-") as folder:
         copies = [copy_checkout(Path(folder) / str(index)) for index in range(max(1, options.jobs))]
-        order = _shortest_first(copies[0], chosen)
-        if order is None:
+        unplanted = _shortest_first(copies[0], chosen)
+        if unplanted is None:
             return 1
-        outcomes = _tried(chosen, copies, order)
+        outcomes = _tried(chosen, copies, unplanted)
     _print_summary(outcomes)
     print(f"{time.monotonic() - began:.0f} s with {len(copies)} jobs")
     return 0 if all(outcome.is_accepted for outcome in outcomes) else 1
@@ -62,23 +62,26 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _shortest_first(folder: Path, chosen: Sequence[Mutant]) -> dict[str, list[str]] | None:
-    """For each named test its single tests, the shortest first: most mutants are then killed within a second.
+def _shortest_first(folder: Path, chosen: Sequence[Mutant]) -> dict[str, dict[str, float]] | None:
+    """For each named test the seconds of its single tests, the shortest first: most mutants are then killed within a
+    second.
 
     None if one fails without a mutant: its failure would prove nothing.
     """
-    order = {}
+    unplanted = {}
     for test in sorted({test for mutant in chosen for test in mutant.tests}):
         run = run_tests(folder, [test])
         print(f"{'passes' if run.status == 0 else 'fails':8} {sum(run.seconds.values()):4.0f} s  {test}", flush=True)
         if run.status != 0:
             print(run.output, f"{test} fails without a mutant; repair it first", sep="\n", file=sys.stderr)
             return None
-        order[test] = sorted(run.seconds, key=lambda each: run.seconds[each])
-    return order
+        unplanted[test] = dict(sorted(run.seconds.items(), key=lambda each: each[1]))
+    return unplanted
 
 
-def _tried(chosen: Sequence[Mutant], copies: Sequence[Path], order: Mapping[str, Sequence[str]]) -> list[Outcome]:
+def _tried(
+    chosen: Sequence[Mutant], copies: Sequence[Path], unplanted: Mapping[str, Mapping[str, float]]
+) -> list[Outcome]:
     free: queue.SimpleQueue[Path] = queue.SimpleQueue()
     for folder in copies:
         free.put(folder)
@@ -86,7 +89,7 @@ def _tried(chosen: Sequence[Mutant], copies: Sequence[Path], order: Mapping[str,
     def tried(mutant: Mutant) -> Outcome:
         folder = free.get()
         try:
-            outcome = try_mutant(folder, mutant, order)
+            outcome = try_mutant(folder, mutant, unplanted)
         finally:
             free.put(folder)
         print(f"{outcome.verdict:8} {outcome.seconds:4.0f} s  {mutant.title}  [{outcome.said}]")

@@ -118,6 +118,6 @@ HOSTILE: Final[tuple[Mutant, ...]] = (
     *bugs_in(
         "workers/evaluation/attack_results.py",
         MEMBERSHIP,
-        B("square = _QUANTILE**2 / per_side", "square = _QUANTILE / per_side", "intervals are too narrow"),
+        B("per_side - found + 1.0, _TAIL)", "per_side - found + 1.0, 2.0 * _TAIL)", "intervals are too narrow"),
     ),
 )

@@ -22,7 +22,7 @@ from tests.warm import FORKS
 
 ROOT: Final = Path(__file__).parents[2]
 LIMIT_S: Final = 600
-"""Tests that take longer count as killing: the mutant hangs."""
+"""Tests that take so much longer than twice their time without the mutant count as killing: the mutant hangs."""
 
 _OWN: Final = frozenset({"dpsweep", "tests"})
 
@@ -68,18 +68,21 @@ def copy_checkout(folder: Path) -> Path:
     return folder
 
 
-def run_tests(folder: Path, tests: Sequence[str]) -> Run:
-    """The named tests up to the first failure, from the copy in ``folder``. Hypothesis draws alike every time."""
+def run_tests(folder: Path, tests: Sequence[str], limit: float | None = None) -> Run:
+    """The named tests up to the first failure, from the copy in ``folder``. Hypothesis draws alike every time.
+
+    limit: seconds after which the run is ended; none for tests without a mutant, however busy the machine is.
+    """
     shutil.rmtree(folder / ".hypothesis", ignore_errors=True)
     output, seconds = folder / "output.txt", folder / "seconds.json"
     seconds.unlink(missing_ok=True)
     process = FORKS.Process(target=_run_here, args=(str(folder), tuple(tests), str(output), str(seconds)))
     process.start()
-    process.join(LIMIT_S)
+    process.join(limit)
     if process.is_alive():
         process.kill()
         process.join()
-        return Run(None, f"no end after {LIMIT_S} s")
+        return Run(None, f"no end after {limit} s")
     measured = json.loads(seconds.read_text()) if seconds.exists() else {}
     return Run(process.exitcode, output.read_text(errors="replace"), measured)
 
@@ -112,16 +115,18 @@ def _run_here(folder: str, tests: tuple[str, ...], output: str, seconds: str) ->
     sys.exit(status)
 
 
-def try_mutant(folder: Path, mutant: Mutant, order: Mapping[str, Sequence[str]] | None = None) -> Outcome:
+def try_mutant(folder: Path, mutant: Mutant, unplanted: Mapping[str, Mapping[str, float]] | None = None) -> Outcome:
     """Plant ``mutant`` in the copy, run its tests, and take it out again.
 
-    order: of some tests that it names, the single tests in the order to run them in.
+    unplanted: of some tests that it names, the seconds of the single tests without a mutant, in the order to run them
+    in.
     """
     began = time.monotonic()
-    tests = [each for test in mutant.tests for each in (order or {}).get(test, [test])]
+    tests = [each for test in mutant.tests for each in (unplanted or {}).get(test, [test])]
+    usual = sum(sum((unplanted or {}).get(test, {}).values()) for test in mutant.tests)
     try:
         with _planted(folder / mutant.file, mutant):
-            run = run_tests(folder, tests)
+            run = run_tests(folder, tests, LIMIT_S + round(2.0 * usual))
     except (OSError, ValueError) as error:
         return Outcome(mutant, "broken", 0.0, str(error))
     verdicts: dict[int | None, Verdict] = {None: "killed", 0: "survived", 1: "killed"}
