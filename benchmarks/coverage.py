@@ -182,6 +182,11 @@ def _equal(count: int, *logits: float) -> tuple[tuple[float, ...], ...]:
     return (logits,) * count
 
 
+_COLLAPSE: Final = ((0.9, 0.0), (0.1, -4.0))
+"""One run in ten learns hardly anything: `Population.modes`."""
+_TWO_MODES: Final = ((0.5, -0.8), (0.5, 0.8))
+
+
 def _cases() -> dict[str, Case]:
     six = Population((3000,), _equal(6, 1.7), 1, of_run=0.25)
     small = replace(six, sizes=(300,))
@@ -254,6 +259,11 @@ def _cases() -> dict[str, Case]:
             )
             for r in (2, 3, 5)
         },
+        **{
+            f"{name}-r{r}": Case(replace(small, runs=r, of_run=0.05, modes=modes), (means, differences, wrong_verdicts))
+            for name, modes in (("collapse", _COLLAPSE), ("two-modes", _TWO_MODES))
+            for r in (2, 3, 5)
+        },
     }
 
 
@@ -263,6 +273,7 @@ CASES: Final = _cases()
 LOOKS: Final = {
     "until-equal": Population((200,), _equal(3, 1.7), 20),
     "until-apart": Population((200,), ((2.7,), (1.7,), (1.7,)), 20),
+    "until-two-modes": Population((200,), _equal(3, 1.7), 20, of_run=0.05, modes=_TWO_MODES),
 }
 """Sweeps that add seeds until their settings are told apart; `runs` is the largest number of them."""
 

@@ -44,6 +44,7 @@ class Population:
     `logits`: [S, G], by private setting and group.
     `runs`: seeds of each setting.
     `of_run`: [S] or one number, the standard deviation of the effect of the run.
+    `modes`: chances of further effects of a run, such as that training collapses; none by default.
     `positives`: number of test examples of class 1 among the first; the others are of class 0. None: every second
     example.
     `splits`: number of test sets, each with its own seeds.
@@ -59,6 +60,7 @@ class Population:
     of_user: float = 0.0
     of_seed: float = 0.1
     of_run: float | tuple[float, ...] = 0.12
+    modes: tuple[tuple[float, float], ...] = ((1.0, 0.0),)
     positives: int | None = None
     splits: int = 1
     rows: int = 1
@@ -86,7 +88,8 @@ class Population:
 
     def _chance(self, logit: float, spread: float) -> float:
         total = math.hypot(self.of_example, self.of_user, self.of_seed, spread)
-        return float(_NODE_WEIGHTS @ _sigmoid(logit + total * _NODES) / _NODE_WEIGHTS.sum())
+        of_modes = [chance * (_NODE_WEIGHTS @ _sigmoid(logit + moved + total * _NODES)) for chance, moved in self.modes]
+        return float(sum(of_modes) / _NODE_WEIGHTS.sum())
 
     def without_privacy(self) -> float:
         """True accuracy of the baseline, whose runs have half the spread of the first setting's; NaN without one."""
@@ -141,6 +144,9 @@ def drawn(population: Population, draw: np.random.Generator) -> dict[str, AnyOut
         tested = _TestSet(population, split, users if population.rows > 1 else None)
         for name, of_groups, spread in zip(names, logits, spreads, strict=True):
             effects = common + draw.normal(0.0, spread, population.runs)
+            if len(population.modes) > 1:
+                likely, moved = zip(*population.modes, strict=True)
+                effects += draw.choice(moved, population.runs, p=likely)
             chances = _sigmoid(of_groups[population.groups] + difficulty + effects[:, None])
             for run in range(population.runs):
                 found[f"{name}-{split}-{run}"] = _DRAWN[population.task](tested, chances[run], draw)

