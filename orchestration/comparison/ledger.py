@@ -116,12 +116,13 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
     candidates = [each for name, each in every.items() if name not in shown]
     attempts = [*own, *candidates]
     delta = max(attempt.delta for attempt in attempts)
-    repeated = sum(sum(bool(attempt.trace.segments) for attempt in each) - 1 for each in counted)
+    repeated = sum(max(_trained(each) - 1, 0) for each in counted)
     found = Composition(len(counted), repeated, None, _release_epsilon(own, delta), candidates=len(candidates))
     tuned = (each for each in private if "unaccounted_tuning" in each.reasons and "candidate" not in each.labels)
     lost: tuple[Reason, ...] = ("candidates_not_counted",) if any(not each.candidates for each in tuned) else ()
     by_results = len(private) > 1 and any(trial.is_added for trial in private)
-    grown: tuple[Reason, ...] = ("end_followed_results",) if by_results or repeated else ()
+    again = any(_trained(trial.attempts) > 1 for trial in private)  # a start may be counted for a sweep before it
+    grown: tuple[Reason, ...] = ("end_followed_results",) if by_results or again else ()
     reasons = union((*(trial.reasons for trial in private), _of_attempts(attempts), lost, grown))
     traces = _counted(attempt.trace for attempt in attempts)
     found = replace(found, groups=tuple(_group_together(traces, delta, size, reasons) for size in group_sizes))
@@ -157,6 +158,11 @@ def _counted_once(private: Iterable[PublishedTrial]) -> list[tuple[Attempt, ...]
         seen.update(each.release for each in new)
         found += [new] if new else []
     return found
+
+
+def _trained(attempts: Iterable[Attempt]) -> int:
+    """Return how many of the attempts trained, rather than released statistics alone."""
+    return sum(bool(attempt.trace.segments) for attempt in attempts)
 
 
 def composed_epsilon(trial: PublishedTrial) -> float | None:

@@ -146,8 +146,23 @@ def test_a_release_that_another_sweep_took_over_counts_once(tmp_path: Path) -> N
     log.note(attempt())
     assert together()[:2] == (1, 1)
     assert together()[2] == pytest.approx(EPSILON_OF_TWO, rel=1e-3)
+    for files in ((first, other), (other, first)):
+        retried = known(composed(trial("a", *read_attempts(each, "a")) for each in files))
+        assert known(retried.epsilon) == pytest.approx(EPSILON_OF_TWO, rel=1e-3)
+        assert "end_followed_results" in retried.reasons, "in whatever order the sweeps are named"
     unnamed = [trial("a", replace(attempt(), folder=folder)) for folder in ("first", "other")]
     assert known(composed(unnamed)).epsilon == pytest.approx(EPSILON_OF_TWO, rel=1e-3)
+
+
+def test_statistics_that_only_one_of_two_sweeps_released_are_no_start() -> None:
+    trained, shown = (
+        replace(attempt(), release="trained"),
+        replace(attempt(trace=RUN.until(0)), number=2, release="shown"),
+    )
+    for trials in ([[trained], [trained, shown]], [[trained, shown], [trained]]):
+        found = known(composed(trial("a", *each) for each in trials))
+        assert found.attempts == 0
+        assert "end_followed_results" not in found.reasons
 
 
 def test_what_is_copied_before_it_ends_and_goes_on_apart_counts_twice(tmp_path: Path) -> None:
