@@ -33,7 +33,6 @@ from typing import Literal, TypeVar
 import numpy as np
 import numpy.typing as npt
 from scipy import special
-from scipy.interpolate import CubicHermiteSpline
 
 from dpsweep.accounting.errors import InvalidInput, require_finite
 from dpsweep.accounting.numerics.roots import beginning
@@ -526,7 +525,11 @@ def _about(atoms: _Atoms, targets: Array) -> Array:
     values, kept = np.unique(sums, return_index=True)  # slopes may be too small to tell neighbours apart
     if len(values) == 1:
         return np.full_like(targets, points[0])
-    found = CubicHermiteSpline(values, points[kept], (total / slope)[kept])(np.clip(targets, values[0], values[-1]))
+    from scipy import interpolate  # late: importing it takes half a second
+
+    found = interpolate.CubicHermiteSpline(values, points[kept], (total / slope)[kept])(
+        np.clip(targets, values[0], values[-1])
+    )
     return np.clip(found, points[0], points[-1])
 
 
