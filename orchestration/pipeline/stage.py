@@ -50,7 +50,7 @@ from dpsweep.orchestration.tracking.given_stores import note_given
 from dpsweep.orchestration.tracking.opening import open_tracker
 from dpsweep.orchestration.tracking.tracker import NO_TRACKING, Tracker
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode
-from dpsweep.workers.own_code.own_record import has_changed, names_weights
+from dpsweep.workers.own_code.own_record import has_changed, names_weights, with_digests_of_weights
 
 
 @dataclass(frozen=True)
@@ -192,7 +192,8 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
         display.warn(warning)
     earlier = earlier_driver(files.status)
     status = _initial_status(request, plan, earlier.spent if earlier else request.spent, display)
-    asked = Opening(request.address, sweep, files, request.code, display.warn, request.connect, request.turn)
+    code = with_digests_of_weights(request.code, (planned.spec for planned in plan.trials))
+    asked = Opening(request.address, sweep, files, code, display.warn, request.connect, request.turn)
     begins = opening(request.address) if request.retry else backend(request.address, plan, files)
     with begins(asked) as execution:
         if release_mode(sweep.disclosure).is_sensitive:

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +21,12 @@ from torch import nn
 
 import dpsweep
 from dpsweep.orchestration.execution import cluster
+from dpsweep.orchestration.pipeline.run import run_sweep
+from dpsweep.orchestration.pipeline.stage import NoDisplay, RunRequest
+from dpsweep.orchestration.store.status import SweepStatus
+from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.workers.data import load_dataset
+from dpsweep.workers.models.networks import resnet20_gn
 from tests.orchestration.invoking import invoked
 from tests.orchestration.processes import environment
 
@@ -142,6 +150,30 @@ def test_a_trial_that_other_code_began_and_that_showed_nothing_starts_anew(
     assert (began / "code" / "edited_layers.py").exists()
     edit(folder, "len(x) > 40", "len(x) > 4000")
     assert one(run(folder)).error is None
+
+
+def test_weights_replaced_while_a_sweep_runs_are_refused_by_its_trials(tmp_path: Path) -> None:
+    weights = tmp_path / "weights.pt"
+    model = {"name": "resnet20_gn", "initial_weights": str(weights)}
+    few = {"name": "digits", "keep": {str(digit): 6 for digit in range(10)}, "test_fraction": 0.1}
+    sampling = {"method": "poisson", "batch_size": 30}
+    text = json.dumps({**SWEEP, "data": few, "model": model, "sampling": sampling, "epochs": 1})
+    torch.save(resnet20_gn((1, 8, 8), 10).state_dict(), weights)
+    before = weights.read_bytes()
+
+    class Replacing(NoDisplay):
+        def watching(self, status: SweepStatus) -> AbstractContextManager[None]:
+            torch.save(resnet20_gn((1, 8, 8), 10).state_dict(), weights)
+            return super().watching(status)
+
+    request = RunRequest(parse_sweep(text), text, str(tmp_path / "out"), "in-process", "none")
+    run_sweep(request, Replacing())
+    (trial,) = dpsweep.open(tmp_path / "out").trials.values()
+    assert trial.state == "failed"
+    assert re.search(r"weights\.pt has changed since the run began, .*; restore the weights", str(trial.error))
+    weights.write_bytes(before)
+    run_sweep(replace(request, retry=("failed",)))
+    one(dpsweep.open(tmp_path / "out"))
 
 
 def test_models_of_other_code_are_refused_by_a_new_reader(folder: Path, tmp_path: Path) -> None:

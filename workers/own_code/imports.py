@@ -68,10 +68,15 @@ class GivenData:
 
 @dataclass(frozen=True)
 class UserCode:
-    """All modules of the user's own that may be imported, and the data that Python code gave."""
+    """All modules of the user's own that may be imported, and the data that Python code gave.
+
+    weights: as they were when the run began, where its driver has them: what the sweep names, and its
+    `dpsweep.workers.own_code.own_record.lines_of_digests`.
+    """
 
     modules: tuple[UserModule, ...] = ()
     data: tuple[GivenData, ...] = ()
+    weights: tuple[tuple[str, str], ...] = ()
 
     def named(self, location: str) -> UserModule | None:
         """Return the module that a sweep calls ``location``, if it may be imported."""

@@ -10,7 +10,8 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path, PurePath
 from typing import Final
 
@@ -50,6 +51,27 @@ def lines_of_digests(given: str) -> str:
     here.
     """
     return "\n".join(f"{digest_of_file(file)}  {path}" for path, file in _files(given))
+
+
+def with_digests_of_weights(code: UserCode, specs: Iterable[TrialSpec]) -> UserCode:
+    """Return ``code`` with the digests of weights that the trials read, as they are now on this machine."""
+    named = dict.fromkeys(given for spec in specs for _, given in _named(spec))
+    return replace(code, weights=tuple((given, lines) for given in named if (lines := lines_of_digests(given))))
+
+
+def require_same_weights(spec: TrialSpec, code: UserCode) -> None:
+    """Raise InvalidInput if the trial would read other weights than the run began with.
+
+    Weights that are not here are left out, as in `weight_digests`.
+    """
+    before = dict(code.weights)
+    for given in (given for _, given in _named(spec) if given in before):
+        now = lines_of_digests(given)
+        if now and (changed := _changed(PLACE, before[given].encode(), now.encode())):
+            raise InvalidInput(
+                f"{has_changed(changed)} since the run began, or differ between machines, and results of both do not "
+                "compare; restore the weights and run again, or choose another folder with --output"
+            )
 
 
 def names_weights(spec: TrialSpec) -> bool:

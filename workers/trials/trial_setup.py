@@ -29,7 +29,7 @@ from dpsweep.workers.noise.gaussian_sources import NoiseSource
 from dpsweep.workers.noise.noise_sources import make_noise_source
 from dpsweep.workers.noise.step_noise import EARLIER
 from dpsweep.workers.own_code.imports import UserCode
-from dpsweep.workers.own_code.own_record import require_same_code, store_code
+from dpsweep.workers.own_code.own_record import require_same_code, require_same_weights, store_code
 from dpsweep.workers.sampling.users import population_of, with_rows_of_users
 from dpsweep.workers.spec import TrialSpec, at_speed_of, divides_trained
 from dpsweep.workers.training.batch_gradients import TrainingRecipe, recipe_of
@@ -51,8 +51,11 @@ def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:
 
     Other settings would round the steps since the checkpoint differently, and as a resumed run repeats its noise, the
     noise would not hide such a difference. Raises: InvalidInput if the folder holds another trial, or one that began
-    with other ``code``; DataCorruption if the stored spec is damaged.
+    with other ``code``, and for weights that are to be trained and are not those of the run; DataCorruption if the
+    stored spec is damaged.
     """
+    if not exists(files.training):
+        require_same_weights(spec, code)
     if not exists(files.spec):
         return spec
     try:
