@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import functools
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -123,6 +124,8 @@ def _of_timm(timm: Any, architecture: str, num_classes: int) -> Network:
     tagged = timm.list_models(pretrained=True)  # with the name of weights, which were published at their own scale
     _require_listed([*timm.list_models(), *tagged], architecture, "timm.list_models()")
     module: nn.Module = timm.create_model(architecture, pretrained=False, num_classes=num_classes)
+    for part in (each for each in module.modules() if hasattr(each, "attention_bias_cache")):
+        setattr(part, "get_attention_biases", functools.partial(_biases, part))  # noqa: B010
     published = getattr(module, "pretrained_cfg")  # noqa: B009  (a Module's attribute, unknown to mypy)
     heads = published["classifier"]
     return Network(
@@ -131,6 +134,12 @@ def _of_timm(timm: Any, architecture: str, num_classes: int) -> Network:
         pixels(published["mean"], published["std"]),
         published["input_size"][-1],
     )
+
+
+def _biases(attention: Any, _: torch.device) -> Tensor:
+    """Return the biases of an attention of timm, which in evaluation mode keeps the first ones, though they train."""
+    found: Tensor = attention.attention_biases[:, attention.attention_bias_idxs]
+    return found
 
 
 def _require_listed(names: Sequence[str], architecture: str, listed_by: str) -> None:

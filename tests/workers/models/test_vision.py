@@ -118,6 +118,18 @@ def test_a_pretrained_network_trains_without_dropout(files: Mapping[str, str]) -
     assert torch.equal(model(pictures), model(pictures))
 
 
+def test_biases_of_attention_that_train_are_read_anew_in_evaluation_mode(files: Mapping[str, str]) -> None:
+    """LevIT, TinyViT and others of timm keep the first ones there, and lose them in ``train()`` alone."""
+    params: dict[str, Any] = {**OF_ROWS, "size": 224}
+    model = model_of(files, **params)
+    pictures = torch.randn(2, 3, SIDE, SIDE)
+    before = model(pictures)
+    for name, each in model.named_parameters():
+        if "attention_biases" in name:
+            each.data.normal_(0.0, 9.0)
+    assert not torch.allclose(model(pictures), before, rtol=1e-3)
+
+
 def test_batches_that_were_not_counted_are_not_missed(files: Mapping[str, str]) -> None:
     pictures = torch.randn(2, 3, SIDE, SIDE)
     params: dict[str, Any] = dict(RESNET)
