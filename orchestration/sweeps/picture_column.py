@@ -48,8 +48,8 @@ class PictureColumn:
     def model(self, head: str) -> Iterator[str]:
         """Yield the lines of the model. head: a remark on a linear model for the task."""
         yield f"model: logistic    # {head}; or a function of your own"
-        yield "# Of 10,000 pictures or more a network learns more: cnn_papernot, with bound 0.1 and learning_rate 0.5."
-        yield "# Of photographs, one trained on public pictures does: frozen_features and vision, in docs/data.md."
+        yield "# Of 10,000 pictures on a network may learn more: cnn_papernot, with bound 0.1 and learning_rate 0.5."
+        yield "# Of photographs, so may one trained on public pictures: frozen_features and vision, in docs/data.md."
 
     def scale(self, rows: int, task: TableTask, outputs: int, deviation: float | None) -> Scale:
         """Return the learning rate and bound; arguments as of `scale_of`."""
