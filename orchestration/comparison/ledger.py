@@ -121,8 +121,7 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
     tuned = (each for each in private if "unaccounted_tuning" in each.reasons and "candidate" not in each.labels)
     lost: tuple[Reason, ...] = ("candidates_not_counted",) if any(not each.candidates for each in tuned) else ()
     by_results = len(private) > 1 and any(trial.is_added for trial in private)
-    again = any(_trained(trial.attempts) > 1 for trial in private)  # a start may be counted for a sweep before it
-    grown: tuple[Reason, ...] = ("end_followed_results",) if by_results or again else ()
+    grown: tuple[Reason, ...] = ("end_followed_results",) if by_results or repeated else ()
     reasons = union((*(trial.reasons for trial in private), _of_attempts(attempts), lost, grown))
     traces = _counted(attempt.trace for attempt in attempts)
     found = replace(found, groups=tuple(_group_together(traces, delta, size, reasons) for size in group_sizes))
@@ -147,13 +146,12 @@ def _composed(trials: Iterable[PublishedTrial], group_sizes: tuple[int, ...]) ->
 
 
 def _counted_once(private: Iterable[PublishedTrial]) -> list[tuple[Attempt, ...]]:
-    """Return the releases of each trial, without those of trials before it: copies that another sweep took over.
-
-    Trials with nothing left are omitted.
+    """Return the releases of each trial, without copies, which a sweep takes over from another: each counts for the
+    trial that trained most often, so that all starts of that stand together. Trials with nothing left are omitted.
     """
     seen: set[str] = set()
     found: list[tuple[Attempt, ...]] = []
-    for trial in private:
+    for trial in sorted(private, key=lambda each: -_trained(each.attempts)):
         new = tuple(each for each in trial.attempts if not each.release or each.release not in seen)
         seen.update(each.release for each in new)
         found += [new] if new else []

@@ -122,15 +122,15 @@ ORCHESTRATION: Final[tuple[Mutant, ...]] = (
         ("tests/orchestration/comparison/test_ledger.py::test_trials_that_results_added_guarantee_nothing_together",),
         B("len(private) > 1 and any(", "False and any(", "trials that results added compose to a guarantee", True),
         B(
-            "if by_results or again else",
+            "if by_results or repeated else",
             "if by_results else",
             "a trial that is trained until its results suit has a guarantee",
             privacy=True,
             tests=(AGAIN,),
         ),
         B(
-            "if by_results or again else",
-            "if by_results or repeated else",
+            "in sorted(private, key=lambda each: -_trained(each.attempts)):",
+            "in private:",
             "a trial that is trained again has a guarantee behind a sweep that took its first start over",
             privacy=True,
             tests=(TAKEN_OVER,),

@@ -149,7 +149,8 @@ def test_a_release_that_another_sweep_took_over_counts_once(tmp_path: Path) -> N
     for files in ((first, other), (other, first)):
         retried = known(composed(trial("a", *read_attempts(each, "a")) for each in files))
         assert known(retried.epsilon) == pytest.approx(EPSILON_OF_TWO, rel=1e-3)
-        assert "end_followed_results" in retried.reasons, "in whatever order the sweeps are named"
+        assert (retried.trials, retried.attempts) == (1, 1), "in whatever order the sweeps are named"
+        assert "end_followed_results" in retried.reasons
     unnamed = [trial("a", replace(attempt(), folder=folder)) for folder in ("first", "other")]
     assert known(composed(unnamed)).epsilon == pytest.approx(EPSILON_OF_TWO, rel=1e-3)
 
