@@ -60,12 +60,10 @@ def init(
     group_column, user_column = _one("--group", group), _one("--user", user)
     text_column, image_column = _one("--text", text, _JOINED), _one("--image", image, _ONE_PICTURE)
     require_path(str(data))  # before the tokenizer, as whoever has neither would correct its path alone
-    read: TextColumn | PictureColumn | None = (
-        None if text_column is None else TextColumn.read_by(text_column, tokenizer, pretrained)
-    )
+    read: TextColumn | PictureColumn | None = None if image_column is None else PictureColumn(image_column)
+    if text_column is not None:
+        read = TextColumn.read_by(text_column, tokenizer, pretrained)
     hashed = text_column if read is None else None
-    if image_column is not None:
-        read = PictureColumn(image_column)
     target = Path(f"{data.stem}.yaml") if to is None else to
     if os.path.exists(target):  # False for a name that is too long
         raise InvalidInput(f"{target} exists and may hold your changes; name another file with --to")
