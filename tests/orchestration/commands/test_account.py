@@ -184,7 +184,7 @@ def test_every_user_is_accounted_by_all_own_records(tmp_path: Path) -> None:
     assert (users["users"], users["most_records"]) == (len(np.unique(owners)), np.bincount(owners).max())
     most = int(np.bincount(owners).argmax())
     expected = epsilon_of_examples(trace, norms.steps.tolist(), norms.contributions[owners == most], stored.delta).upper
-    assert stored.upper[stored.example_ids == most] == pytest.approx(expected, rel=1e-6)
+    assert stored.upper[stored.example_ids == most] == pytest.approx(expected, rel=1e-3)
     assert users["largest"] == stored.upper.max()
     text = printed(*asked(files, "--trial", answer["key"], "--by-user"))
     told = f"{users['users']} users of up to {users['most_records']} records"

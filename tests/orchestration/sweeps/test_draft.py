@@ -401,7 +401,7 @@ def test_an_embedding_is_features_and_other_nested_columns_are_left_out(tmp_path
     assert '  # left out: "words", whose values are of type list<element: string>' in text
     assert '  # left out: "gaps", whose values are of type fixed_size_list<element: float>[3]' in text
     assert '  # left out: "states", which has the same value in every row that has one' in text
-    assert '  # left out: "raw", whose values are of type binary' in text
+    assert '  # left out: "raw", which holds bytes; if they are pictures, draft with --image "raw" to learn' in text
     sweep = parse_sweep(text)
     assert sweep.data[0].params["features"] == ["emb", "free"]
     assert set(sweep.data[0].params["ranges"]) == {"emb", "free"}
