@@ -54,7 +54,7 @@ def as_begun(files: TrialFiles, spec: TrialSpec, code: UserCode) -> TrialSpec:
     with other ``code``, and for weights that are to be trained and are not those of the run; DataCorruption if the
     stored spec is damaged.
     """
-    if not exists(files.training):
+    if code.weights and not exists(files.training):
         require_same_weights(spec, code)
     if not exists(files.spec):
         return spec
