@@ -27,7 +27,7 @@ from dpsweep.orchestration.sweeps.draft_scale import (
     too_few_to_count,
     two_digits,
 )
-from dpsweep.orchestration.sweeps.read_column import ReadColumn
+from dpsweep.orchestration.sweeps.read_column import ReadColumn, rows_lacking
 from dpsweep.orchestration.sweeps.schema import parse_sweep
 from dpsweep.orchestration.sweeps.text_column import quoted
 from dpsweep.workers.data import FEW_ROWS, ColumnProfile, TableProfile, TableTask, load_source, profile_table
@@ -447,7 +447,7 @@ def _lacking(column: ColumnProfile) -> str:
         return ""
     listed = "" if column.span is not None else ", unless you list it as a value"
     known = f" ({', '.join(map(quoted, column.markers))} too{listed})" if column.markers else ""
-    return f"; missing in {column.missing:.1%} of the rows, which are left out{known}"
+    return f"; {rows_lacking(column)}{known}"
 
 
 def _alike(column: ColumnProfile) -> Iterator[str]:

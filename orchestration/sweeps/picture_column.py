@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from dpsweep.orchestration.sweeps.draft_scale import Scale, scale_of_pictures
+from dpsweep.orchestration.sweeps.read_column import rows_lacking
 from dpsweep.orchestration.sweeps.text_column import quoted
 from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask
 
@@ -37,7 +38,7 @@ class PictureColumn:
     def section(self, table: TableProfile) -> Iterator[str]:
         """Yield the lines of a draft that name it. table: profile of the table that has it."""
         column = table.column(self.name, self.kind)
-        lacking = f"; missing in {column.missing:.1%} of the rows, which are left out" if column.missing else ""
+        lacking = f"; {rows_lacking(column)}" if column.missing else ""
         if column.holds_bytes:
             yield f"  image: {quoted(self.name)}    # the pictures themselves{lacking}"
         else:

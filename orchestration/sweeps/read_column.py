@@ -1,4 +1,4 @@
-"""The protocol of columns of a draft that models read in place of features."""
+"""The protocol of columns of a draft that models read in place of features, and what drafts say of any column."""
 
 from __future__ import annotations
 
@@ -7,6 +7,11 @@ from typing import Protocol
 
 from dpsweep.orchestration.sweeps.draft_scale import Scale
 from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask
+
+
+def rows_lacking(column: ColumnProfile) -> str:
+    """Return how many rows are left out because this column lacks a value."""
+    return f"missing in {column.missing:.1%} of the rows, which are left out"
 
 
 class ReadColumn(Protocol):

@@ -10,6 +10,7 @@ from typing import Final
 
 from dpsweep.accounting.errors import InvalidInput
 from dpsweep.orchestration.sweeps.draft_scale import SCALE_OF_TOKENS, Scale, scale_of
+from dpsweep.orchestration.sweeps.read_column import rows_lacking
 from dpsweep.workers.data import ColumnProfile, TableProfile, TableTask, padding_beside
 from dpsweep.workers.models import has_other_tokenizer, most_tokens
 
@@ -69,8 +70,8 @@ class TextColumn:
 
         Raises: InvalidInput where the tokenizer cannot be read.
         """
-        missing = table.column(self.name, self.kind).missing
-        lacking = f"    # missing in {missing:.1%} of the rows, which are left out" if missing else ""
+        column = table.column(self.name, self.kind)
+        lacking = f"    # {rows_lacking(column)}" if column.missing else ""
         yield f"  text: {quoted(self.name)}{lacking}"
         yield f"  tokenizer: {quoted(str(self.tokenizer.resolve()))}    # CONFIRM: made of other texts than these"
         if self.has_other_tokenizer:
