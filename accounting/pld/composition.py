@@ -263,6 +263,8 @@ def delta_of_rounds(rounds: GroupRounds, epsilon: float, tolerance: float = TOLE
     else:
         upper, lower = 1.0, 0.0
     upper = min(upper, total_variation(rounds), gaussian_delta_ceiling(rounds, epsilon))
+    if upper < MIN_DELTA:
+        return PairBounds(upper, lower)
     pair = [cumulants(rounds, direction, LEAST_TAIL) for direction in DIRECTIONS]
     log_delta = min(max(saddle_at_epsilon(generating, epsilon).log_delta for generating in pair), 0.0)
     for share in _LOST:

@@ -331,7 +331,18 @@ def _factors_of(law: RoundLaw, plan: LatticePlan) -> _Factors:
     table, offset = _tabulated(kept, plan), lower_offset(rounded, plan.spacing)
     lower_table = table if kept == rounded and offset == 0.0 else _tabulated(rounded, plan, offset)
     upper, lower = _factors((table.law(plan.direction, "upper"), lower_table.law(plan.direction, "lower")), plan)
-    return _with_opposite(upper, lower, _opposite(table, plan), plan)
+    return _with_opposite(upper, _at_least_nothing(lower, plan), _opposite(table, plan), plan)
+
+
+def _at_least_nothing(lower: _Factor, plan: LatticePlan) -> _Factor:
+    """Return the round from below, or no round where the tilted mass says that rounding down costs more than the round.
+
+    Leaving out a round is post-processing, so it bounds from below, too.
+    """
+    if not lower.log_mgf < 0.0:
+        return lower
+    (nothing,) = _factors((LatticeLoss(plan.spacing, 0.0, np.ones(1), 0.0, np.zeros(1)),), plan)
+    return nothing
 
 
 def _factors_from_above(law: RoundLaw, plan: LatticePlan) -> _Factors:
@@ -364,20 +375,23 @@ def _randomised_response(epsilon: float, plan: LatticePlan) -> _Factors:
     """Return the losses +-epsilon with odds exp(epsilon), which dominates every (epsilon, 0)-DP mechanism (Kairouz et
     al., 2015).
 
-    Upper: each atom is spread over its two nodes, keeping its mass under both measures. Lower: it is rounded down.
+    Upper: each atom is spread over its two nodes, keeping its mass under both measures. Lower: each is rounded down, on
+    a lattice with a node just below +epsilon.
     """
     spacing, start = plan.spacing, int(np.floor(-epsilon / plan.spacing)) - 1
     spread, rounded = np.zeros((2, int(np.ceil(epsilon / spacing)) - start + 3))
+    below = epsilon * (1 - 8 * _EPS) / spacing
+    offset = below - math.floor(below)
     for loss in (-epsilon, epsilon):
         mass, node = 1 / (1 + np.exp(-loss)), int(np.floor(loss / spacing))
         raised = mass * np.expm1(node * spacing - loss) / np.expm1(-spacing)
         spread[node - start : node - start + 2] += (mass - raised, raised)
-        rounded[int(np.floor(loss / spacing - 0.5)) - start] += mass
+        rounded[(math.floor(below) if loss > 0.0 else math.floor(-epsilon / spacing - offset)) - start] += mass
     rounding = 8 * _EPS * (1 + epsilon / spacing) * np.ones_like(spread) * spread
     upper = LatticeLoss(spacing, start, spread, 0.0, rounding)
-    lower = LatticeLoss(spacing, start + 0.5, rounded, 0.0, rounding)
+    lower = LatticeLoss(spacing, start + offset, rounded, 0.0, rounding)
     from_above, from_below = _factors((upper, lower), plan)
-    return _with_opposite(from_above, from_below, upper, plan)
+    return _with_opposite(from_above, _at_least_nothing(from_below, plan), upper, plan)
 
 
 def _factors(laws: Sequence[LatticeLoss], plan: LatticePlan) -> list[_Factor]:

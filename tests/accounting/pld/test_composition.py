@@ -32,7 +32,8 @@ from dpsweep.accounting.pld import (
     rounds_of_examples,
     upper_epsilon_of_rounds,
 )
-from dpsweep.accounting.pld.group_rounds import rounds_of_group
+from dpsweep.accounting.pld.composition import delta_of_rounds
+from dpsweep.accounting.pld.group_rounds import GroupRounds, rounds_of_group
 from dpsweep.accounting.pld.groups import epsilon_of_examples
 from tests.known import known
 
@@ -234,6 +235,32 @@ def test_noise_too_weak_or_too_strong_for_a_lattice_is_bounded_by_the_unsampled_
         else:
             assert claimed.upper == 0.0
             assert 0.4 * math.sqrt(10) * shift < 1e-5, "delta covers all that the run tells"
+
+
+@pytest.mark.parametrize(
+    ("steps", "releases"),
+    [
+        ([], [GaussianRelease("statistics", 2.0)]),
+        ([], [PureRelease("counts", 0.3)] * 2),
+        ([], [GaussianRelease("statistics", 2.0), PureRelease("counts", 0.3)]),
+        ([(PoissonSampling(0.1), 2.0, 300)], [PureRelease("counts", 1e-5)] * 20),
+    ],
+)
+@pytest.mark.parametrize("delta", [1e-4, 1e-9])
+def test_steps_that_hardly_add_leave_the_bounds_close(
+    steps: list[tuple[Sampling, float, int]], releases: list[Any], delta: float
+) -> None:
+    """Rounded down to a lattice that suits the rest, each such step would be worth less than no step."""
+
+    def rounds_with(*weak: tuple[Sampling, float, int]) -> GroupRounds:
+        return rounds_of_group(trace_of([*steps, *weak], releases), 4)
+
+    alone = epsilon_of_rounds(rounds_with(), delta)
+    weak, weaker = (epsilon_of_rounds(rounds_with((PoissonSampling(0.1), sigma, 300)), delta) for sigma in (1e5, 1e6))
+    assert alone.lower <= weaker.upper <= weaker.lower * 1.001
+    assert weaker.lower <= weak.upper
+    composed = delta_of_rounds(rounds_with((PoissonSampling(0.1), 1e6, 300)), 0.9 * weaker.upper)
+    assert composed.upper <= 1.1 * composed.lower
 
 
 def test_a_strong_side_query_or_release_is_accounted_for() -> None:
