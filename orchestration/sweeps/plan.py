@@ -7,7 +7,6 @@ will be accounted. A trial that cannot run is refused with a reason; if any tria
 from __future__ import annotations
 
 import contextlib
-from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
@@ -17,22 +16,18 @@ from typing import Final, TypeVar
 import torch
 from torch import nn
 
-from dpsweep.accounting.accountants.account import account
-from dpsweep.accounting.accountants.joint_cost import account_together
-from dpsweep.accounting.calibration.parameter_search import epsilon_text
 from dpsweep.accounting.calibration.planned_runs import PROCESSES, Calibration, Solver, TrialMechanism, solve_all
 from dpsweep.accounting.errors import DpsweepError, InvalidInput, Unreachable, private_text, public_text, without_locals
-from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, why_too_large
-from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
-from dpsweep.accounting.mechanism.reasons import in_words, weakened
+from dpsweep.accounting.mechanism.estimates import PrivacyEstimate
+from dpsweep.accounting.mechanism.reasons import weakened
 from dpsweep.accounting.mechanism.trace import Release, Trace
 from dpsweep.accounting.pld import rounds_or_chain
 from dpsweep.orchestration.store.release_modes import RELEASED, shown_error
-from dpsweep.orchestration.sweeps.components import without_defaults
-from dpsweep.orchestration.sweeps.grid import KEYS, NO_PAST, GridPoint, Past, grid, repeated_axes, rivals
-from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, accounts_examples, reasons_of, worst_cases
+from dpsweep.orchestration.sweeps.grid import NO_PAST, GridPoint, Past, grid
+from dpsweep.orchestration.sweeps.plan_remarks import note_of_candidates, notes_of_own_parts, own_parts, warnings_of
+from dpsweep.orchestration.sweeps.planned import Plan, PlannedTrial, Refusal, reasons_of, worst_cases
 from dpsweep.orchestration.sweeps.schema import SweepSpec
-from dpsweep.orchestration.sweeps.sections import never_met, require_defined
+from dpsweep.orchestration.sweeps.sections import require_defined
 from dpsweep.orchestration.sweeps.tune import require_selectable
 from dpsweep.orchestration.sweeps.tuning_stages import require_optuna, while_tuning, why_unlike
 from dpsweep.workers.clipping import ClippingMethod, PublicFacts, make_clipping, rehearse
@@ -40,7 +35,6 @@ from dpsweep.workers.data import Dataset, describe, load_dataset
 from dpsweep.workers.dataset_description import DatasetDescription
 from dpsweep.workers.machine.checkpoint import fingerprint
 from dpsweep.workers.machine.devices import torch_defaults
-from dpsweep.workers.models import has_other_tokenizer
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, is_import_path
 from dpsweep.workers.sampling.users import planned_population, require_per_user
 from dpsweep.workers.spec import DataSpec, NormSpec, Shard, TrialSpec
@@ -50,9 +44,7 @@ from dpsweep.workers.training.preprocessing import planned_releases
 from dpsweep.workers.training.trial_mechanism import (
     affordable_epochs,
     check_spec,
-    make_budget,
     mechanism_of,
-    paid_by,
     with_chosen_norms,
     with_noise,
 )
@@ -84,7 +76,7 @@ def plan_sweep(
     if sweep.tune is not None and sweep.adapted is None:
         require_optuna(sweep.tune)
         tuning = plan_sweep(while_tuning(sweep), code, past, solver)
-        of_candidates = (_candidates_note(sweep, tuning.trials),) if tuning.trials else ()
+        of_candidates = (note_of_candidates(sweep, tuning.trials),) if tuning.trials else ()
         return replace(_alike(sweep, tuning), notes=(*tuning.notes, *of_candidates))
     planner, points = _Planner(sweep, code, past.calibrations), grid(sweep, past)
 
@@ -100,15 +92,8 @@ def plan_sweep(
         each if isinstance(each, Refusal) else attempted(each.point, partial(planner.planned, each)) for each in checked
     ]
     planned, (shares, of_models) = [each for each in outcomes if isinstance(each, PlannedTrial)], planner.told()
-    warnings = (
-        *_sweep_warnings(sweep),
-        *_unopposed(sweep, planned),
-        *_untracked(sweep, planned),
-        *never_met(sweep.resources, [sweep.reserved(trial.spec) for trial in planned]),
-        *(*_of_data(planned), *_of_users(sweep, planned), *_of_tokenizers(planned)),
-        *(*_large_deltas(planned), *_beyond_budgets(planned), *of_models),
-    )
-    notes = (*(_untried(planned) if code is None else ()), *shares)
+    warnings = (*warnings_of(sweep, planned), *of_models)
+    notes = (*(notes_of_own_parts(planned) if code is None else ()), *shares)
     refused = tuple(each for each in outcomes if isinstance(each, Refusal))
     former = tuple(point for point in points if not point.is_asked)
     return Plan(tuple(planned), refused, warnings, planner.multipliers, former, notes)
@@ -148,6 +133,8 @@ class _Planner:
     """By data and combination: the error if it cannot train, otherwise notes about its model."""
     multipliers: dict[str, float] = field(default_factory=dict)
     """Calibrated noise multipliers, by digest of mechanism, epochs, target epsilon, delta and accountant."""
+    unsolved: dict[str, DpsweepError] = field(default_factory=dict)
+    """Errors of calibrations without a result, by the same keys."""
     costs: dict[tuple[Trace, float], tuple[PrivacyEstimate, ...]] = field(default_factory=dict)
     """Results of `worst_cases` by trace and delta."""
 
@@ -208,7 +195,7 @@ class _Planner:
         method, mechanism = checked.method, checked.mechanism
         if checked.calibration is not None:
             key, search = checked.calibration
-            sigma = _once(self.multipliers, key, search.solve)
+            sigma = self._multiplier(key, search)
             trial = with_noise(trial, method.example_budget, sigma, search.target_epsilon)
             method = make_clipping(trial.clipping, self.code or NO_CODE)
             mechanism = mechanism_of(trial, method, mechanism.dataset_size, point.releases)
@@ -270,6 +257,16 @@ class _Planner:
         if isinstance(outcome, DpsweepError):
             raise outcome.with_traceback(None)
         return outcome.parameters
+
+    def _multiplier(self, key: str, search: Calibration) -> float:
+        """Return the calibrated noise multiplier. Raises the error for which there is none, which is found once."""
+        if key in self.unsolved:
+            raise self.unsolved[key].with_traceback(None)
+        try:
+            return _once(self.multipliers, key, search.solve)
+        except DpsweepError as error:
+            self.unsolved[key] = without_locals(error)
+            raise
 
     def told(self) -> tuple[tuple[str, ...], tuple[str, ...]]:
         """Return notes on which parameters of the models train, and warnings about models and the use of a GPU."""
@@ -414,187 +411,3 @@ def require_one_task(sweep: SweepSpec, known: Iterable[DatasetDescription], data
             "(data.user), or choose accuracy"
         )
     require_selectable(sweep.tune, dataset.task)
-
-
-def _sweep_warnings(sweep: SweepSpec) -> tuple[str, ...]:
-    """Return warnings about the sweep file."""
-    twice = repeated_axes(sweep)
-    in_two_ways = [axis for axis in repeated_axes(sweep, without_defaults) if axis not in twice]
-    said = {
-        "twice; trials that are the same run once": twice,
-        "twice, once with a default written out; these are different trials of one setting, and each costs its own ε: "
-        "leave one out": in_two_ways,
-    }
-    return tuple(
-        f"the sweep lists a value of {', '.join(KEYS.get(axis, axis) for axis in axes)} {what}"
-        for what, axes in said.items()
-        if axes
-    )
-
-
-def _unopposed(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return a warning if the sweep's scheduler stops trials, but every group of comparable trials has only one
-    trial, or all end before it may stop one.
-    """
-    compared = [(group, each.spec.epochs) for each in trials if (group := rivals(each.point)) is not None]
-    if sweep.scheduler.name == "fifo":
-        return ()
-    longest, grace = max((epochs for _, epochs in compared), default=0), sweep.scheduler.grace_epochs
-    if 0 < longest <= grace:
-        return (
-            f"scheduler {sweep.scheduler.name} stops no trial before its grace_epochs, {grace}, and no trial takes "
-            f"more than {longest}, so it will stop none; set grace_epochs lower",
-        )
-    if max(Counter(group for group, _ in compared).values(), default=0) > 1:
-        return ()
-    return (
-        f"scheduler {sweep.scheduler.name} compares private trials of one setting and seed, which differ in optimizer, "
-        "learning rate, bound, batch size or epochs; no two of these do, so it will stop none",
-    )
-
-
-def _untracked(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return a warning if a sweep tracks examples at every step, but estimates the epsilons of none."""
-    tracks = [trial for trial in trials if trial.spec.norms.exact_examples]
-    estimated = [trial for trial in tracks if trial.trace.filter is None]
-    if not tracks or any(accounts_examples(trial.trace, trial, sweep) for trial in estimated):
-        return ()
-    return (
-        "norms.exact_examples is of no use: the epsilons of single examples, whose error it measures, are estimated "
-        "in no trial of the sweep",
-    )
-
-
-def _of_data(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return the notes of each data set, such as rows that are left out, and what was read off the rows."""
-    notes = {
-        f"data {trial.dataset.name}: {note}": None
-        for trial in trials
-        for note in (*trial.dataset.notes, *in_words(trial.dataset.reasons))
-    }
-    return tuple(notes)
-
-
-def _of_users(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return notes on each data set whose users are not what ε protects, or may own test examples. Numbers are
-    private.
-    """
-    notes: dict[str, None] = {}
-    for spec, each in ((trial.spec, trial.dataset) for trial in trials):
-        if each.rows_per_user and spec.is_private and spec.users is None and max(sweep.accounting.group_sizes) == 1:
-            notes[
-                f"data {each.name}: every ε is that of one row, and a user with several pays more; set privacy.unit: "
-                "user, or list the most rows of a user in accounting.group_sizes"
-            ] = None
-        if each.shared_users:
-            notes[
-                f"data {each.name}: people of the training data own rows of the test data, too, so that measures of "
-                "these tell of people who train, and look better than on strangers; take their rows out of the test "
-                "table, or leave out test_path, so that whole people are held out"
-            ] = None
-        if each.rows_per_user and each.test_users is None:
-            notes[
-                f"data {each.name}: the test examples name no users, so nobody checks whether people who train are "
-                "among them, and intervals take rows of one user as independent; name the users of test examples, too"
-            ] = None
-    return tuple(notes)
-
-
-def _of_tokenizers(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return a note on each pretrained model that was trained with another tokenizer than that of the data."""
-    read = {
-        (part.name, part.params.get("path"), spec.data.params.get("tokenizer")): None
-        for spec in (trial.point.spec for trial in trials)
-        for part in (spec.model, spec.preprocessing)
-        if spec.data.name == "text" and part is not None and part.name in ("hugging_face", "text_features")
-    }
-    return tuple(
-        f"{name} {path}: its folder has a tokenizer.json that makes other tokens than {tokenizer}; unless both number "
-        "them alike, the model reads other words than it was trained on: set tokenizer to its own"
-        for name, path, tokenizer in read
-        if has_other_tokenizer(str(path), str(tokenizer))
-    )
-
-
-def _beyond_budgets(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    """Return a note about the most expensive trial among those whose budget covers training but not their other
-    releases.
-    """
-    found: list[tuple[float, str]] = []
-    for trial in trials:
-        budget, left_out = trial.spec.budget, [release.name for release in trial.trace.releases]
-        if budget is not None and budget.covers == "training" and left_out:
-            kind = make_budget(budget, trial.spec.delta)
-            paid, whole = kind.cost(paid_by(budget, trial.trace)), kind.cost(trial.trace)
-            found.append(
-                (
-                    whole,
-                    f"the budget covers training alone: of {trial.key}, it pays {kind.unit} {paid:.6g} of "
-                    f"{kind.limit:.6g}; with {', '.join(left_out)} the trial costs {kind.unit} {whole:.6g}, and every "
-                    "ε counts all of it",
-                )
-            )
-    return (max(found, key=lambda each: each[0])[1],) if found else ()
-
-
-def _large_deltas(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    told = {
-        trial.dataset.train_size: large
-        for trial in trials
-        if trial.spec.is_private and (large := why_too_large(trial.spec.delta, trial.dataset.train_size))
-    }
-    return tuple(told.values())
-
-
-def _candidates_note(sweep: SweepSpec, trials: Sequence[PlannedTrial]) -> str:
-    """Return a note that says what the tuning trials of ``sweep`` are and what is trained after them."""
-    match sweep.tune.selection if sweep.tune else None:
-        case RandomTrials() as law:
-            return (
-                f"these are the candidates of the private selection, {len(trials)} in all; each trial of the "
-                f"sweep is the best of a random number of them, {law.mean:g} expected, and every ε is that after the "
-                f"selection{_naive(trials, round(law.mean))}"
-            )
-        case ExponentialChoice() as choice:
-            return (
-                f"these are the candidates of the exponential mechanism, {len(trials)} in all, each on a part "
-                f"of the data of its own, 1/{choice.parts} of the training examples; each trial of the sweep is one "
-                f"of {choice.candidates}, and every ε is that after the choice{_naive(trials, choice.candidates)}"
-            )
-    settings = len({trial.point.setting for trial in trials})
-    is_first = sweep.tune is not None and sweep.tune.search == "optuna"
-    later = " to begin with, half of them all; Optuna proposes the others" if is_first else " in all"
-    return (
-        f"these are the trials of the tuning, {len(trials)}{later}; then the best candidate of every "
-        f"setting ({settings}) is trained with each of the sweep's seeds ({len(sweep.seeds)})"
-    )
-
-
-def _naive(trials: Sequence[PlannedTrial], number: int) -> str:
-    """Return the epsilon of the first private candidate: after the selection, alone, and if ``number`` of them were
-    released.
-    """
-    one = next((trial for trial in trials if trial.spec.is_private and trial.trace.is_private), None)
-    if one is None:
-        return ""
-    run = replace(one.trace, selection=None)
-    alone, every = account(run, one.spec.delta), account_together([run] * number, one.spec.delta)
-    return (
-        f". For {one.key} it is {epsilon_text(one.worst_case.epsilon)}; one candidate alone costs "
-        f"{epsilon_text(alone.epsilon)}, and to release {number} of them {epsilon_text(every.epsilon)}"
-    )
-
-
-def own_parts(trial: TrialSpec) -> list[str]:
-    """Return descriptions of the trial's model and loss, as far as they are the user's own code."""
-    parts = {"model": trial.model.name, "loss": trial.loss.name}
-    return [f"{what} {name!r}" for what, name in parts.items() if is_import_path(name)]
-
-
-def _untried(trials: Sequence[PlannedTrial]) -> tuple[str, ...]:
-    names = sorted({part for trial in trials for part in own_parts(trial.spec)})
-    return tuple(
-        f"{name} is the user's own code, which is not run here: it was not tried on rows of the data, nor the model, "
-        "preprocessing, loss and augmentation that it is combined with"
-        for name in names
-    )

@@ -231,6 +231,11 @@ def test_trials_of_equal_mechanism_are_calibrated_and_accounted_once(monkeypatch
     plan = planned(seeds=[0, 1, 2], clipping="flat", noise="constant")
     assert len(plan.trials) == 3
     assert sorted(calls) == ["calibrate_noise_multiplier", "check_feasible", "load_dataset", "worst_cases"]
+    calls.clear()
+    unmet = {**PRIVACY, "target_epsilon": 0.001}
+    plan = planned(seeds=[0, 1, 2], clipping="flat", noise="constant", release="private", privacy=unmet)
+    assert ["epsilon 0.001 is unreachable" in each.reason for each in plan.refusals[1:]] == [True, True]
+    assert calls.count("calibrate_noise_multiplier") == 2, "with others, and again for its reason"
 
 
 def test_delta_above_one_over_n_is_a_warning() -> None:
