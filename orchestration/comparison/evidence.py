@@ -9,6 +9,7 @@ from typing import Final
 
 import numpy as np
 import numpy.typing as npt
+from scipy import sparse
 
 from dpsweep.orchestration.comparison.extremes import (
     Extreme,
@@ -45,9 +46,8 @@ RESAMPLES: Final = 1000
 _FEWER_RESAMPLES: Final = 300
 _MANY_TRIALS: Final = 100
 """Larger sweeps get `_FEWER_RESAMPLES` resamples: the ends of intervals vary more, their coverage is the same."""
-_CELLS_AT_ONCE: Final = 2**24
-_FEW_CELLS: Final = 64
-"""Up to this number, a product of matrices sums them faster than sorting does."""
+_NUMBERS_AT_ONCE: Final = 2**24
+"""Most numbers of all resamples that are held at the same time, at 8 bytes each."""
 Single = npt.NDArray[np.float32]
 NumberName = tuple[str, str]
 """Name of a group, or "" for all test examples, and name of a metric."""
@@ -368,11 +368,11 @@ def _resampled(test_set: str, members: Sequence[_TestedTrial], resamples: int) -
     found: dict[str, list[dict[NumberName, Single]]] = {each.trial.key: [] for each in members}
     users = next((each.outcomes.users for each in members if each.outcomes.users is not None), None)
     owners = np.arange(len(first.groups)) if users is None else np.unique(users, return_inverse=True)[1]
-    for weights in _weights(test_set, owners, resamples, max(1, _CELLS_AT_ONCE // cells)):
+    for draws in _draws(test_set, owners, resamples, max(1, _NUMBERS_AT_ONCE // max(cells, len(owners)))):
         seen: dict[str, Tested] = {}
         for each in sorted(members, key=lambda each: not each.trial.is_baseline):
             before = seen.get(each.trial.tags.get("baseline", ""))
-            tested = _counted(each, weights, before)
+            tested = _counted(each, draws, before)
             if each.trial.is_baseline:
                 seen[each.trial.key] = tested
             found[each.trial.key].append(dict(_measured(each, tested)))
@@ -409,55 +409,58 @@ def _overlap(trial: PublishedTrial) -> float:
     return float(profile.get("test_size", 0)) / float(profile.get("train_size", 1))
 
 
-def _weights(
-    test_set: str, owners: npt.NDArray[np.intp], resamples: int, at_once: int
-) -> Iterator[npt.NDArray[np.int32]]:
-    """Yield the number of times that each example is drawn, in parts [b, n] of at most ``at_once`` resamples.
+def _draws(test_set: str, owners: npt.NDArray[np.intp], resamples: int, at_once: int) -> Iterator[Array]:
+    """Yield the number of times that each example is drawn, in parts [n, b] of at most ``at_once`` resamples.
 
     `owners`: [n], index of the unit that is drawn with all its examples: the example itself, or its user. The very
-    first row is the original test set, which has each example once. Seeded by ``test_set``: the same in every process.
+    first column is the original test set, which has each example once. Seeded by ``test_set``: the same in every
+    process.
     """
     draw = np.random.default_rng(int.from_bytes(hashlib.sha256(test_set.encode()).digest()[:8], "big"))
     size = int(owners.max()) + 1
-    first = np.ones((1, len(owners)), dtype=np.int32)
+    first = np.ones((1, size), dtype=np.int32)
     for start in range(0, resamples, at_once):
         rows = min(at_once, resamples - start)
         drawn = draw.integers(0, size, (rows, size)) + size * np.arange(rows)[:, None]
-        counts = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.int32)[:, owners]
-        yield np.concatenate((first, counts)) if start == 0 else counts
+        counts = np.bincount(drawn.ravel(), minlength=rows * size).reshape(rows, size).astype(np.int32)
+        parts = (first, counts) if start == 0 else (counts,)
+        yield np.concatenate(parts).T[owners].astype(np.float64)
 
 
-def _counted(each: _TestedTrial, weights: npt.NDArray[np.int32], baseline: Tested | None) -> Tested:
+def _counted(each: _TestedTrial, draws: Array, baseline: Tested | None) -> Tested:
     found = each.outcomes
     everyone, groups = (
-        _tallies(found, weights, each.shown) if isinstance(found, Outcomes) else _summed(found, weights, each.shown)
+        _tallies(found, draws, each.shown) if isinstance(found, Outcomes) else _summed(found, draws, each.shown)
     )
     fairness = each.trial.quality.fairness if each.trial.quality else {}
     return Tested(
-        everyone, groups, "equalized_odds_difference" in fairness, baseline, _by_user(found, weights, each.shown)
+        everyone, groups, "equalized_odds_difference" in fairness, baseline, _by_user(found, draws, each.shown)
     )
 
 
-def _by_user(found: AnyOutcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> Tested | None:
+def _by_user(found: AnyOutcomes, draws: Array, shown: Sequence[str]) -> Tested | None:
     """Return the totals where everybody counts once; None without users, and for tasks besides classification."""
     if found.users is None or not isinstance(found, Outcomes):
         return None
     once = rates.shares_of_users(found.users, np.zeros_like(found.users))
     once_in_group = rates.shares_of_users(found.users, found.groups)
-    everyone, _ = _tallies(found, weights * once, shown)
-    _, groups = _tallies(found, weights * once_in_group, shown)
+    everyone, _ = _tallies(found, draws, shown, once)
+    _, groups = _tallies(found, draws, shown, once_in_group)
     return Tested(everyone, groups, parity=False)
 
 
-def _tallies(found: Outcomes, weights: npt.NDArray[np.int32] | Array, shown: Sequence[str]) -> tuple[Seen, Seen]:
-    """Return the tallies of all examples, and of each group that is shown, on every resample."""
+def _tallies(found: Outcomes, draws: Array, shown: Sequence[str], share: Array | float = 1.0) -> tuple[Seen, Seen]:
+    """Return the tallies of all examples, and of each group that is shown, on every resample.
+
+    share: [n], as how many examples each one counts.
+    """
     size, classes, bins = len(found.group_names), found.num_classes, rates.CALIBRATION_BINS
     cells = rates.confusion_cells(found.labels, found.predicted, found.groups, classes)
-    counts = _sums(weights, cells, size * classes**2).reshape(-1, size, classes, classes)
-    losses = _sums(weights * found.log_losses, found.groups, size)
     off = found.confidences - (found.predicted == found.labels)
     binned = found.groups * bins + rates.calibration_bins(found.confidences)
-    errors = _sums(weights * off, binned, size * bins).reshape(-1, size, bins)
+    counts = _sums(draws, np.ones(len(cells)) * share, cells, size * classes**2).reshape(-1, size, classes, classes)
+    losses = _sums(draws, found.log_losses * share, found.groups, size)
+    errors = _sums(draws, off * share, binned, size * bins).reshape(-1, size, bins)
     places = [found.group_names.index(name) for name in shown]
     return (
         _tally(counts.sum(1), losses.sum(1), errors.sum(1)),
@@ -465,13 +468,13 @@ def _tallies(found: Outcomes, weights: npt.NDArray[np.int32] | Array, shown: Seq
     )
 
 
-def _summed(found: ScoredOutcomes, weights: npt.NDArray[np.int32], shown: Sequence[str]) -> tuple[Seen, Seen]:
+def _summed(found: ScoredOutcomes, draws: Array, shown: Sequence[str]) -> tuple[Seen, Seen]:
     """Return what `_tallies` does, for tasks whose scores follow from sums over examples."""
-    sums = np.zeros((len(weights), len(found.group_names), found.kept.shape[1]))
+    sums = np.zeros((draws.shape[1], len(found.group_names), found.kept.shape[1]))
     for group in np.unique(found.groups):
         rows = np.flatnonzero(found.groups == group)
         with np.errstate(invalid="ignore", over="ignore"):  # a model that diverged
-            sums[:, group] = weights[:, rows].astype(np.float64) @ found.kept[rows]
+            sums[:, group] = draws[rows].T @ found.kept[rows]
     places = [found.group_names.index(name) for name in shown]
     return ScoreSums(sums.sum(1), found.task), ScoreSums(sums[:, places], found.task)
 
@@ -483,15 +486,10 @@ def _tally(counts: Array, losses: Array, errors: Array) -> Tally:
         return Tally(counts, losses / examples, np.abs(errors).sum(-1) / examples)
 
 
-def _sums(weights: npt.NDArray[np.int32] | Array, cells: npt.NDArray[np.int64], count: int) -> Array:
-    """Return [b, count]: the sums of the weights [b, n] of the examples in each cell."""
-    if count <= _FEW_CELLS:
-        return np.asarray(weights.astype(np.float64) @ (cells[:, None] == np.arange(count)).astype(np.float64))
-    order = np.argsort(cells, kind="stable")
-    present, starts = np.unique(cells[order], return_index=True)
-    found = np.zeros((len(weights), count))
-    found[:, present] = np.add.reduceat(weights[:, order], starts, axis=1)
-    return found
+def _sums(draws: Array, values: Array, cells: npt.NDArray[np.int64], count: int) -> Array:
+    """Return [b, count]: the sums of the values [n] of the examples in each cell, on every resample."""
+    places = sparse.csc_array((values, cells, np.arange(len(cells) + 1)), shape=(count, len(cells)))
+    return np.asarray((places @ draws).T)
 
 
 def _measured(each: _TestedTrial, tested: Tested) -> Iterator[tuple[NumberName, Single]]:
