@@ -34,6 +34,8 @@ UNREADABLE = (
     *(SyntaxError, struct.error, Image.DecompressionBombError),  # damaged or extremely large pictures
 )
 """Errors of libraries when a file cannot be read or decoded."""
+_DAMAGED: Final = (ValueError, SyntaxError, EOFError, struct.error)
+"""Errors of Pillow for damaged pictures, and for texts in them that unfold to megabytes; the others are OSErrors."""
 
 Download = Callable[[Path], object]
 """A function that downloads the files of a source into the given folder."""
@@ -112,7 +114,9 @@ def opened_picture(file: Path | IO[bytes]) -> Iterator[Image.Image]:
             yield picture
     except DpsweepError:
         raise
-    except ValueError as error:  # of damaged headers, and of texts that unfold to megabytes
+    except (*_DAMAGED, OSError) as error:
+        if isinstance(error, OSError) and error.errno is not None:  # of the file, not of what is in it
+            raise
         raise UnidentifiedImageError(str(error)) from error
 
 
@@ -126,6 +130,7 @@ def _silence_libtiff() -> None:
 
 
 _NO_TEXT: Final = "it is not UTF-8 text, or not of the `encoding` that is declared (such as cp1252)"
+_NO_PICTURE: Final = f"it is cut off or damaged, or no {', '.join(PICTURES[:-1])} or {PICTURES[-1]}"
 _JSON: Final = "(null|boolean|number|string|array|object)"
 _REASONS: Mapping[str, str] = {
     r"Expected (\d+) columns, got (\d+)": r"a row has \2 fields where the first has \1 (is a quote not closed, or does "
@@ -133,6 +138,7 @@ _REASONS: Mapping[str, str] = {
     r"Empty CSV file": "it is empty",
     r"(more than \d+ columns|columns nested more than \d+ levels deep) in a Parquet file": r"it has \1",
     r"invalid UTF8 data": _NO_TEXT,
+    r"Invalid UTF8 sequence|surrogate pair in string is invalid": "a text in it is not Unicode; write it as UTF-8",
     r"exceeds limit of (\d+) pixels": r"it has more than \1 pixels; scale it down",
     r"MAX_TEXT_CHUNK|text chunks": "texts in it unfold to more than pictures need",
     r"straddling object": "a row is too long (is a quote not closed?)",
@@ -154,8 +160,9 @@ def _reason(error: Exception) -> str:
     number = getattr(error, "errno", None)
     if isinstance(number, int):
         return os.strerror(number)
+    other = _NO_PICTURE if isinstance(error, UnidentifiedImageError) else type(error).__name__
     found = (match.expand(reason) for known, reason in _REASONS.items() if (match := re.search(known, str(error))))
-    return next(found, type(error).__name__)
+    return next(found, other)
 
 
 def require_row_count(path: Path, rows: int, published: int) -> None:

@@ -48,8 +48,6 @@ _MAX_CATEGORIES: Final = 1000
 """Largest number of distinct values of an undeclared text column; one feature per value could exhaust memory."""
 _MANY_TEXTS: Final = 20
 """Number of undeclared categories up to which a few rows may all have different ones."""
-
-
 Range = tuple[FiniteFloat, FiniteFloat]
 
 
@@ -533,11 +531,13 @@ def _complete(rows: pa.Table, roles: Roles) -> pa.Table:
         raise InvalidInput("the table has no rows; give a file with at least one")
     complete = rows.take(complete_rows(rows))
     if complete.num_rows == 0:
-        missing = {name: rows.num_rows - len(complete_rows(rows.select([name]))) for name in rows.column_names}
+        missing = {name: int(lacks(rows[name]).sum()) for name in rows.column_names}
         worst = max(missing, key=missing.__getitem__)
-        raise InvalidInput(
-            f"no row is complete; {roles.called(worst)} lacks most values: leave it out of `features`"
-        ) from PrivateDetail(f"{worst!r} has no value in {missing[worst]} of {rows.num_rows} rows")
+        can_go = worst in roles.features and len(roles.features) > 1
+        step = "leave it out of `features`" if can_go else "correct it, or name another"
+        raise InvalidInput(f"no row is complete; {roles.called(worst)} lacks most values: {step}") from PrivateDetail(
+            f"{worst!r} has no value in {missing[worst]} of {rows.num_rows} rows"
+        )
     return complete
 
 

@@ -14,7 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, TypeVar
 
 import charset_normalizer
 import numpy as np
@@ -31,6 +31,7 @@ from dpsweep.workers.data.source_files import reader_of, reading, require_path
 from dpsweep.workers.data.spelling import CellValues, names
 from dpsweep.workers.data.tabular import holds_lists
 
+T = TypeVar("T", pa.Array, pa.ChunkedArray)
 _BYTE_ORDER_MARKS: Final[Mapping[bytes, str]] = {
     codecs.BOM_UTF32_LE: "utf-32",
     codecs.BOM_UTF32_BE: "utf-32",
@@ -307,7 +308,7 @@ def _with_places(rows: pa.Table, texts: Mapping[str, CellValues]) -> pa.Table:
     given, repeated = different_names(rows.column_names)
     columns: list[tuple[str, pa.ChunkedArray]] = []
     for name, values in zip(given, rows.columns, strict=True):
-        columns += (name not in texts and _places(name, values)) or [(name, _plain(values))]
+        columns += (name not in texts and _places(name, values)) or [(name, plain_texts(values))]
     return _table(columns, repeated)
 
 
@@ -331,8 +332,12 @@ def _alone(path: Path, field: pa.Field, size: int) -> pa.ChunkedArray | pa.Array
         return pa.nulls(size, field.type)
 
 
-def _plain(values: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return the texts in one type, however the file stores them."""
+def plain_texts(values: T) -> T:
+    """Return a column, its texts in one type however the file stores them.
+
+    Raises: ArrowInvalid for texts that are not UTF-8, which Arrow does not notice in Parquet and JSON, lists included.
+    """
+    values.validate(full=True)
     kind = values.type.value_type if pa.types.is_dictionary(values.type) else values.type
     is_text = pa.types.is_large_string(kind) or pa.types.is_string_view(kind) or pa.types.is_string(kind)
     return values.cast(pa.string()) if is_text else values

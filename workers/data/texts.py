@@ -48,6 +48,7 @@ from dpsweep.workers.data.table import (
 from dpsweep.workers.data.table_files import (
     BYTES_AT_ONCE,
     dialect_of,
+    plain_texts,
     refuse_encoding,
     require_closed_quotes,
     require_shallow_lines,
@@ -286,15 +287,14 @@ def _stream(path: Path, columns: _Columns, encoding: str | None) -> Iterator[pa.
             require_columns(columns.used, path, batch.schema.names)
             if repeat := repeated(batch.schema.names):
                 refuse_repeated(repeat, path)
+            plain = pa.record_batch(list(map(plain_texts, batch.columns)), batch.schema.names)
             for start in range(0, batch.num_rows, _ROWS_AT_ONCE):
-                yield batch.slice(start, _ROWS_AT_ONCE)
+                yield plain.slice(start, _ROWS_AT_ONCE)
 
 
 def _strings(rows: pa.RecordBatch, name: str, path: Path) -> pa.Array:
     values = rows.column(rows.schema.names.index(name))
-    if pa.types.is_dictionary(values.type):
-        values = values.dictionary_decode()
-    if not (pa.types.is_string(values.type) or pa.types.is_large_string(values.type) or pa.types.is_null(values.type)):
+    if not (pa.types.is_string(values.type) or pa.types.is_null(values.type)):
         raise InvalidInput(
             f"column {name!r} of {path} holds {kind_of(values)}, but must hold text; name another by `text`"
         )

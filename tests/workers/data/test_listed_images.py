@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import os
+import random
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pyarrow.parquet as parquet
 import pytest
 import torch
 import yaml
+from PIL import Image
 
 from dpsweep.accounting.errors import DataCorruption, InvalidInput
 from dpsweep.orchestration.sweeps.draft import draft_sweep
@@ -145,9 +148,16 @@ def test_files_that_are_no_pictures_are_refused(tmp_path: Path) -> None:
     table = make_listed_images(tmp_path)
     file = tmp_path / "pictures" / "04.png"
     file.write_bytes(b"no picture")
-    with pytest.raises(DataCorruption, match="cannot read a picture: UnidentifiedImageError") as damaged:
+    said = "cannot read a picture: it is cut off or damaged, or no BMP, GIF, JPEG, PNG, PPM, TIFF or WEBP; correct"
+    with pytest.raises(DataCorruption, match=said) as damaged:
         load(table)
     assert "04.png" not in str(damaged.value)
+    for kind in ("PNG", "JPEG"):
+        whole = io.BytesIO()
+        Image.frombytes("RGB", (64, 64), random.Random(0).randbytes(3 * 64 * 64)).save(whole, kind)
+        file.write_bytes(whole.getvalue()[:-2000])
+        with pytest.raises(DataCorruption, match=said):
+            load(table)
     file.unlink()
     os.mkfifo(file)
     with pytest.raises(InvalidInput, match="a picture is a pipe, a socket or a device"):

@@ -221,6 +221,21 @@ class TestTable:
         with pytest.raises(DataCorruption, match="a line holds values that are nested too deeply"):
             read(tmp_path / "deep.jsonl")
 
+    @pytest.mark.parametrize("is_list", [False, True])
+    def test_texts_that_are_not_unicode_are_refused(self, tmp_path: Path, is_list: bool) -> None:
+        """Arrow itself takes any bytes of these files for texts."""
+        (tmp_path / "rows.jsonl").write_bytes(b'{"y": "a", "x": ' + (b'["\xff"]' if is_list else b'"\xff"') + b"}\n")
+        stored = pa.array([b"\xff", b"a"], pa.binary())
+        texts = pa.Array.from_buffers(pa.string(), 2, stored.buffers())
+        lists = pa.ListArray.from_arrays([0, 1, 2], texts)
+        parquet.write_table(pa.table({"y": ["a", "b"], "x": lists if is_list else texts}), tmp_path / "rows.parquet")
+        for suffix in ("jsonl", "parquet"):
+            with pytest.raises(DataCorruption, match="a text in it is not Unicode; write it as UTF-8"):
+                read(tmp_path / f"rows.{suffix}")
+        (tmp_path / "half.jsonl").write_text('{"y": "\\ud800"}\n')
+        with pytest.raises(DataCorruption, match="a text in it is not Unicode; write it as UTF-8"):
+            read(tmp_path / "half.jsonl")
+
     def test_users_are_numbered(self, tmp_path: Path) -> None:
         path = make_table(tmp_path / "people.csv")
         source = read(path, label="income", user="id", group="sex")
@@ -303,7 +318,8 @@ class TestTable:
         ("text", "message"),
         [
             ("x,y\n", "the table has no rows"),
-            ("x,z,y\n1,,a\n2,,b\n", "no row is complete; a column lacks most values"),
+            ("x,z,y\n1,,a\n2,,b\n", "no row is complete; a column lacks most values: leave it out of `features`"),
+            ("x,z,y\n1,1,\n2,1,\n", "no row is complete; column 'y' lacks most values: correct it, or name another"),
             ("x,x,y\n1,2,a\n3,4,b\n", "more than one column of the same name"),
             ("x:y\n1:a\n", "there is no column 'y' in .*bad.csv; spell it"),
             ("x,y,y\n1,2,a\n", "more than one column called 'y'; rename the others"),

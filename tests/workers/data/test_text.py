@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.parquet as parquet
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -149,6 +150,25 @@ def test_json_that_cannot_be_read_is_told_without_its_values(
     (tmp_path / "texts.jsonl").write_text("".join(lines))
     with pytest.raises(DataCorruption, match=said):
         load(tmp_path, "texts.jsonl", label="mood", user="who")
+
+
+def test_texts_of_parquet_are_read_however_they_are_stored(folder: Path, tmp_path: Path) -> None:
+    """As polars and others store them. Bytes that are no text are refused."""
+    expected = load(folder, "texts.parquet", label="mood", user="who").train
+    rows = parquet.read_table(folder / "texts.parquet")
+    body = rows["body"].combine_chunks()
+    at = rows.column_names.index("body")
+    for stored in (body.cast(pa.string_view()), body.cast(pa.large_string()), body.dictionary_encode()):
+        parquet.write_table(rows.set_column(at, "body", stored), tmp_path / "texts.parquet")
+        found = load(folder, str(tmp_path / "texts.parquet"), label="mood", user="who").train
+        assert torch.equal(found.features, expected.features), stored.type
+    damaged = pa.array([b"\xff"] * len(rows), pa.binary())
+    texts = pa.Array.from_buffers(pa.string(), len(rows), damaged.buffers())
+    parquet.write_table(rows.set_column(at, "body", texts), tmp_path / "texts.parquet")
+    (tmp_path / "texts.jsonl").write_bytes(b'{"body": "\xff", "mood": "a", "who": "b"}\n')
+    for suffix in ("parquet", "jsonl"):
+        with pytest.raises(DataCorruption, match="a text in it is not Unicode; write it as UTF-8"):
+            load(folder, str(tmp_path / f"texts.{suffix}"), label="mood", user="who")
 
 
 class TestMaskedTokens:
