@@ -48,7 +48,7 @@ def load_text_model(
     transformers = require_package("transformers", "hugging_face")
     _always_mask()
     with _as_one_line(path, head):
-        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
+        config = _config_in(folder, path)
         _require_own_weights(folder, path, config)
     if head in LANGUAGE and config.is_encoder_decoder:  # whose decoder sees the whole text and so each token to predict
         raise InvalidInput(
@@ -99,13 +99,42 @@ def _require_own_weights(folder: Path, path: str, config: Any) -> None:
     """Raises: InvalidInput where the files of a folder name weights that lie elsewhere, or are pickled."""
     named = [getattr(config, "transformers_weights", None) or "model.safetensors"]
     for index in folder.glob("*.safetensors.index.json"):
-        named += parsed_json(index.read_bytes())["weight_map"].values()
+        named += _listed_in(index)
     for name in named:
         if not isinstance(name, str) or "/" in name or not name.endswith((".safetensors", ".safetensors.index.json")):
             raise InvalidInput(
                 f"the model at {path!r} takes weights from {name!r}, which is no file *.safetensors in its folder; "
                 "give one that save_pretrained of transformers wrote"
             )
+
+
+def _listed_in(index: Path) -> Collection[object]:
+    """Return the files that an index of weights names. Raises: InvalidInput where it names none."""
+    read: object = None
+    with contextlib.suppress(ValueError):
+        read = parsed_json(index.read_bytes())
+    match read:
+        case {"weight_map": {**files}} if files:
+            return files.values()
+    raise InvalidInput(f"{index} names no file of weights in its weight_map; fetch the model again")
+
+
+def _config_in(folder: Path, path: str) -> Any:
+    """Return the configuration of a model. Raises: InvalidInput for more layers than any model has.
+
+    Transformers makes each of them before it looks for weights, and so would fill the memory.
+    """
+    config = require_package("transformers", "hugging_face").AutoConfig.from_pretrained(folder, **_LOCAL)
+    parts = [config.to_dict()]
+    for part in parts:
+        parts += (each for each in part.values() if isinstance(each, dict))
+        for key, value in part.items():
+            if str(key).endswith(("layers", "n_layer")) and isinstance(value, int) and value > _MOST_LAYERS:
+                raise InvalidInput(
+                    f"the configuration of the model at {path!r} has {key} {value:,}, but at most {_MOST_LAYERS:,} "
+                    "layers are made; give the config.json that was saved with the weights"
+                )
+    return config
 
 
 def most_tokens(path: str) -> int | None:
@@ -116,8 +145,7 @@ def most_tokens(path: str) -> int | None:
     folder = _readable_folder(path)
     transformers = require_package("transformers", "hugging_face")
     with _as_one_line(path, "linear"), torch.device("meta"):
-        config = transformers.AutoConfig.from_pretrained(folder, **_LOCAL)
-        return _places(transformers.AutoModel.from_config(config))
+        return _places(transformers.AutoModel.from_config(_config_in(folder, path)))
 
 
 def has_other_tokenizer(path: str, tokenizer: str) -> bool:
@@ -171,6 +199,7 @@ def _places(loaded: nn.Module) -> int | None:
     return int(places) - max((index + 1 for index in unused if index is not None), default=0)
 
 
+_MOST_LAYERS: Final = 10_000
 _LOCAL: Final = {"local_files_only": True, "trust_remote_code": False}
 
 
@@ -229,7 +258,7 @@ def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, pat
     """Return the names of tensors that are random, as the head is new.
 
     Transformers does not count a tensor as missing that is tied to one that was read. A new bias of zeros beside the
-    trunk changes nothing.
+    trunk changes nothing. For head linear all is the trunk.
 
     Raises: InvalidInput where the folder lacks others, or has them in another shape.
     """
@@ -240,7 +269,11 @@ def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, pat
     lacking = sorted(
         name
         for name in missing - new
-        if name in shapes or name.startswith(base) or not name.endswith("bias") or tensors[name].any()
+        if name in shapes
+        or head == "linear"
+        or name.startswith(base)
+        or not name.endswith("bias")
+        or tensors[name].any()
     )
     if lacking and lacking[0] in shapes:
         stored, needed = (" x ".join(map(str, shape)) for shape in shapes[lacking[0]])

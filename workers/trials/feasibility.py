@@ -22,6 +22,7 @@ from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.gradients.layers import OUTERMOST
 from dpsweep.workers.gradients.modes import modes_kept
 from dpsweep.workers.gradients.reached import listed_layers, require_reached
+from dpsweep.workers.machine.devices import lacks_memory
 from dpsweep.workers.models import build_model
 from dpsweep.workers.own_code.imports import UserCode, blamed_on, is_import_path
 from dpsweep.workers.spec import Component, Shard, divides_trained
@@ -181,6 +182,10 @@ def _blamed_on(what: str, component: Component, features: Tensor, model: nn.Modu
             if reason.startswith(subject):
                 raise
             raise InvalidInput(f"{subject}: {reason}") from error
+        if isinstance(error, MemoryError | RuntimeError) and (isinstance(error, MemoryError) or lacks_memory(error)):
+            raise InvalidInput(
+                f"{subject} does not fit in the memory of this machine ({reason}); give it smaller sizes"
+            ) from error
         raise InvalidInput(
             f"{subject} cannot take features of shape {tuple(features.shape[1:])} and type {features.dtype} ({reason})"
             f"{'' if embeds or features.is_floating_point() else _EMBEDDING_HINT}"

@@ -292,6 +292,12 @@ def test_a_model_that_embeds_tokens_is_not_told_to() -> None:
     assert "whole numbers need a model that embeds them" in reason(data=TOKENS, model="mlp")
 
 
+def test_a_pass_that_fills_the_memory_is_called_so() -> None:
+    line = reason(model="own_models:Huge")
+    assert "model 'own_models:Huge' does not fit in the memory of this machine (RuntimeError in forward" in line
+    assert "cannot take features" not in line
+
+
 with_adapters = pytest.mark.skipif(
     not all(map(find_spec, ("peft", "transformers"))),
     reason="needs transformers and peft: pip install 'dpsweep[models]'",

@@ -43,6 +43,7 @@ SPECIAL = {"pad_token_id": PADDING, "bos_token_id": 1, "eos_token_id": 2, "decod
 def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     """A BERT without a head, others with one, a GPT-2, a Llama, and folders that do not fit."""
     import transformers
+    from safetensors import torch as stored
 
     root = tmp_path_factory.mktemp("models")
     bert = transformers.BertConfig(vocab_size=VOCABULARY, max_position_embeddings=LENGTH, **SMALL)
@@ -105,6 +106,17 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> Mapping[str, str]:
     (root / "parts elsewhere" / "model.safetensors").unlink()
     weights = {"metadata": {}, "weight_map": {"pooler.dense.bias": "../bert/model.safetensors"}}
     (root / "parts elsewhere" / "model.safetensors.index.json").write_text(json.dumps(weights))
+    for name, index in (("no parts", {"weight_map": {}}), ("a list of parts", []), ("parts of parts", "{")):
+        shutil.copytree(root / "bert", root / name)
+        text = index if isinstance(index, str) else json.dumps(index)
+        (root / name / "model.safetensors.index.json").write_text(text)
+    shutil.copytree(root / "bert", root / "a billion layers")
+    layers = {**json.loads((root / "bert" / "config.json").read_text()), "num_hidden_layers": 10**9}
+    (root / "a billion layers" / "config.json").write_text(json.dumps(layers))
+    shutil.copytree(root / "bert", root / "no bias")
+    weights_of_bert = stored.load_file(root / "bert" / "model.safetensors")
+    del weights_of_bert["encoder.layer.0.output.dense.bias"]
+    stored.save_file(weights_of_bert, root / "no bias" / "model.safetensors", {"format": "pt"})
     for name, number in (("NaN", torch.nan), ("infinite", torch.inf)):
         with torch.no_grad():
             made["bert"].get_input_embeddings().weight[-1, 0] = number  # of a rare token
@@ -208,6 +220,15 @@ REFUSED: Mapping[str, tuple[str, dict[str, Any], str]] = {
     "a trunk that lies in the hub": ("of the hub", {}, "makes no model for head classification .*offline"),
     "weights in another folder": (
         "parts elsewhere", {}, r"takes weights from '../bert/model.safetensors', which is no file .* in its folder",
+    ),
+    "an index of no weights": ("no parts", {}, r"index.json names no file of weights in its weight_map; fetch"),
+    "an index that is a list": ("a list of parts", {}, r"index.json names no file of weights in its weight_map; fetch"),
+    "an index that is cut off": ("parts of parts", {}, r"index.json names no file of weights in its weight_map; fetch"),
+    "layers that would fill the memory": (
+        "a billion layers", {}, r"has num_hidden_layers 1,000,000,000, but at most 10,000 layers are made; give the",
+    ),
+    "a bias of the trunk that is not there": (
+        "no bias", {"head": "linear"}, "lacks 1 tensor that head linear needs, as encoder.layer.0.output.dense.bias",
     ),
     "NaN in the row of a token": ("NaN", {}, "NaN or infinite numbers in 1 tensor, first .*word_embeddings"),
     "an infinite number": ("infinite", {"trainable": "head"}, "NaN or infinite numbers in 1 .*word_embeddings"),
