@@ -15,7 +15,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.execution.backend import AuditedCopy, Backend, OnEpoch, Warn
 from dpsweep.orchestration.execution.backends import on_stored
 from dpsweep.orchestration.execution.environment import IN_PROCESS
-from dpsweep.orchestration.store.integrity import require_unaltered
+from dpsweep.orchestration.store.integrity import digest_of_its_data, require_unaltered
 from dpsweep.orchestration.store.later_results import AuditRecord, record_of, stored_audit, write_audit
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.results import TrialResult
@@ -94,7 +94,8 @@ def _audited(
     require_unaltered(trial, result, trial.trace)
     begun = time.monotonic()
     spec = _copy(result.spec, request, code)
-    found = execution.audit(AuditedCopy(result.key, spec, _given_releases(trial, spec, code)), on_epoch)
+    copy = AuditedCopy(result.key, spec, _given_releases(trial, spec, code), digest_of_its_data(trial))
+    found = execution.audit(copy, on_epoch)
     seconds = time.monotonic() - begun
     return record_of(result.key, found, request.audit.canaries, spec.seed, result.worst_case.epsilon, seconds)
 

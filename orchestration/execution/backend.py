@@ -184,11 +184,12 @@ OnEpoch = Callable[[str, Progress], None]
 
 @dataclass(frozen=True)
 class AuditedCopy:
-    """A copy of the finished trial ``key``, with canaries. `releases`: as of `run_trial`."""
+    """A copy of the finished trial ``key``, with canaries. `releases`, `data_digest`: as of `run_trial`."""
 
     key: str
     spec: TrialSpec
     releases: tuple[Release, ...]
+    data_digest: str | None = field(repr=False)
 
 
 def audit_here(copy: AuditedCopy, files: SweepFiles, code: UserCode, on_epoch: OnEpoch) -> AuditResult:
@@ -205,6 +206,7 @@ def audit_here(copy: AuditedCopy, files: SweepFiles, code: UserCode, on_epoch: O
                 code=code,
                 releases=copy.releases,
                 on_progress=lambda now: on_epoch(copy.key, now),
+                data_digest=copy.data_digest,
             )
             found = read_attacks(there.attacks).audit
         finally:

@@ -173,7 +173,15 @@ class _Rank:
                 if number:
                     follow_trial(spec, root, group, code=code, releases=releases)
                 else:
-                    run_trial(spec, root, code=code, releases=releases, on_progress=self._report, group=group)
+                    run_trial(
+                        spec,
+                        root,
+                        code=code,
+                        releases=releases,
+                        on_progress=self._report,
+                        group=group,
+                        data_digest=planned.data_digest,
+                    )
         except RankLost as lost:
             return RankLost(str(lost))
         except BaseException as error:  # user code may raise anything, and Ray would store its text

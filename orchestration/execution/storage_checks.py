@@ -132,7 +132,13 @@ def train_patiently(planned: PlannedTrial, root: str, code: UserCode, report: Ca
     """
     from dpsweep.workers.trials.trial import run_trial  # late: it imports torch, and drivers import this module
 
-    patiently(root, lambda: run_trial(planned.spec, root, code=code, releases=planned.releases, on_progress=report))
+    def train() -> object:
+        digest = planned.data_digest
+        return run_trial(
+            planned.spec, root, code=code, releases=planned.releases, on_progress=report, data_digest=digest
+        )
+
+    patiently(root, train)
 
 
 def patiently(root: str, work: Callable[[], Answer]) -> Answer:

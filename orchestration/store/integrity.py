@@ -112,16 +112,24 @@ def note_digests(files: TrialFiles) -> dict[str, str]:
 def met_other_data(files: TrialFiles, data_digest: str) -> bool:
     """Return whether the trial stored the fingerprint of other data than those with this `Dataset.digest`.
 
-    Raises: DataCorruption if the stored fingerprint is damaged.
+    Raises: as `digest_of_its_data`.
+    """
+    return digest_of_its_data(files) not in (None, data_digest)
+
+
+def digest_of_its_data(files: TrialFiles) -> str | None:
+    """Return the `Dataset.digest` of the data that a trial was trained on; None if it was deleted.
+
+    Raises: DataCorruption if it is damaged.
     """
     next_step = f"restore it from a backup, or {START_ANEW}"
     content = read_private_sealed(files.data_fingerprint, next_step)
     if content is None:
-        return False
+        return None
     stored = parsed_json(content).get("data")
     if not isinstance(stored, str):
         raise DataCorruption(f"{files.data_fingerprint} holds no fingerprint of data; {next_step}")
-    return stored != data_digest
+    return stored
 
 
 def damages(files: TrialFiles, result: StoredResult) -> Iterator[str]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import shutil
 import stat
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,15 +14,18 @@ import pytest
 
 from dpsweep.accounting.errors import InvalidInput, StorageError
 from dpsweep.accounting.records.sealed import read_sealed, write_sealed
+from dpsweep.orchestration.execution.audit_copies import AuditRequest, audit_again
 from dpsweep.orchestration.execution.backends import backend
-from dpsweep.orchestration.execution.environment import EMBEDDED
+from dpsweep.orchestration.execution.environment import EMBEDDED, IN_PROCESS
 from dpsweep.orchestration.execution.in_process import nothing_left
 from dpsweep.orchestration.execution.on_ray import embedded, on_cluster
 from dpsweep.orchestration.pipeline import NoDisplay, Outcome, RunRequest, run_sweep
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.published import TrialState
-from dpsweep.orchestration.store.status import TrialStatus
+from dpsweep.orchestration.store.status import SweepStatus, TrialStatus
 from dpsweep.orchestration.sweeps.plan import plan_sweep
+from dpsweep.workers.own_code.imports import NO_CODE
+from dpsweep.workers.spec import AuditSpec
 from tests.orchestration.reference import assert_same_trial, run_undisturbed
 from tests.orchestration.sample_grids import contents, in_process, key_in, small, trial_in
 from tests.orchestration.told import Told
@@ -88,6 +93,40 @@ def test_warnings_and_ends_are_told(tmp_path: Path) -> None:
     assert told.keys == [key_in(tmp_path / "out", name) for name in ("non-private-seed0", "flat-seed0")]
     assert any("delta is 0.01" in warning for warning in told.warnings)
     assert not any("continued" in warning for warning in told.warnings), "of a new folder"
+
+
+class Replacing(NoDisplay):
+    """Replaces the rows of a table when the sweep is planned and its trials are about to train."""
+
+    def __init__(self, table: Path, rows: str) -> None:
+        self._table, self._rows = table, rows
+
+    @contextlib.contextmanager
+    def watching(self, status: SweepStatus) -> Iterator[None]:
+        self._table.write_text(self._rows)
+        yield
+
+
+def test_trials_on_data_that_change_meanwhile_do_not_train(tmp_path: Path) -> None:
+    """With the data of then, the same command continues. Nor is a copy audited on others."""
+    table = tmp_path / "people.csv"
+    rows = [f"{number % 7},{'ab'[number % 2]}" for number in range(60)]
+    before, after = ("x,y\n" + "\n".join(lines) + "\n" for lines in (rows, rows[::-1]))
+    table.write_text(before)
+    data = {"name": "csv", "path": str(table), "label": "y", "classes": ["a", "b"], "ranges": {"x": [0, 6]}}
+    asked = request(tmp_path, data=data, model="logistic", sampling={"method": "poisson", "batch_size": 16})
+    outcome = run_sweep(asked, Replacing(table, after))
+    for status in outcome.record.statuses.values():
+        assert status.state is TrialState.FAILED
+        assert "the data 'people' are others than this trial is for: they have changed" in str(status.error)
+        assert not Path(outcome.files.trial(status.key).spec).exists(), "nothing was begun"
+    table.write_text(before)
+    again = run_sweep(asked, NoDisplay())
+    assert {status.state for status in again.record.statuses.values()} == {TrialState.FINISHED}
+    table.write_text(after)
+    auditing = AuditRequest((), AuditSpec(canaries=20), seed=0)
+    with pytest.raises(InvalidInput, match="the data 'people' are others than this trial is for"):
+        list(audit_again(again.files, again.record, auditing, NO_CODE, IN_PROCESS, lambda *_: None, lambda _: None))
 
 
 class Removing(NoDisplay):

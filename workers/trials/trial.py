@@ -63,6 +63,7 @@ def run_trial(
     releases: tuple[Release, ...] = (),
     on_progress: OnProgress | None = None,
     group: RankGroup | None = None,
+    data_digest: str | None = None,
 ) -> TrainingResult:
     """Train ``spec`` in the folder ``root``, or continue where an earlier call was interrupted.
 
@@ -71,10 +72,11 @@ def run_trial(
     releases: made from the same data outside training; they are added to the trace.
     on_progress: called after every epoch; an exception in it ends the call, and the trial can be resumed.
     group: the processes that share its gradients; this one is rank 0; the others call `follow_trial`.
+    data_digest: `Dataset.digest` of the data that the trial is for; None takes any.
 
     Raises:
-        InvalidInput: an impossible spec, ``root`` holds another trial or one that began with another number of ranks,
-            or torch has no deterministic algorithm for the model.
+        InvalidInput: an impossible spec, other data, ``root`` holds another trial or one that began with another number
+            of ranks, or torch has no deterministic algorithm for the model.
         RankLost: another process of the group has ended.
         LackOfMemory: the memory of the device does not suffice at ``execution.micro_batch_size``.
         DataCorruption: a stored file is damaged; training does not start again by itself.
@@ -88,7 +90,7 @@ def run_trial(
             group.meet()
         return read_training_result(files.training)
     with reproducible(spec.execution, spec.seed), explained(spec.execution):
-        return _train(spec, files, code, releases, on_progress or (lambda progress: None), group)
+        return _train(spec, files, code, releases, on_progress or (lambda progress: None), group, data_digest)
 
 
 def follow_trial(
@@ -200,8 +202,9 @@ def _train(
     releases: tuple[Release, ...],
     report: OnProgress,
     group: RankGroup | None,
+    data_digest: str | None,
 ) -> TrainingResult:
-    setup = set_up(spec, files, code, releases, 1 if group is None else group.size, group)
+    setup = set_up(spec, files, code, releases, 1 if group is None else group.size, group, data_digest)
     trainer, meter = setup.trainer, DeviceMeter(setup.trainer.local.data.device)
     with closed_afterwards(trainer.stores):
         if group is not None:

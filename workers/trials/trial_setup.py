@@ -140,14 +140,20 @@ def set_up(
     releases: tuple[Release, ...],
     ranks: int = 1,
     group: RankGroup | None = None,
+    data_digest: str | None = None,
 ) -> TrialSetup:
     """Load the data, build the model, and continue from the checkpoint in ``files``, or write the first one.
 
     Call it within `reproducible`. ranks: how many processes will share the gradients. group: these processes, where
-    they divide the model. Raises: as `dpsweep.workers.trials.trial.run_trial`.
+    they divide the model. data_digest, Raises: as `dpsweep.workers.trials.trial.run_trial`.
     """
     source = load_dataset(spec.data, code)
     digest = source.digest()
+    if data_digest not in (None, digest):
+        raise InvalidInput(
+            f"the data {source.name!r} are others than this trial is for: they have changed since it was planned or "
+            "trained, and it would not compare with other trials; restore the data, and run the same command again"
+        )
     method = make_clipping(spec.clipping, code)
     mechanism = mechanism_of(spec, method, population_of(spec, source), releases)
     owner = fingerprint(spec.to_json(), mechanism, digest)
