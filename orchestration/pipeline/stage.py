@@ -229,6 +229,7 @@ def _run_exclusively(request: RunRequest, tracking_uri: str, display: Display) -
             require_in_place(files)
             record, shown = coordinator.finish()
             status.adds_trials = not status.stopped_by and not record.failed and request.adds_trials_after(record)
+        require_in_place(files)
         if status.stopped_by:
             display.warn(f"stopped early: {status.stopped_by}")
     return Outcome(

@@ -51,7 +51,8 @@ def exclusive(files: SweepFiles) -> Iterator[None]:
     object store, by its claim.
 
     Creates the folder if it is missing. The lock ends with the process. Raises: InvalidInput if another process holds
-    it or the folder is not writable; UnsafeFile for a lock that is no regular file; as `claimed`.
+    it or the folder is not writable; UnsafeFile for a lock that is no regular file; StorageError where the block fails
+    for the want of a file and the folder is gone; as `claimed`.
     """
     folder = files.local_folder
     with contextlib.ExitStack() as held:
@@ -66,11 +67,21 @@ def exclusive(files: SweepFiles) -> Iterator[None]:
         except OSError as error:
             how = ATTRIBUTES if error.errno == errno.EPERM else "make it writable, or choose another folder"
             raise InvalidInput(f"cannot write to {folder}: {error.strerror}; {how}") from error
+        mine = os.stat(folder)
         try:
             with claimed(files.claim) if "://" in files.root else contextlib.nullcontext():
                 yield
+        except (FileNotFoundError, StorageError) as error:
+            is_missing = FileNotFoundError in (type(error), type(error.__cause__))
+            if not is_missing or (folder.is_dir() and os.path.samestat(mine, os.stat(folder))):
+                raise
+            raise StorageError(
+                f"{folder} was removed or moved while dpsweep wrote to it; put it back in place of what is there now, "
+                "and run the same command again"
+            ) from error
         finally:
-            delete_with_only(str(folder), LOCK)  # nothing else is there if the run could not start
+            with contextlib.suppress(FileNotFoundError):  # the folder is gone
+                delete_with_only(str(folder), LOCK)  # nothing else is there if the run could not start
 
 
 @contextlib.contextmanager

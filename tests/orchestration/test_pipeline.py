@@ -148,6 +148,23 @@ def test_a_sweep_whose_folder_was_removed_meanwhile_has_failed(tmp_path: Path) -
     assert not (tmp_path / "out" / "report.html").exists()
 
 
+class Moving(NoDisplay):
+    """Moves the folder of the sweep when its report is written."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+
+    @contextlib.contextmanager
+    def watching(self, status: SweepStatus) -> Iterator[None]:
+        yield
+        self._folder.rename(self._folder.with_name("moved"))
+
+
+def test_a_sweep_whose_folder_was_moved_at_its_end_has_failed(tmp_path: Path) -> None:
+    with pytest.raises(StorageError, match=r"was removed or moved while the sweep ran"):
+        run_sweep(in_process(small(**CHANGES), tmp_path / "out"), Moving(tmp_path / "out"))
+
+
 def test_a_scheduler_that_compares_trials_needs_a_cluster(tmp_path: Path) -> None:
     scheduler = {"name": "asha", "accept_unaccounted_selection": True}
     with pytest.raises(InvalidInput, match=r"runs one after the other; use scheduler fifo"):

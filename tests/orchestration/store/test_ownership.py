@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
+import shutil
 import threading
 import time
 from pathlib import Path
 
 import pytest
 
-from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.records.files import write_bytes_atomically
+from dpsweep.accounting.errors import InvalidInput, StorageError
+from dpsweep.accounting.records.files import read_bytes, write_bytes_atomically
 from dpsweep.accounting.records.local_files import UnsafeFile
 from dpsweep.orchestration.store.layout import SweepFiles
 from dpsweep.orchestration.store.ownership import claimed, exclusive
@@ -125,6 +126,37 @@ def test_a_run_that_could_not_start_leaves_nothing(tmp_path: Path) -> None:
     with exclusive(SweepFiles(str(tmp_path / "sweep"))):
         assert (tmp_path / "sweep").is_dir()
     assert not (tmp_path / "sweep").exists()
+
+
+@pytest.mark.parametrize("is_there_again", [False, True])
+def test_a_folder_that_is_gone_meanwhile_is_named(tmp_path: Path, is_there_again: bool) -> None:
+    """In place of the file that is missed then. Errors that have another cause stay."""
+    files = SweepFiles(str(tmp_path / "out"))
+    folder = files.local_folder
+
+    def move() -> None:
+        shutil.rmtree(tmp_path / "moved", ignore_errors=True)
+        folder.rename(tmp_path / "moved")
+        if is_there_again:
+            folder.mkdir()
+
+    def miss() -> None:
+        move()
+        read_bytes(files.report)
+
+    def fail() -> None:
+        move()
+        raise StorageError("another cause")
+
+    said = r"out was removed or moved while dpsweep wrote to it; put it back"
+    with pytest.raises(StorageError, match=said), exclusive(files):
+        miss()
+    with pytest.raises(StorageError, match="another cause"), exclusive(files):
+        fail()
+    with exclusive(files):
+        move()
+    with pytest.raises(FileNotFoundError), exclusive(files):
+        read_bytes(files.report)
 
 
 def test_an_output_that_is_a_file_is_refused(tmp_path: Path) -> None:
