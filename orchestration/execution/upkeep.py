@@ -164,7 +164,8 @@ def _delete_whole(files: SweepFiles) -> tuple[str, ...]:
             for each in with_partials(uri):
                 delete(each)
         keys = [point.key for point in record.points]
-        for uri in (*files.folders_of(keys), files.tune, files.artifacts):
+        left_by_kills = (files.audited_copy, files.all_given, files.pages)
+        for uri in (*files.folders_of(keys), files.tune, files.artifacts, *left_by_kills):
             delete_folder(uri)
         for uri in (files.trials, files.every_audit, files.private, str(files.local_folder / "private")):
             delete_if_empty(uri)

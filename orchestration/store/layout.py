@@ -242,7 +242,7 @@ class SweepFiles:
     def folders(self) -> tuple[str, ...]:
         """The folders that a sweep fills; folders of other sweeps in it, such as the tuning, are among them."""
         own = (self.trials, self.attempts_of_all, self.private, self.tuning, self.artifacts)
-        return (*own, self.tune, str(self.local_folder / "private"))
+        return (*own, self.tune, self.pages, str(self.local_folder / "private"))
 
 
 def no_sweep(files: SweepFiles) -> InvalidInput:

@@ -35,6 +35,7 @@ def files(tmp_path: Path) -> SweepFiles:
     for name in ("report.html", "comparison.json", "private/report.html", "private/error.txt", "mlflow.db",
                  "mlflow.db-wal", "status.json", "dpsweep.log",
                  "storage-probe", "tune/state.json", "mlflow-artifacts/1/a.png",
+                 "pages/report.html", "private/audited-copy/model.pt", "private/given/abc.npz",
                  f"trials/{KEY}/private/norms/a.arrow", f"trials/{KEY}/model.pt"):  # fmt: skip
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")

@@ -36,7 +36,7 @@ def test_a_new_folder_and_ones_own_are_safe(tmp_path: Path, files: SweepFiles) -
     require_safe(files)
 
 
-@pytest.mark.parametrize("name", ["trials", "tuning", "private", "attempts", "tune", "mlflow-artifacts"])
+@pytest.mark.parametrize("name", ["trials", "tuning", "private", "attempts", "tune", "mlflow-artifacts", "pages"])
 def test_a_folder_that_leads_to_another_sweep_is_refused_by_name(
     files: SweepFiles, other: SweepFiles, name: str
 ) -> None:
