@@ -96,7 +96,7 @@ def write_file(option: str, path: Path, content: bytes, private: bool) -> None:
     user's own.
     Raises: InvalidInput naming ``option``.
     """
-    folder = os.path.realpath(path.expanduser().parent)
+    folder = os.path.realpath(Path(os.path.expanduser(path)).parent)
     try:
         if private and others_can_write(folder):
             raise InvalidInput(

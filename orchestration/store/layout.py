@@ -50,7 +50,7 @@ def absolute(location: str) -> str:
         raise InvalidInput(f"{location} holds a name of more than {_LONGEST_NAME} bytes; give another path")
     if location.startswith("file://"):
         return f"file://{quote(os.path.realpath(unquote(urlsplit(location).path)))}"
-    return location if "://" in location else str(Path(location).expanduser().resolve())
+    return location if "://" in location else str(Path(os.path.expanduser(location)).resolve())
 
 
 def default_output(name: str) -> str:

@@ -135,7 +135,7 @@ def _name_of(token: object, known: Mapping[str, int]) -> str | None:
 
 
 def _read(file: str) -> tuple[Path, bytes]:
-    path = Path(file).expanduser().absolute()
+    path = Path(os.path.expanduser(file)).absolute()
     if not os.path.exists(path):  # False for a name that is too long
         raise InvalidInput(
             f"there is no tokenizer {path}; correct the path, or fetch a model with it: hf download NAME "

@@ -120,7 +120,7 @@ def _pictures(
     """Return the pictures of these names, or the ``stored`` ones. Raises: InvalidInput for a folder of the latter."""
     if stored is None:
         step = "set `folder` to one that holds all"
-        return listed_files(names, Path(folder or Path(table).expanduser().parent), table, step)
+        return listed_files(names, Path(folder or Path(os.path.expanduser(table)).parent), table, step)
     if folder is not None:
         raise InvalidInput(f"{table} holds its pictures itself, and names no files; leave `folder` out")
     return stored_pictures(stored, table)

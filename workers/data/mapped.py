@@ -111,7 +111,7 @@ def cached_columns(
     """
     if cache is None:
         return once_on_node(key, forms, rows, blocks), None
-    place = ColumnFiles(Path(cache).expanduser().absolute(), key())
+    place = ColumnFiles(Path(os.path.expanduser(cache)).absolute(), key())
     return place.columns(forms, rows, blocks), place
 
 

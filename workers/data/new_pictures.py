@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -53,7 +54,7 @@ class Pictures:
         rows, stored = with_names(rows, self.image)
         named = used_columns(rows, roles, {self.image: []}, path)
         complete = complete_rows(named)
-        names, folder = named[self.image].take(complete), Path(path).expanduser().parent
+        names, folder = named[self.image].take(complete), Path(os.path.expanduser(path)).parent
         step = "put the table into the folder where they start"
         files = (
             listed_files(names, folder, path, step) if stored is None else stored_pictures(stored.take(complete), path)

@@ -51,7 +51,7 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
         InvalidInput: nothing was found, or the download failed; the message gives the paths and the next step.
     """
     named = root or os.environ.get(DATA_VARIABLE)
-    folder = Path(named or CACHE).expanduser().absolute()
+    folder = Path(os.path.expanduser(named or CACHE)).absolute()
     found = _first(folder, names)
     if found is None and named is None and download is not None:
         _fetch(source, download, folder)
@@ -64,7 +64,7 @@ def locate(source: str, names: tuple[str, ...], root: str | None, download: Down
 
 def require_path(path: str) -> Path:
     """Return ``path`` as an absolute path. Raises: InvalidInput when it does not exist."""
-    absolute = Path(path).expanduser().absolute()
+    absolute = Path(os.path.expanduser(path)).absolute()
     if not os.path.exists(absolute):  # False for a name that is too long
         raise InvalidInput(f"there is no {absolute}; give the path of the data, from the working directory or absolute")
     return absolute

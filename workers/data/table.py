@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from collections import Counter
 from collections.abc import Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -389,7 +390,7 @@ def _by_value(incomplete: Sequence[pa.Table], name: str, values: Sequence[str]) 
 
 def require_other(test_path: str, path: str) -> None:
     """Raise InvalidInput when both paths are the same file."""
-    if Path(test_path).expanduser().resolve() == Path(path).expanduser().resolve():
+    if Path(os.path.expanduser(test_path)).resolve() == Path(os.path.expanduser(path)).resolve():
         raise InvalidInput(f"test_path is the training table {path} itself; give other rows, or leave it out")
 
 

@@ -161,7 +161,7 @@ def profile_table(
     Raises: InvalidInput for a missing file, one without rows and one that is packed, DataCorruption for one that cannot
     be read.
     """
-    file = Path(path).expanduser()
+    file = Path(os.path.expanduser(path))
     encoding = None
     if file.suffix.lower() in _TEXT_FILES and os.path.isfile(file):  # False for a name that is too long
         with reading(file):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import os
 from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
@@ -152,7 +153,7 @@ def has_other_tokenizer(path: str, tokenizer: str) -> bool:
     """Return whether the folder of a model has a tokenizer.json that makes other tokens than the file ``tokenizer``."""
     folder = model_folder(path)
     own = None if folder is None else folder / "tokenizer.json"
-    return own is not None and own.is_file() and _making(own) != _making(Path(tokenizer).expanduser())
+    return own is not None and own.is_file() and _making(own) != _making(Path(os.path.expanduser(tokenizer)))
 
 
 def _making(file: Path) -> object:
@@ -206,8 +207,9 @@ _LOCAL: Final = {"local_files_only": True, "trust_remote_code": False}
 def _readable_folder(path: str) -> Path:
     folder = model_folder(path)  # else transformers would ask the hub for adapters, whatever it is told
     if folder is None:
+        named = os.path.abspath(os.path.expanduser(path))
         raise InvalidInput(
-            f"there is no model at {path!r} on this machine, neither the folder {Path(path).expanduser().absolute()} "
+            f"there is no model at {path!r} on this machine, neither the folder {named} "
             "nor in the cache of huggingface_hub; fetch one: hf download NAME --local-dir FOLDER, and give that folder"
         )
     if (folder / "adapter_config.json").exists():

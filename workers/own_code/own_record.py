@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import functools
 import hashlib
+import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path, PurePath
@@ -101,7 +102,7 @@ def _digest(file: Path, *_: int) -> str:
 
 def _files(given: str) -> Iterator[tuple[str, Path]]:
     """Yield the files of weights, each with its path as the sweep names it."""
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if path.is_file():
         yield given, path
         return
@@ -113,7 +114,7 @@ def _files(given: str) -> Iterator[tuple[str, Path]]:
 
 def model_folder(given: str) -> Path | None:
     """Return a folder, or that of a model in the cache of huggingface_hub; None if neither is on this machine."""
-    path = Path(given).expanduser()
+    path = Path(os.path.expanduser(given))
     if path.is_dir():
         return path
     try:

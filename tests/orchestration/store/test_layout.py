@@ -8,7 +8,9 @@ from pathlib import Path
 import pytest
 
 from dpsweep.accounting.errors import InvalidInput
+from dpsweep.orchestration.commands.options import write_file
 from dpsweep.orchestration.store.layout import SweepFiles, absolute, output_files
+from dpsweep.workers.data import require_path
 
 
 def test_a_name_that_no_file_can_have_is_refused() -> None:
@@ -37,3 +39,13 @@ def test_outputs_whose_last_parts_are_equal_share_no_local_folder() -> None:
     assert len({SweepFiles(address).local_folder for address in addresses}) == 3
     assert SweepFiles(addresses[0] + "/").local_folder == SweepFiles(addresses[0]).local_folder
     assert len(SweepFiles("s3://bucket/" + "n" * 300).local_folder.name) < 255
+
+
+def test_the_home_of_nobody_is_a_name_like_others(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the shell leaves it: there is no such user."""
+    monkeypatch.chdir(tmp_path)
+    assert absolute("~no-such-user/runs") == str(tmp_path / "~no-such-user" / "runs")
+    with pytest.raises(InvalidInput, match=r"there is no .*/~no-such-user/people.csv; give the path of the data"):
+        require_path("~no-such-user/people.csv")
+    with pytest.raises(InvalidInput, match=r"--to ~no-such-user/a.csv cannot be written: No such file"):
+        write_file("--to", Path("~no-such-user/a.csv"), b"", private=False)
