@@ -68,7 +68,7 @@ class PrivateDetail(Exception):
 
 
 _OWN: Final = frozenset({"dpsweep"})
-_WRAPPERS: Final = frozenset({"concurrent", "contextlib", "functools", "pydantic"})
+_WRAPPERS: Final = frozenset({"collections", "concurrent", "contextlib", "dataclasses", "functools", "pydantic"})
 _LIBRARIES: Final = frozenset({"torch", "numpy", "scipy"})
 """Libraries that may call dpsweep's code: its messages then name layers and shapes, but no values of user code."""
 

@@ -241,7 +241,9 @@ class UpperProduct:
         """Return the bound on delta around the epsilon ``centre``; certified for any centre."""
         assert self.total is not None
         bottom = min(self.mean, centre) - (self.plan.centre - self.plan.bottom)
-        return _curve(self.total, replace(self.plan, centre=centre, bottom=bottom), "upper")
+        top = bottom + (self.plan.points - 2) * self.plan.spacing
+        within = min(centre, top)  # a window that begins at the mean may end before the centre, where delta is tiny
+        return _curve(self.total, replace(self.plan, centre=within, bottom=bottom), "upper")
 
     def _factor(self, one: AnyRound | Between) -> tuple[_Factor, float]:
         if isinstance(one, Between):

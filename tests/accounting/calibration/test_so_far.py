@@ -124,3 +124,15 @@ def test_a_method_that_covers_the_rounds_alone_is_not_asked_about_the_run(trace:
     least = account(trace, DELTA).lower_epsilon or 0.5 * account(trace, DELTA).epsilon
     assert least <= cost_of_steps(trace, DELTA, named) == pytest.approx(account(trace, DELTA).epsilon, rel=4e-3)
     assert account_again(trace, DELTA, named) == account(trace, DELTA)
+
+
+@pytest.mark.parametrize("delta", [1e-150, 1e-250])
+def test_the_first_steps_have_a_cost_at_a_delta_whose_lattice_does_not_reach_it(delta: float) -> None:
+    """The lattice begins at the mean loss, and so tiny a delta is reached at a loss beyond its end."""
+    trace = Trace(240, (Segment(0, 18, PoissonSampling(1 / 6), 1.0),))
+    whole = account(trace, delta, "pld")
+    found = [cost_so_far(trace, (6, 12, 18), step, whole) for step in (6, 12, 18)]
+    for step, epsilon in zip((6, 12), found, strict=False):
+        exact = epsilon_pld(trace.until(step), delta)
+        assert known(exact.lower) <= epsilon == pytest.approx(exact.upper, rel=2e-2)
+    assert found[0] < found[1] < found[2] == whole.epsilon

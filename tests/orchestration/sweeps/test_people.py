@@ -188,3 +188,13 @@ def test_a_plan_counts_users_where_they_are_known(table: Path) -> None:
     assert (found.unit, found.examples) == ("users", plan.trials[0].dataset.test_users)
     assert found.examples < plan.trials[0].dataset.test_size
     assert "test users" in " ".join(lines(found, 1))
+
+
+@pytest.mark.parametrize("noise", [{"noise_multiplier": 1}, {"noise_multiplier": None, "target_epsilon": 4}])
+def test_users_and_correlated_noise_are_refused_in_words(table: Path, noise: dict[str, object]) -> None:
+    """The trace raises the reason within `dataclasses.replace`, and nothing of it quotes the data."""
+    content = yaml.safe_load(sweep_of_people(table, **noise))
+    plan = plan_sweep(parse_sweep(yaml.safe_dump({**content, "noise": {"name": "banded", "bands": 3}})))
+    (refused,) = plan.refusals
+    assert refused.reason.startswith("no epsilon per user is proven here with correlated noise; use poisson")
+    assert refused.hidden is None
