@@ -56,6 +56,15 @@ KINDS: Mapping[Kind, str] = {
 """Plural words for epsilons of each kind, as in "they are guarantees"."""
 
 
+def in_one_word(kind: Kind) -> str:
+    """Return the word for a kind beside a number.
+
+    >>> in_one_word("output_specific"), in_one_word("estimate")
+    ('output-specific', 'estimate')
+    """
+    return kind.replace("_", "-")
+
+
 @dataclass(frozen=True)
 class Format:
     """Format of one kind of number: ``one`` value, and the mean of ``several`` with their deviation if that is shown.

@@ -120,7 +120,7 @@ FIGURES: Final = (
     Figure("histogram of ", "", "single examples", draw.histograms),
     Figure("loss of ", "εᵢ and loss: ", "single examples", private_figures.loss_densities),
     Figure("estimates of ", "Estimated and exact εᵢ: ", "single examples", private_figures.estimate_densities),
-    Figure("risk of ", "Who is at risk, by bound, attack and audit: ", "single examples", private_figures.risks),
+    Figure("risk of ", "Who is at risk, by ε, attack and audit: ", "single examples", private_figures.risks),
     Figure("accuracy", "{main} on test data", "over time", _one(training_curves.accuracy_over_epochs)),
     Figure(
         "loss",

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final
 
 from dpsweep.accounting.attacks import epsilon_of_area
-from dpsweep.orchestration.comparison.formats import correlation
+from dpsweep.orchestration.comparison.formats import correlation, in_one_word
 from dpsweep.orchestration.comparison.settings import Setting
 from dpsweep.orchestration.report.figures import Scene, blank, faded, label_end, line, meta_of, whiskers, without_markup
 from dpsweep.orchestration.report.plot import INK, Plot
@@ -67,10 +67,11 @@ def estimate_densities(scene: Scene) -> dict[str, Plot | None]:
 
 
 def risks(scene: Scene) -> dict[str, Plot | None]:
-    """Return bound, attacks and audits of the first seed as epsilons, by group; one figure for each attacked setting.
+    """Return mean epsilon_i, attacks and audits of the first seed, by group; one figure for each attacked setting.
 
     An attack is shown as the least epsilon that allows its area under the ROC curve (`epsilon_of_area`), with the ends
-    of its 95% interval: that is neither a bound nor proven. The bound is the mean epsilon_i of the group.
+    of its 95% interval: that is neither a bound nor proven. The mean epsilon_i bounds attacks on the group where these
+    epsilons are guarantees, so it bears their kind.
     """
     drawn: dict[str, Plot | None] = {}
     for setting in scene.settings:
@@ -119,7 +120,7 @@ def _risk(scene: Scene, setting: Setting, trial: PublishedTrial, privacy: Publis
         )
     if trial.individuals is not None:
         means = {group.name: group.mean for group in trial.individuals.groups}
-        mark("bound: mean εᵢ", means, "line-ns-open", 0.0, size=22)
+        mark(f"mean εᵢ ({in_one_word(trial.individuals.kind)})", means, "line-ns-open", 0.0, size=22)
     audits = trial.every_audit
     for audit in audits:
         figure.add_vline(audit.lower_bound, line={"color": colour, "width": 1.0, "dash": "dot"})

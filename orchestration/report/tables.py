@@ -26,6 +26,7 @@ from dpsweep.orchestration.comparison.formats import (
     at_least,
     at_most,
     at_most_share,
+    in_one_word,
     number,
     per_unit,
     sentence_start,
@@ -279,7 +280,7 @@ def _trial_row(trial: PublishedTrial, shown: Sequence[Metric], above: Sequence[s
 
 
 def _claim(privacy: PublishedPrivacy) -> str:
-    kind = privacy.kind.replace("_", " ")
+    kind = in_one_word(privacy.kind)
     why = f": {', '.join(privacy.reasons)}" if privacy.reasons else ""
     claim = f"{kind}{per_unit(privacy.unit)}, {escape(privacy.holds_for)}{why}"
     return f"{escape(privacy.accountant)}<br><small class='claim'>{claim}</small>"
@@ -410,19 +411,21 @@ def memberships_section(trials: Sequence[PublishedTrial]) -> str:
     )
 
 
-def _allowed(trial: PublishedTrial, name: str) -> float | None:
-    """Return the largest area that the mean epsilon_i of a group allows; None where it is not known."""
+def _allowed(trial: PublishedTrial, name: str) -> str:
+    """Return the largest area that the mean epsilon_i of a group allows, with the kind of these; "" if not known."""
     mean = group_epsilon(name)(trial)
-    return None if mean is None or trial.privacy is None else area_limit(max(mean, 0.0), trial.privacy.delta)
+    if mean is None or trial.privacy is None or trial.individuals is None:
+        return ""
+    limit = area_limit(max(mean, 0.0), trial.privacy.delta)
+    return f"; mean εᵢ ({in_one_word(trial.individuals.kind)}) allows {at_most(limit)}"
 
 
-def _area(found: MembershipAttack | None, allowed: float | None) -> str:
+def _area(found: MembershipAttack | None, allowed: str) -> str:
     if found is None:
         return MISSING
     interval = f"{found.lower:.3f} to {found.upper:.3f}"
     alone = f"loss alone {found.loss_auc:.3f}, gradient alone {found.gradient_auc:.3f}"
-    bound = "" if allowed is None else f"; mean εᵢ allows {at_most(allowed)}"
-    return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; {alone}{bound}</small>"
+    return f"{found.auc:.3f}<br><small>{interval}, of {found.examples}; {alone}{allowed}</small>"
 
 
 def exposures_section(trials: Sequence[PublishedTrial]) -> str:
@@ -518,6 +521,7 @@ def _account_row(trial: PublishedTrial, account: PublishedAccount) -> list[str]:
     if (found := account.of_users) is not None:
         records = f"{count_of(found.users, 'user')} of up to {count_of(found.most_records, 'record')}"
         sizes.append(f"{records}: median ε {number(found.median)}, largest ε {at_most(found.largest)}")
-    claim = f"{escape(account.method)}<br><small class='claim'>{account.individual_kind.replace('_', ' ')}</small>"
+    kinds = f"ε: {in_one_word(account.kind)}; εᵢ: {in_one_word(account.individual_kind)}"
+    claim = f"{escape(account.method)}<br><small class='claim'>{kinds}</small>"
     values = at_most(account.epsilon), number(account.median), number(account.mean)
     return [escape(trial.key), claim, escape("; ".join([*sizes, *means])), f"{account.delta:g}", *values]

@@ -249,7 +249,7 @@ ACCOUNTING: Final[tuple[Mutant, ...]] = (
             "pass",
             "any sampling goes under any adjacency",
             True,
-            ACCOUNTANTS,
+            ("tests/accounting/mechanism/test_samplings.py",),
         ),
     ),
     *bugs_in(

@@ -9,6 +9,7 @@ import pytest
 from plotly.graph_objects import Figure
 
 from dpsweep.accounting.audits import ASSUMPTIONS
+from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import Findings
 from dpsweep.orchestration.comparison.metrics import final_metrics
@@ -26,6 +27,7 @@ from dpsweep.orchestration.report.tables import (
     memberships_section,
     training_scores_section,
 )
+from dpsweep.orchestration.store.published import GroupEpsilon, PublishedAccount
 from dpsweep.workers.evaluation.attack_results import MembershipAttack
 from tests.orchestration.report.sample_settings import AUDIT, SETTINGS, STYLE, TRIALS, Cells, rows
 
@@ -90,6 +92,30 @@ def test_a_bound_above_what_its_canaries_pay_contradicts_a_higher_claim() -> Non
     assert "contradicts the claim" in said(0.95)
     assert "contradicts the claim" not in said(0.85)
     assert all(f"{name} assumes {assumption}" in said(0.85) for name, assumption in ASSUMPTIONS.items())
+
+
+@pytest.mark.parametrize(("kind", "word"), [("estimate", "estimate"), ("output_specific", "output-specific")])
+def test_means_of_examples_bear_their_kind_wherever_an_attack_stands_beside_them(kind: Kind, word: str) -> None:
+    """None is a bound unless it is a guarantee."""
+    trial = next(each for each in TRIALS if each.privacy is not None and each.individuals is not None)
+    assert trial.individuals is not None
+    assert trial.quality is not None
+    names = [group.name for group in trial.quality.groups]
+    means = tuple(GroupEpsilon(name, 0.5) for name in names)
+    attacks = tuple(MembershipAttack(name, 100, 0.6, 0.5, 0.69, 0.55, 1.0) for name in names)
+    shown = replace(trial, memberships=attacks, individuals=replace(trial.individuals, kind=kind, groups=means))
+    assert f"mean εᵢ ({word}) allows" in memberships_section([shown])
+    (drawn,) = risks(Scene(finished_settings([shown]), STYLE, names)).values()
+    assert drawn is not None
+    told = [trace.name for trace in Figure(drawn.plain()).data if "mean εᵢ" in trace.name]
+    assert told == [f"mean εᵢ ({word})"]
+
+
+@pytest.mark.parametrize("kind", ["guarantee", "estimate"])
+def test_what_was_accounted_again_bears_the_kind_of_both_numbers(kind: Kind) -> None:
+    account = PublishedAccount("a", 1e-6, "pld", 2.0, "dp-accounting-pld", kind, "output_specific", 1.0, 0.9)
+    page = accounts_section([replace(TRIALS[0], accounts=(account,))])
+    assert f"ε: {kind}; εᵢ: output-specific" in page
 
 
 def test_bound_attacks_and_audits_are_in_one_picture() -> None:
