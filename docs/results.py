@@ -107,18 +107,19 @@ steps so far), `clipping_bound` or `clipping_bound/GROUP`, `noise_multiplier`, `
 Tags:
 
 - `dpsweep.sweep`, `dpsweep.trial_key`, `dpsweep.setting`: which sweep, trial and setting a run belongs to
-- `sweep`: its name, to tell the runs of several sweeps apart, as a column or by "Group by"
+- `sweep`: its name, as a column or by "Group by"
 - `dpsweep.outcome`: running, finished, stopped (by a scheduler), failed or interrupted
 - `baseline`: key of the non-private trial that this one is compared with
 - `private`: false if ε is infinite
 - `tuning`: how the tuning of the sweep is paid for
-- `accountant`, `adjacency`, `unit`, `epsilon_kind`: how `privacy/epsilon` was computed, whose it is, what it claims
+- `accountant`, `adjacency`, `unit`, `epsilon_kind`: how `privacy/epsilon` was computed, whose it is, what it claims;
+  `epsilon_kind_group_of_K` of K records
 - `noise_strategy`: how noise is correlated over steps, such as `banded:bands=4`; `independent`
 - `epsilon_i_kind`: what the εᵢ claim
 - `epsilon_reasons`, `epsilon_i_reasons`: [why](accounting.md#which-epsilon-to-quote) these are estimates
 - `disclosure`, `sensitive`: the release mode; `sensitive=true` with `release: raw`
-- `composed_epsilon_kind`, `composed_reasons`, `composed_refusal` (averages and sweeps): what their composed ε claims,
-  why, and why there is none
+- `composed_delta`, `_adjacency`, `_unit`, `_epsilon_kind`, `_epsilon_kind_group_of_K`, `_reasons`, `_refusal` (averages
+  and sweeps): what their composed ε claims, why, and why there is none
 - `seeds` (averages): number of seeds
 - `dpsweep.data`: name of the data set and a digest of its description
 - `dpsweep.digest`, `dpsweep.groups_digest`: sha256 of content, by which nothing is recorded twice

@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import assert_never
 
 from dpsweep.accounting.accountants.one_run import ACCOUNTANTS, account_one
-from dpsweep.accounting.accountants.selection import account_selected
+from dpsweep.accounting.accountants.selection import CHOICE, account_selected
 from dpsweep.accounting.errors import UnsupportedMechanism, require_finite
 from dpsweep.accounting.mechanism.estimates import PrivacyEstimate, of_group
 from dpsweep.accounting.mechanism.reductions import by_rows
@@ -47,7 +47,8 @@ def account_again(trace: Trace, delta: float, claimed: str, group_size: int = 1)
     By ``auto`` where that is no accountant, such as ``filter``, or does not cover the trace: a bound of ``pld`` may
     bear the name of a method that covers its rounds alone. Raises: as `account`.
     """
-    name = claimed if claimed in ACCOUNTANTS else "auto"
+    named = claimed.removeprefix(CHOICE)
+    name = named if named in ACCOUNTANTS else "auto"
     try:
         return account(trace, delta, name, group_size)
     except UnsupportedMechanism:

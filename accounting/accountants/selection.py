@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from typing import Final
 
 import numpy as np
 
@@ -29,6 +30,8 @@ from dpsweep.accounting.numerics.rounding import ROUND_UP
 from dpsweep.accounting.pld import MIN_DELTA
 from dpsweep.accounting.registry import lookup
 
+CHOICE: Final = "choice-"
+"""What the name of an accountant begins with in the claim of a choice among disjoint parts."""
 _COARSE = 0.3  # deltas above this are resolved by every curve
 _FAR = 1e6  # larger epsilons are vacuous
 
@@ -71,7 +74,7 @@ def account_choice(
         )
     run = account_one(replace(trace, selection=None), delta, accountant, 1)
     return replace(
-        run, epsilon=max(run.epsilon, choice.epsilon), accountant=f"choice-{run.accountant}", lower_epsilon=None
+        run, epsilon=max(run.epsilon, choice.epsilon), accountant=f"{CHOICE}{run.accountant}", lower_epsilon=None
     )
 
 

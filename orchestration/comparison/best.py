@@ -14,7 +14,7 @@ from typing import Any, Final
 from dpsweep.accounting.errors import InvalidInput, count_of, require_finite
 from dpsweep.accounting.mechanism.estimates import Claim
 from dpsweep.accounting.mechanism.reasons import Reason, in_words, union
-from dpsweep.accounting.mechanism.units import EXAMPLE, UnitName
+from dpsweep.accounting.mechanism.units import UnitName
 from dpsweep.accounting.registry import nearest
 from dpsweep.orchestration.comparison.findings import Difference, Findings, mean_of, warnings
 from dpsweep.orchestration.comparison.formats import Format, at_most, per_unit, sentence_start
@@ -23,7 +23,7 @@ from dpsweep.orchestration.comparison.metrics import METRICS, metric
 from dpsweep.orchestration.comparison.sanity import best_constant, constant_of, cure_of_rare_classes, finds_rare_classes
 from dpsweep.orchestration.comparison.settings import Setting, served_worst, whose
 from dpsweep.orchestration.comparison.wording import between, by_selection, in_brackets, of_seeds, says_nothing
-from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
 
 
 def more_private(found: Findings, best: Setting, name: str, undecided: Collection[Difference]) -> Setting | None:
@@ -135,9 +135,15 @@ class Best:
         return "estimate" if self.reasons else "guarantee"
 
     @property
+    def privacy(self) -> PublishedPrivacy:
+        """Return the claim of `trial`; delta, adjacency and unit are those of every run of the setting."""
+        assert self.trial.privacy is not None, "only private settings are chosen"
+        return self.trial.privacy
+
+    @property
     def unit(self) -> UnitName:
         """Return whose privacy its epsilon is."""
-        return self.trial.privacy.unit if self.trial.privacy else EXAMPLE.name
+        return self.privacy.unit
 
     @property
     def name(self) -> str:
@@ -157,6 +163,8 @@ class Best:
             "value": self.value,
             "interval": self.interval and asdict(self.interval),
             "epsilon": self.setting.highest_epsilon,
+            "delta": self.privacy.delta,
+            "adjacency": self.privacy.adjacency,
             "kind": self.kind,
             "unit": self.unit,
             "reasons": list(self.reasons),
@@ -305,7 +313,8 @@ def _lines(found: Best, most: int | None, how_to_see_more: str) -> Iterator[str]
     if found.unknown_cost:
         yield found.unknown_cost
     within = in_brackets(interval, shown, by_selection(metric(found.by), found.value, interval))
-    claim = f"epsilon{per_unit(found.unit)} {at_most(found.setting.highest_epsilon)} ({found.kind})"
+    cost, of = found.setting.highest_epsilon, found.privacy
+    claim = f"epsilon{per_unit(of.unit)} {at_most(cost)} at delta {of.delta:g} ({found.kind}, {of.adjacency})"
     yield f"{found.name}: {found.by} {shown.one(found.value)}{within}, {claim}"
     if found.more_private:
         yield found.more_private

@@ -119,6 +119,7 @@ def _privacy(result: StoredResult) -> PublishedPrivacy:
         squared_errors=result.training.squared_errors if isinstance(result, TrialResult) else None,
         unit=result.spec.unit.name,
         group_epsilons={estimate.group_size: estimate.epsilon for estimate in result.groups},
+        group_kinds={estimate.group_size: estimate.kind for estimate in result.groups},
         risks={risk.group_size: risk for risk in result.risks},
         reasons=worst.reasons,
     )

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from dpsweep.accounting.errors import count_of
+from dpsweep.accounting.mechanism.estimates import Kind
 from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.orchestration.comparison.best import more_private, said_of, unsure
 from dpsweep.orchestration.comparison.findings import Findings
@@ -18,6 +19,7 @@ from dpsweep.orchestration.comparison.formats import (
     amount,
     at_most,
     first_few,
+    in_one_word,
     is_shown,
     listed,
     number,
@@ -239,33 +241,47 @@ def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
     privacy = next((trial.privacy for trial in setting.trials if trial.privacy), None)
     whole, seeds = composed(data.trials), setting.composition
     rows: list[tuple[str, float]] = []
+    kinds = [trial.individuals.kind for trial in setting.trials if trial.individuals]
     whom = "any record" if privacy is None or privacy.unit == EXAMPLE.name else "anybody"
     median = setting.mean(median_epsilon)
     if median is not None:
-        rows.append((_MEDIAN, median))
+        rows.append((_MEDIAN + _unless_guaranteed(*kinds), median))
     if cost is not None:
         rows.append((f"{whom}, one model", cost))
     sizes = [size for size in (privacy.group_epsilons if privacy else {}) if size > 1]
     if sizes and privacy:
-        rows.append((f"any {max(sizes)} records together, one model", privacy.group_epsilons[max(sizes)]))
-    if seeds and seeds.epsilon is not None and len(setting.trials) > 1:
-        rows.append((f"{whom}, all {len(setting.trials)} seeds of it", seeds.epsilon))
-    if whole and whole.epsilon is not None and whole.trials > len(setting.trials):
-        rows.append((f"{whom}, all {whole.trials} private models of this page", whole.epsilon))
+        of_groups = _unless_guaranteed(privacy.group_kinds.get(max(sizes), privacy.kind))
+        cost_of_most = privacy.group_epsilons[max(sizes)]
+        rows.append((f"any {max(sizes)} records together, one model{of_groups}", cost_of_most))
+    if seeds and seeds.estimate and len(setting.trials) > 1:
+        told = f"{len(setting.trials)} seeds of it{_unless_guaranteed(seeds.estimate.kind)}"
+        rows.append((f"{whom}, all {told}", seeds.estimate.epsilon))
+    if whole and whole.estimate and whole.trials > len(setting.trials):
+        told = f"{whole.trials} private models of this page{_unless_guaranteed(whole.estimate.kind)}"
+        rows.append((f"{whom}, all {told}", whole.estimate.epsilon))
     words = []
     if privacy:
-        claim = "a guarantee" if privacy.kind == "guarantee" else "an estimate, no guarantee"
+        claim = _claimed("estimate" if setting.reasons else privacy.kind)
         words.append(
             f"Worst case{per_unit(privacy.unit)} of one model at δ = {privacy.delta:g}, for "
             f"{_neighbours(privacy)}, by {privacy.accountant}: {claim}."
         )
-    if whole and whole.epsilon is not None and whole.trials > 1:
-        words.append(
-            f"Whoever sees this page sees all {whole.trials} private models at work: ε = {at_most(whole.epsilon)}."
-        )
+    if whole and whole.estimate and whole.trials > 1:
+        cost_of_all = f"ε = {at_most(whole.estimate.epsilon)}, {_claimed(whole.estimate.kind)}"
+        words.append(f"Whoever sees this page sees all {whole.trials} private models at work: {cost_of_all}.")
     big = "unknown" if cost is None else f"ε = {at_most(cost)}"
     finite = [(name, value) for name, value in rows if value < float("inf")]
     return Tile("first-privacy", "How private?", big, tuple(words), _bars(finite), "ε by what somebody sees")
+
+
+def _claimed(kind: Kind) -> str:
+    return "a guarantee" if kind == "guarantee" else "an estimate, no guarantee"
+
+
+def _unless_guaranteed(*kinds: Kind) -> str:
+    """Return the kinds in brackets that are no guarantees; "" if there are none."""
+    weaker = sorted({in_one_word(kind) for kind in kinds if kind != "guarantee"})
+    return f" ({', '.join(weaker)})" if weaker else ""
 
 
 def _neighbours(privacy: PublishedPrivacy) -> str:
@@ -287,10 +303,10 @@ def _bars(rows: Sequence[tuple[str, float]]) -> Plot | None:
             "x": [value for _, value in rows],
             "y": list(range(len(rows))),
             "width": 0.36,
-            "text": [number(value) if name == _MEDIAN else at_most(value) for name, value in rows],
+            "text": [number(value) if name.startswith(_MEDIAN) else at_most(value) for name, value in rows],
             "textposition": "outside",
             "cliponaxis": False,
-            "marker": {"color": ["#9aa0a8" if name == _MEDIAN else "#0072B2" for name, _ in rows]},
+            "marker": {"color": ["#9aa0a8" if name.startswith(_MEDIAN) else "#0072B2" for name, _ in rows]},
             "hovertemplate": "%{text}<extra></extra>",
         }
     )

@@ -13,7 +13,15 @@ from dpsweep.accounting.errors import count_of
 from dpsweep.accounting.jobs.release import ReleaseSpec
 from dpsweep.accounting.mechanism.trace import Trace
 from dpsweep.orchestration.comparison.findings import Difference, Findings, warnings
-from dpsweep.orchestration.comparison.formats import Format, at_most, correlation, first_few, number, per_unit
+from dpsweep.orchestration.comparison.formats import (
+    Format,
+    at_most,
+    correlation,
+    first_few,
+    in_one_word,
+    number,
+    per_unit,
+)
 from dpsweep.orchestration.comparison.ledger import ComposedGroup, composed
 from dpsweep.orchestration.comparison.metric_types import Metric
 from dpsweep.orchestration.comparison.metrics import of_task
@@ -241,7 +249,8 @@ def _individuals(data: PublishedSweep, settings: Sequence[Setting]) -> list[str]
         return _withheld(data) if private else []
     ratio, setting = max(ratios, key=lambda pair: pair[0])
     low = min(ratio for ratio, _ in ratios)
-    paid = f"εᵢ = {number(setting.mean(median_epsilon))} of {at_most(setting.mean(epsilon))}"
+    kinds = sorted({in_one_word(each.individuals.kind) for each in setting.trials if each.individuals})
+    paid = f"εᵢ = {number(setting.mean(median_epsilon))} ({', '.join(kinds)}) of {at_most(setting.mean(epsilon))}"
     median_paid = f"under {setting.name} the median example paid {paid}"
     if ratio < _OVERSTATED:
         return [f"The median example paid about as much as the worst case: {median_paid}.", *_correlations(private)]

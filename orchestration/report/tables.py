@@ -242,10 +242,14 @@ def group_sizes_table(settings: Sequence[Setting], style: Style) -> str:
 
 
 def _cost_of_group(found: Sequence[PublishedPrivacy], size: int) -> str:
-    """Return the largest epsilon of any ``size`` records of any seed; below it, that bound on advantages."""
+    """Return the largest epsilon of any ``size`` records of any seed; below it, that bound on advantages, and the kind
+    where it is weaker than that of one record.
+    """
     epsilons = [each.group_epsilons[size] for each in found if size in each.group_epsilons]
     advantages = [each.risks[size].advantage.upper for each in found if size in each.risks]
     below = f"<br><small>advantage {at_most_share(max(advantages))}</small>" if advantages else ""
+    weaker = {kind for each in found if (kind := each.group_kinds.get(size, each.kind)) != each.kind}
+    below += "".join(f"<br><small class='claim'>{in_one_word(kind)}</small>" for kind in sorted(weaker))
     return at_most(max(epsilons, default=None)) + below
 
 

@@ -89,6 +89,7 @@ class PublishedPrivacy:
     """The worst-case (epsilon, delta) of one trial, with its accountant, kind and adjacency.
 
     `group_epsilons`: epsilon of any group of k records, at the same delta, by group size k.
+    `group_kinds`: their kinds, which may be weaker than that of one record: a filter limits single records alone.
     `risks`: upper bounds on attacks on any k records, by group size k including 1; empty without noise.
     `reasons`: why epsilon is an estimate (`dpsweep.accounting.mechanism.reasons`).
     `unit`: whose privacy it is, "example" or "user".
@@ -105,6 +106,7 @@ class PublishedPrivacy:
     squared_errors: tuple[float, float] | None = None
     unit: UnitName = EXAMPLE.name
     group_epsilons: Mapping[int, float] = field(default_factory=dict)
+    group_kinds: Mapping[int, Kind] = field(default_factory=dict)
     risks: Mapping[int, AttackRisk] = field(default_factory=dict)
     reasons: tuple[Reason, ...] = ()
 

@@ -35,24 +35,22 @@ from mlflow.types.schema import Array
 from mlflow.utils.mlflow_tags import MLFLOW_RUN_NOTE
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.accounting.mechanism.units import EXAMPLE
 from dpsweep.accounting.records.files import exists, list_files, read_bytes, read_range
 from dpsweep.accounting.records.trial_files import TrialFiles
 from dpsweep.orchestration.comparison.best import Best
 from dpsweep.orchestration.comparison.formats import PRECISE, at_most, for_markdown, number
 from dpsweep.orchestration.comparison.metrics import final_metrics
 from dpsweep.orchestration.comparison.settings import setting_name
-from dpsweep.orchestration.comparison.values import delta, epsilon
 from dpsweep.orchestration.comparison.wording import between
 from dpsweep.orchestration.store.layout import SweepFiles, require_safe_tracking
-from dpsweep.orchestration.store.published import PublishedTrial
+from dpsweep.orchestration.store.published import PublishedPrivacy, PublishedTrial
 from dpsweep.orchestration.tracking.addresses import masked, probe, reported, require_location
 from dpsweep.orchestration.tracking.given_stores import given_experiment, given_store
 from dpsweep.orchestration.tracking.plain_comparison import SETTING, SWEEP, TRIAL, TrackedComparison, valid_name
 from dpsweep.orchestration.tracking.requests import each
 from dpsweep.workers.training.history import TrainingResult, read_training_result
 
-_CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons", "unit")
+_CLAIMS: Final[tuple[str, ...]] = ("epsilon_kind", "epsilon_reasons", "unit", "adjacency")
 _LONGEST_NAME: Final = 250
 LARGEST_MODEL: Final = 100 * 2**20
 """Maximum size of a model in bytes; larger ones are not copied to MLflow, where a tag names their location."""
@@ -260,8 +258,9 @@ def _numbers_of(model: LoggedModel) -> LoggedNumbers:
 
 def _claims(trial: PublishedTrial) -> dict[str, str]:
     """Tags that say what the epsilon of the trial claims, and why it is no guarantee."""
-    kind, unit = (trial.privacy.kind, trial.privacy.unit) if trial.privacy else ("none", EXAMPLE.name)
-    return dict(zip(_CLAIMS, (kind, ", ".join(trial.reasons), unit), strict=True))
+    privacy = trial.privacy or PublishedPrivacy(math.inf, 0.0, "none", "none")
+    claim = (privacy.kind, ", ".join(trial.reasons), privacy.unit, privacy.adjacency)
+    return dict(zip(_CLAIMS, claim, strict=True))
 
 
 _MODEL: Final = "dpsweep.logged_model"
@@ -378,9 +377,14 @@ def _version(client: MlflowClient, model: LoggedModel, name: str, facts: Mapping
 
 def _facts(found: Best) -> dict[str, str]:
     """Tags of the version: the selecting metric with its value and interval, epsilon, delta and what they claim."""
-    cost, least = epsilon(found.trial), delta(found.trial)
-    claim = {"epsilon_kind": found.kind, "epsilon_reasons": ", ".join(found.reasons), "unit": found.unit}
-    facts = {"by": found.by, found.by: number(found.value, 4), "epsilon": at_most(cost), "delta": f"{least:g}", **claim}
+    values = (found.kind, ", ".join(found.reasons), found.unit, found.privacy.adjacency)
+    facts = {
+        "by": found.by,
+        found.by: number(found.value, 4),
+        "epsilon": at_most(found.privacy.epsilon),
+        "delta": f"{found.privacy.delta:g}",
+        **dict(zip(_CLAIMS, values, strict=True)),
+    }
     if found.interval is None:
         return facts
     return {**facts, "interval": between(found.interval, PRECISE)}

@@ -444,6 +444,7 @@ def _tags(trial: PublishedTrial) -> dict[str, str]:
         tags |= {"accountant": trial.privacy.accountant, "adjacency": trial.privacy.adjacency}
         tags |= {"unit": trial.privacy.unit, "noise_strategy": trial.privacy.noise_strategy}
         tags |= {"epsilon_kind": trial.privacy.kind, "epsilon_reasons": ", ".join(trial.reasons)}
+        tags |= {f"epsilon_kind_group_of_{size}": kind for size, kind in trial.privacy.group_kinds.items() if size > 1}
     if trial.individuals is not None:
         tags |= {"epsilon_i_kind": trial.individuals.kind, "disclosure": trial.individuals.disclosure}
         tags |= {"epsilon_i_reasons": ", ".join(trial.individuals.reasons)}

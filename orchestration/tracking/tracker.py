@@ -130,8 +130,13 @@ def composition_entries(trials: Iterable[PublishedTrial]) -> tuple[dict[str, flo
         return {}, {}
     values = {COMPOSED: found.epsilon, "privacy/composed_release_epsilon": found.release_epsilon}
     values |= {f"{COMPOSED}_group_of_{group.group_size}": group.epsilon for group in found.groups}
-    kind = found.estimate.kind if found.estimate else "none"
-    tags = {"composed_epsilon_kind": kind, "epsilon_kind": "of each trial apart; see composed_epsilon_kind"}
+    claim, tags = found.estimate, {"epsilon_kind": "of each trial apart; see composed_epsilon_kind"}
+    tags |= {"composed_epsilon_kind": claim.kind if claim else "none"}
+    if claim is not None:
+        tags |= {"composed_delta": f"{claim.delta:g}", "composed_adjacency": claim.adjacency}
+        tags |= {"composed_unit": claim.unit}
+    of_groups = {group.group_size: group.estimate.kind for group in found.groups if group.estimate}
+    tags |= {f"composed_epsilon_kind_group_of_{size}": kind for size, kind in of_groups.items()}
     finite = {name: value for name, value in values.items() if value is not None and math.isfinite(value)}
     return finite, {**tags, "composed_reasons": ", ".join(found.reasons), "composed_refusal": found.refusal}
 

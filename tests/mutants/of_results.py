@@ -125,7 +125,40 @@ RESULTS: Final[tuple[Mutant, ...]] = (
             "of several seeds the lowest group epsilon is the worst case",
             True,
         ),
-        B('privacy.kind.replace("_", " ")', '"guarantee"', "every claim is a guarantee", True),
+        B("in_one_word(privacy.kind)", '"guarantee"', "every claim is a guarantee", True),
+        B(
+            "each.group_kinds.get(size, each.kind)",
+            "each.kind",
+            "groups claim what one record does",
+            True,
+        ),
+        B(
+            "in_one_word(account.kind)",
+            "in_one_word(account.individual_kind)",
+            "a worst case accounted again claims what single examples do",
+            True,
+            ("tests/orchestration/report/test_exact_results.py",),
+        ),
+    ),
+    *bugs_in(
+        "orchestration/report/first_screen.py",
+        ("tests/orchestration/report/test_first_screen.py::test_what_all_models_cost_bears_its_own_kind",),
+        B(
+            "_claimed(whole.estimate.kind)",
+            "_claimed(privacy.kind if privacy else 'guarantee')",
+            "all models together claim what one does",
+            True,
+        ),
+    ),
+    *bugs_in(
+        "orchestration/tracking/tracker.py",
+        ("tests/orchestration/comparison/test_ledger.py::test_groups_pay_for_all_trials_together",),
+        B(
+            "group.group_size: group.estimate.kind for",
+            "group.group_size: 'guarantee' for",
+            "the composed epsilon of groups is a guarantee in MLflow",
+            True,
+        ),
     ),
     *bugs_in(
         "orchestration/comparison/publishing.py",

@@ -10,7 +10,7 @@ import pytest
 from dpsweep.accounting import calibrate_noise_multiplier
 from dpsweep.accounting.accountants.account import account, account_again
 from dpsweep.accounting.calibration.so_far import cost_of_steps, cost_so_far
-from dpsweep.accounting.mechanism.random_trials import RandomTrials
+from dpsweep.accounting.mechanism.random_trials import ExponentialChoice, RandomTrials
 from dpsweep.accounting.mechanism.samplings import PoissonSampling, RandomAllocationSampling
 from dpsweep.accounting.mechanism.trace import Segment, Trace
 from dpsweep.accounting.mechanism.units import User
@@ -136,3 +136,11 @@ def test_the_first_steps_have_a_cost_at_a_delta_whose_lattice_does_not_reach_it(
         exact = epsilon_pld(trace.until(step), delta)
         assert known(exact.lower) <= epsilon == pytest.approx(exact.upper, rel=2e-2)
     assert found[0] < found[1] < found[2] == whole.epsilon
+
+
+@pytest.mark.parametrize("accountant", ["auto", "pld", "rdp", "strong", "dp-accounting-pld", "dp-accounting-rdp"])
+def test_a_choice_is_compared_with_what_its_own_accountant_says(accountant: str) -> None:
+    """An estimate may be below the tightest guarantee."""
+    chosen = replace(SAMPLED, selection=ExponentialChoice(3, 0.1))
+    claimed = account(chosen, DELTA, accountant)
+    assert account_again(chosen, DELTA, claimed.accountant).epsilon == pytest.approx(claimed.epsilon, rel=1e-9)

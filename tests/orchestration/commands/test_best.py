@@ -40,7 +40,7 @@ def folder(tmp_path: Path) -> Path:
 def test_it_prints_the_setting_its_interval_and_its_model(folder: Path) -> None:
     first, *others = printed("best", folder, "--max-epsilon", "8", "--at-least", "worst_group=0.5").splitlines()
     assert first.startswith("flat · constant: accuracy 70.0% (95% interval ")
-    assert "epsilon 3.00" in first
+    assert first.endswith("epsilon 3.00 at delta 1e-05 (estimate, add_remove)")
     assert any("test examples alone; whether it is the best is unknown (one seed)" in line for line in others)
     assert f"model: {folder}/trials/{KEYS['flat-seed0']}/model.pt" in others
     assert any(line.startswith("no guarantee (known_seed): the noise is drawn from a known seed") for line in others)
@@ -52,6 +52,7 @@ def test_python_and_json_say_the_same(folder: Path) -> None:
     assert stored == {**found.as_dict(), "model": f"{folder}/trials/{KEYS['flat-seed0']}/model.pt"}
     assert (stored["by"], stored["value"]) == ("worst_group_accuracy", pytest.approx(0.6))
     assert (stored["trial"], stored["epsilon"]) == (KEYS["flat-seed0"], 3.0)
+    assert (stored["delta"], stored["adjacency"], stored["unit"]) == (1e-5, "add_remove", "example")
 
 
 def test_an_older_sweep_has_a_winner_without_an_interval(tmp_path: Path) -> None:

@@ -72,12 +72,18 @@ def test_groups_pay_for_all_trials_together(number: int) -> None:
     assert group.estimate.epsilon == pytest.approx(whole.epsilon, rel=1e-3)
     assert (group.group_size, group.estimate.kind) == (2, "guarantee")
     assert found.as_dict()["groups"] == [group.as_dict()]
-    metrics, _ = composition_entries(trials)
+    metrics, tags = composition_entries(trials)
     assert metrics["privacy/composed_epsilon_group_of_2"] == group.epsilon
+    assert (tags["composed_delta"], tags["composed_adjacency"], tags["composed_unit"]) == (
+        *("1e-05", "add_remove", "example"),
+    )
+    assert tags["composed_epsilon_kind_group_of_2"] == "guarantee"
     said = " ".join(composed_cost(trials))
     assert (f"owns at most 2, pay ε = {group.epsilon:#.3g}: a guarantee" in said) == (number > 1), said
     seeded = known(composed([replace(own, attempts=(attempt(own.key, seed=0),)) for own in trials]))
     assert [each.as_dict()["kind"] for each in seeded.groups] == ["estimate"]
+    _, tags = composition_entries([replace(own, attempts=(attempt(own.key, seed=0),)) for own in trials])
+    assert tags["composed_epsilon_kind_group_of_2"] == "estimate"
 
 
 @pytest.mark.parametrize("number", [1, 2])

@@ -105,6 +105,26 @@ def test_an_epsilon_of_users_says_so_in_the_headline() -> None:
     assert re.search(r"at ε = [\d.]+ per user \(", decision(found, data.delta)[0])
 
 
+@pytest.mark.parametrize("is_added", [False, True])
+def test_what_all_models_cost_bears_its_own_kind(is_added: bool) -> None:
+    """Each model is a guarantee, and all together an estimate where results decided that one was added."""
+    trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
+    run = Trace(1000, (Segment(0, 10, PoissonSampling(0.05), 1.0),))
+    counted = [
+        each
+        if each.is_baseline
+        else replace(each, is_added=is_added, attempts=(Attempt(each.key, 1, 1e-5, run, ended=True),))
+        for each in trials
+    ]
+    data, found, _ = in_sweep(counted, kept)
+    one, both = answered(data, found)["How private?"].words
+    assert one.endswith(": a guarantee.")
+    assert re.search(r"at work: ε = [\d.]+, (.*)\.$", both)
+    assert both.endswith(", an estimate, no guarantee." if is_added else ", a guarantee.")
+    names = " ".join(map(str, present(answered(data, found)["How private?"].picture).plain().values()))
+    assert ("seeds of it (estimate)" in names) == is_added
+
+
 def test_an_epsilon_of_one_row_says_so_where_the_data_name_users() -> None:
     trials, kept = sweep_of({"none": (0.95, 0.93), "flat": (0.92, 0.80)})
     owned = [replace(each, params={**each.params, "spec.data.params.user": "customer"}) for each in trials]

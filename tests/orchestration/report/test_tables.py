@@ -90,6 +90,14 @@ def test_the_worst_seed_is_what_a_group_pays() -> None:
     assert (found["dpsgd_f"]["k = 1"], found["dpsgd_f"]["k = 2"]) == ("2.00", "4.00")
 
 
+def test_groups_whose_epsilon_is_weaker_than_that_of_one_record_say_so() -> None:
+    """As under a filter, which limits single records alone."""
+    cost = PublishedPrivacy(4.0, 1e-5, "filter", group_epsilons={1: 4.0, 2: 9.0}, group_kinds={2: "estimate"})
+    trials = [each if each.is_baseline else replace(each, privacy=cost) for each in TRIALS]
+    found = rows(group_sizes_table(finished_settings(trials), STYLE))
+    assert (found["flat"]["k = 1"], found["flat"]["k = 2"]) == ("4.00", "9.00estimate")
+
+
 def test_nothing_known_is_no_table() -> None:
     bare = finished_settings(replace(each, individuals=None, attacks=(), privacy=None) for each in TRIALS)
     style = style_of(bare)
