@@ -162,7 +162,7 @@ PLD: Final[tuple[Mutant, ...]] = (
             "laws[found] = count",
             "samplings whose rounds have one law cost what the last does",
             True,
-            ("tests/accounting/pld/test_prefixes.py",),
+            ("tests/accounting/pld/test_prefixes.py::test_samplings_with_rounds_of_one_law_all_count",),
         ),
         B("or case.sampling != before", "or False", "one epoch of shuffled and of ordered steps", True, COMPOSITION),
         B(

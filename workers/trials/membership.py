@@ -207,11 +207,14 @@ def halves(examples: int, models: int, seed: int) -> Iterator[RowNumbers]:
 
 
 def _fitting(sampling: SamplingSpec, size: int) -> SamplingSpec:
-    """Return the sampling with batches of at most all of ``size`` examples."""
+    """Return the sampling with batches of at most all of ``size`` examples, and epochs that fall into its blocks."""
+    most = None if sampling.max_batch_size is None else min(sampling.max_batch_size, size)
     if sampling.batch_size == "full":
-        return sampling
-    shares = (sampling.per_epoch or 1) * (sampling.cycle_length or 1)
-    return replace(sampling, batch_size=min(sampling.batch_size, max(size // shares, 1)))
+        return replace(sampling, max_batch_size=most)
+    blocks = sampling.per_epoch or 1
+    largest = min(sampling.batch_size, max(size // (blocks * (sampling.cycle_length or 1)), 1))
+    fitting = (each for each in range(largest, 0, -1) if -(-size // each) % blocks == 0)
+    return replace(sampling, batch_size=next(fitting, largest), max_batch_size=most)
 
 
 def _reference_models(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import stat
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -83,6 +84,25 @@ def test_an_attack_changes_nothing_else_and_is_repeated_bit_for_bit(tmp_path: Pa
     found = {str(file.relative_to(tmp_path / "a")) for file in (tmp_path / "a").rglob("*") if file.is_file()}
     plain = {str(file.relative_to(tmp_path / "plain")) for file in (tmp_path / "plain").rglob("*") if file.is_file()}
     assert found - plain == {"private/attacks.json", "private/membership.ipc"}
+
+
+def uneven() -> Source:
+    """So few test examples that a half of all is less than the training examples."""
+    whole = source()
+    return replace(whole, test=whole.test.select(np.arange(20)))
+
+
+@pytest.mark.parametrize(
+    "sampling",
+    [
+        SamplingSpec("poisson", 50, max_batch_size=180),
+        SamplingSpec("poisson", "full", max_batch_size=200),
+        SamplingSpec("random_allocation", 50, per_epoch=2),
+    ],
+    ids=["a maximum", "a maximum of full batches", "blocks"],
+)
+def test_reference_models_train_on_fewer_examples_than_the_trial(tmp_path: Path, sampling: SamplingSpec) -> None:
+    assert attacked(tmp_path, sampling=sampling, epochs=1, data=DataSpec(f"{__file__}:uneven"))
 
 
 def test_the_area_and_its_interval_are_right_for_known_distributions() -> None:
