@@ -44,7 +44,13 @@ NUMERICS: Final[tuple[Mutant, ...]] = (
             "an epoch costs what its last step costs",
             True,
         ),
-        B("yield precisions, last - first - 1", "yield precisions, last - first - 2", "an epoch is dropped", True),
+        B(
+            "yield precisions, last - first - 1",
+            "yield precisions, last - first - 2",
+            "an epoch is dropped",
+            True,
+            ("tests/accounting/individual/test_epsilons.py::test_every_shuffled_epoch_between_two_snapshots_costs",),
+        ),
         B(
             "places.append(np.where(alone, 0.0, block",
             "places.append(np.where(alone, 0.0, 0.9 * block",

@@ -384,3 +384,10 @@ def _level_pld(sigma: float, sample_rate: float) -> privacy_loss_distribution.Pr
     return privacy_loss_distribution.from_gaussian_mechanism(
         sigma, sampling_prob=sample_rate, value_discretization_interval=5e-5
     )
+
+
+@pytest.mark.parametrize("epochs", [1, 2, 3, 8])
+def test_every_shuffled_epoch_between_two_snapshots_costs(epochs: int) -> None:
+    trace = _trace(ShuffledSampling(50), sigma=4.0, steps=50 * epochs)
+    upper = individual_epsilons([0], np.ones((1, 1)), trace, DELTA).upper[0]
+    assert upper == pytest.approx(_gaussian_epsilon(4.0 / math.sqrt(epochs)), rel=1e-3)
