@@ -160,17 +160,21 @@ def is_attained(trace: Trace, group_size: int = 1) -> bool:
     what bounds these from below holds.
 
     False where batches may be cut, or where the order of an epoch's batches is random (the pair is that of the worst
-    order). False also where fixed batches are too large for the group to displace as many others (Theorem 2). Nor is it
-    attained where a pure release meets several records: their k steps of epsilon are not one of k epsilon. False where
-    a filter limits contributions, or where noise or end followed results.
+    order). False also where fixed batches are too large for the group to displace as many others (Theorem 2), and where
+    the group has more members than the run has examples. Nor is it attained where a pure release meets several records:
+    their k steps of epsilon are not one of k epsilon. False where a filter limits contributions, or where noise or end
+    followed results.
     """
     samplings = [segment.sampling for segment in as_accounted(trace).segments]
     fixed = not (trace.noise_follows_results or trace.ended_by_results or trace.filter)
     attains = turns_attain_pairs(trace) and _blocks_attain_pairs(trace)
     displaced = all(s.batch_size <= s.dataset_size - group_size for s in samplings if isinstance(s, FixedBatchSampling))
+    fits = group_size <= trace.dataset_size
     alone = group_size == 1 and trace.adjacency != "replace_one"
     stepped = alone or not any(isinstance(each, PureRelease) for each in trace.releases)
-    return fixed and attains and displaced and stepped and all(sampling.draws_its_pair for sampling in samplings)
+    return (
+        fixed and fits and attains and displaced and stepped and all(sampling.draws_its_pair for sampling in samplings)
+    )
 
 
 def is_attained_by(trace: Trace, members: int) -> bool:

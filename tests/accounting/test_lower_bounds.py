@@ -358,6 +358,14 @@ def test_lower_bounds_for_pairs_of_records(name: str) -> None:
     assert lower is None or lower <= truth_of(name, 2).epsilon(DELTA) * (1 + _CELLS)
 
 
+def test_more_records_than_the_data_hold_have_none() -> None:
+    """No run has them, and the pairs of its rounds are those of more members."""
+    run = Trace(5, (Segment(0, 4, PoissonSampling(0.4), 2.0),))
+    of_all, of_more = (account(run, 1e-5, "pld", size) for size in (5, 6))
+    assert (of_all.lower_epsilon is None, of_more.lower_epsilon) == (False, None)
+    assert of_more.epsilon > of_all.epsilon, "which an upper bound may be"
+
+
 def test_without_a_full_batch_of_others_there_is_none() -> None:
     """Three of four records displace one record of a batch of two, where the pair has each displace one."""
     trace = trace_of("fixed")

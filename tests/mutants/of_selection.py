@@ -106,6 +106,12 @@ SELECTIONS: Final[tuple[Mutant, ...]] = (
             tests=("tests/accounting/test_lower_bounds.py",),
         ),
         B(
+            "fits = group_size <= trace.dataset_size",
+            "fits = True",
+            "more records than the data hold have the lower bound of a larger run",
+            tests=("tests/accounting/test_lower_bounds.py::test_more_records_than_the_data_hold_have_none",),
+        ),
+        B(
             "group_size == 1 and trace.adjacency",
             "trace.adjacency",
             "a pure release tells a group from none as randomised response does",
