@@ -89,6 +89,7 @@ def test_an_attack_changes_nothing_else_and_is_repeated_bit_for_bit(tmp_path: Pa
 def uneven() -> Source:
     """So few test examples that a half of all is less than the training examples."""
     whole = source()
+    assert whole.test is not None
     return replace(whole, test=whole.test.select(np.arange(20)))
 
 
