@@ -108,7 +108,7 @@ def text_trunk(path: str) -> nn.Module:
 
     path: as of `hugging_face`. Raises: InvalidInput where transformers is absent, or such a model on this machine.
     """
-    loaded, _ = load_text_model(path, "linear", 0, torch.float32)
+    loaded, _ = load_text_model(path, "trunk", 0, torch.float32)
     return loaded.eval().requires_grad_(False)
 
 

@@ -19,11 +19,14 @@ from dpsweep.workers.models.pretrained import require_finite_weights, require_pa
 from dpsweep.workers.own_code.own_record import model_folder
 
 Head = Literal["classification", "regression", "linear", "causal_lm", "masked_lm"]
+LoadedPart = Head | Literal["trunk"]
+"""The part of a model that is loaded: the trunk with a head, or by itself, for features."""
 
-_CLASSES: Final[Mapping[Head, str]] = {
+_CLASSES: Final[Mapping[LoadedPart, str]] = {
     "classification": "AutoModelForSequenceClassification",
     "regression": "AutoModelForSequenceClassification",
     "linear": "AutoModel",
+    "trunk": "AutoModel",
     "causal_lm": "AutoModelForCausalLM",
     "masked_lm": "AutoModelForMaskedLM",
 }
@@ -32,15 +35,18 @@ LANGUAGE: Final[tuple[Head, ...]] = ("causal_lm", "masked_lm")
 """Heads that are pretrained themselves."""
 _NEW: Final[tuple[Head, ...]] = ("classification", "regression")
 """Heads of the architecture that are made anew where the folder has none for as many outputs."""
+_TRUNKS: Final[tuple[LoadedPart, ...]] = ("linear", "trunk")
+"""Parts that are read up to the last hidden states, without pooler and decoder."""
 
 
 def load_text_model(
-    path: str, head: Head, num_classes: int, dtype: torch.dtype
+    path: str, head: LoadedPart, num_classes: int, dtype: torch.dtype
 ) -> tuple[nn.Module, list[nn.Parameter]]:
     """Return the model in a folder, or in the cache of huggingface_hub, and the parameters of its head that are random.
 
-    A pooler that the folder lacks counts as part of the head; for head linear it is taken off, as is the decoder of an
-    encoder-decoder. dtype: of its weights; buffers keep theirs, as rotary positions need single precision.
+    A pooler that the folder lacks counts as part of the head. For head linear and a trunk by itself it is taken off, as
+    is the decoder of an encoder-decoder. dtype: of its weights; buffers keep theirs, as rotary positions need single
+    precision.
 
     Raises: InvalidInput where there is no such model, or one that lacks more than a new head, and for an
     encoder-decoder that would predict tokens. Also for weights that are not finite.
@@ -67,10 +73,10 @@ def load_text_model(
         config_of(part).use_cache = False  # keys for later tokens; a layer computed again adds twice
     new = _require_weights(loaded, made[1], head, path)
     require_finite_weights(loaded, f"the model at {path!r}")
-    if head == "linear" and getattr(loaded, "pooler", None) is not None:
+    if head in _TRUNKS and getattr(loaded, "pooler", None) is not None:
         setattr(loaded, "pooler", nn.Identity())  # noqa: B010  (it would train without effect: the mean is before it)
     parameters = [parameter for name, parameter in loaded.named_parameters() if name in new]
-    if head == "linear" and config.is_encoder_decoder:
+    if head in _TRUNKS and config.is_encoder_decoder:
         return getattr(loaded, "get_encoder")(), parameters  # noqa: B009
     return loaded, parameters
 
@@ -145,7 +151,7 @@ def most_tokens(path: str) -> int | None:
     """
     folder = _readable_folder(path)
     transformers = require_package("transformers", "hugging_face")
-    with _as_one_line(path, "linear"), torch.device("meta"):
+    with _as_one_line(path, "trunk"), torch.device("meta"):
         return _places(transformers.AutoModel.from_config(_config_in(folder, path)))
 
 
@@ -228,7 +234,7 @@ def _readable_folder(path: str) -> Path:
 
 
 @contextlib.contextmanager
-def _as_one_line(path: str, head: Head) -> Iterator[None]:
+def _as_one_line(path: str, head: LoadedPart) -> Iterator[None]:
     """Turn errors of transformers into InvalidInput, and keep it from printing."""
     transformers = require_package("transformers", "hugging_face")
     try:
@@ -247,20 +253,25 @@ def _as_one_line(path: str, head: Head) -> Iterator[None]:
             ) from error
         if reason.startswith("Unrecognized configuration class"):
             raise InvalidInput(
-                f"transformers has no head {head} for the architecture of the model at {path!r}; give another model, "
-                "or set another head, such as linear"
+                f"transformers has no {_spoken(head).removeprefix('the ')} for the architecture of the model at "
+                f"{path!r}; give another model{', or set another head, such as linear' * (head not in _TRUNKS)}"
             ) from error
         raise InvalidInput(
-            f"transformers makes no model for head {head} of {path!r} ({reason}); give a folder that its "
+            f"transformers makes no model for {_spoken(head)} of {path!r} ({reason}); give a folder that its "
             "save_pretrained wrote, or fetch one: hf download NAME --local-dir FOLDER"
         ) from error
 
 
-def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, path: str) -> Collection[str]:
+def _spoken(head: LoadedPart) -> str:
+    """Return what is loaded as an error calls it: whoever asks for features has named no head."""
+    return "the trunk" if head == "trunk" else f"head {head}"
+
+
+def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: LoadedPart, path: str) -> Collection[str]:
     """Return the names of tensors that are random, as the head is new.
 
     Transformers does not count a tensor as missing that is tied to one that was read. A new bias of zeros beside the
-    trunk changes nothing. For head linear all is the trunk.
+    trunk changes nothing. For head linear, and without a head, all is the trunk.
 
     Raises: InvalidInput where the folder lacks others, or has them in another shape.
     """
@@ -272,7 +283,7 @@ def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, pat
         name
         for name in missing - new
         if name in shapes
-        or head == "linear"
+        or head in _TRUNKS
         or name.startswith(base)
         or not name.endswith("bias")
         or tensors[name].any()
@@ -280,21 +291,22 @@ def _require_weights(loaded: nn.Module, info: Mapping[str, Any], head: Head, pat
     if lacking and lacking[0] in shapes:
         stored, needed = (" x ".join(map(str, shape)) for shape in shapes[lacking[0]])
         raise InvalidInput(
-            f"the model at {path!r} has {lacking[0]} of {stored} numbers, where its configuration and head {head} need "
-            f"{needed}; give the config.json that was saved with the weights"
+            f"the model at {path!r} has {lacking[0]} of {stored} numbers, where its configuration and {_spoken(head)} "
+            f"need {needed}; give the config.json that was saved with the weights"
         )
     if lacking:
         raise InvalidInput(
-            f"the model at {path!r} lacks {count_of(len(lacking), 'tensor')} that head {head} needs, as {lacking[0]}, "
-            "which would be random. Give a model that was trained for this, or another head"
+            f"the model at {path!r} lacks {count_of(len(lacking), 'tensor')} that {_spoken(head)} needs, as "
+            f"{lacking[0]}, which would be random. Give a model that was trained for this"
+            f"{', or another head' * (head not in _TRUNKS)}"
         )
     return new
 
 
-def _is_new(name: str, head: Head, base: str) -> bool:
+def _is_new(name: str, head: LoadedPart, base: str) -> bool:
     """Return whether a tensor belongs to a head that trains. A pooler is of no other use."""
     if "pooler." in name:
-        return head == "linear" or head in _NEW
+        return head in _TRUNKS or head in _NEW
     return head in _NEW and not name.startswith(base)
 
 

@@ -166,5 +166,10 @@ def test_what_is_no_text_or_no_model_is_one_line(folder: Path, texts: DataSpec, 
     unusable = make_preprocessing(Component("text_features", {"path": str(tmp_path / "broken")}))
     with pytest.raises(InvalidInput, match=r"broken' has NaN or infinite numbers in 1 tensor, first embeddings\.word_"):
         unusable.rehearse(dataset)
+    damaged = tmp_path / "damaged"
+    shutil.copytree(folder, damaged)
+    (damaged / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(InvalidInput, match=r"makes no model for the trunk of .*damaged' .*; give a folder"):
+        make_preprocessing(Component("text_features", {"path": str(damaged)})).rehearse(dataset)
     rehearsed = frozen.rehearse(replace(dataset, public=None))
     assert rehearsed.feature_shape == (WIDTH,)
