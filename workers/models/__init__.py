@@ -34,7 +34,7 @@ from dpsweep.workers.models.networks import (
 from dpsweep.workers.models.pretrained import load_weights, require_finite_weights
 from dpsweep.workers.models.text_models import LANGUAGE, has_other_tokenizer, most_tokens, require_reads
 from dpsweep.workers.models.transformer import language_model, transformer
-from dpsweep.workers.models.vision import vision
+from dpsweep.workers.models.vision import FrozenBatchNorm, vision
 from dpsweep.workers.own_code.imports import NO_CODE, UserCode, import_function, is_import_path, with_checked_types
 from dpsweep.workers.spec import Component
 
@@ -163,6 +163,7 @@ def _see_shapes(model: nn.Module, feature_shape: tuple[int, ...]) -> None:
 
 __all__ = [
     "MODELS",
+    "FrozenBatchNorm",
     "WeightStandardizedConv2d",
     "build_for_shape",
     "build_model",

@@ -170,7 +170,7 @@ _NETWORKS: Final[Mapping[Package, Callable[[Any, str, int], Network]]] = {
 }
 
 
-class _FrozenBatchNorm(nn.Module):
+class FrozenBatchNorm(nn.Module):
     """The affine map of channels [b, c, ...] that a batch normalisation is by its statistics, without parameters."""
 
     scale: Tensor
@@ -187,7 +187,7 @@ class _FrozenBatchNorm(nn.Module):
         return mapped
 
     @classmethod
-    def of(cls, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> _FrozenBatchNorm:
+    def of(cls, norm: _BatchNorm, mean: Tensor, variance: Tensor) -> FrozenBatchNorm:
         scale: Tensor = (variance + norm.eps).rsqrt()
         if norm.affine:
             scale = scale * norm.weight.detach()
@@ -210,7 +210,7 @@ def _freeze_batch_norms(module: nn.Module) -> None:
     """Put in place of each batch normalisation the affine map that it is by its statistics."""
     for name, part in module.named_children():
         if isinstance(part, _BatchNorm) and part.running_mean is not None and part.running_var is not None:
-            frozen = _FrozenBatchNorm.of(part, part.running_mean, part.running_var)
+            frozen = FrozenBatchNorm.of(part, part.running_mean, part.running_var)
             rest = [getattr(part, each) for each in ("drop", "act") if hasattr(part, each)]
             setattr(module, name, nn.Sequential(frozen, *rest) if rest else frozen)
         else:

@@ -23,7 +23,7 @@ from dpsweep.workers.gradients.layers import OUTERMOST
 from dpsweep.workers.gradients.modes import modes_kept
 from dpsweep.workers.gradients.reached import listed_layers, require_reached
 from dpsweep.workers.machine.devices import lacks_memory
-from dpsweep.workers.models import build_model
+from dpsweep.workers.models import FrozenBatchNorm, build_model
 from dpsweep.workers.own_code.imports import UserCode, blamed_on, is_import_path
 from dpsweep.workers.spec import Component, Shard, divides_trained
 from dpsweep.workers.tasks import task_called
@@ -135,14 +135,15 @@ def _reached(combination: StepSpec, model: nn.Module, loss: Loss, dataset: Datas
     return require_reached(model, losses, places, combination.without_gradient)
 
 
-def _trained_share(model: nn.Module) -> tuple[str, ...]:
+def _trained_share(model: nn.Module) -> Iterator[str]:
     parameters = dict(model.named_parameters())
     trained = [name for name, parameter in parameters.items() if parameter.requires_grad]
-    if len(trained) == len(parameters):
-        return ()
-    numbers = sum(parameters[name].numel() for name in trained)
-    total = sum(parameter.numel() for parameter in parameters.values())
-    return (f"trains {numbers:,} of its {total:,} parameters: {listed_layers(trained)}",)
+    if len(trained) < len(parameters):
+        numbers = sum(parameters[name].numel() for name in trained)
+        total = sum(parameter.numel() for parameter in parameters.values())
+        yield f"trains {numbers:,} of its {total:,} parameters: {listed_layers(trained)}"
+    if norms := [name for name, part in model.named_modules() if isinstance(part, FrozenBatchNorm)]:
+        yield f"keeps the statistics, scales and shifts of its batch normalisation: {listed_layers(norms)}"
 
 
 def _per_example(engine: GradientEngine) -> tuple[str, ...]:

@@ -12,11 +12,13 @@ import torch
 from torch import nn
 
 from dpsweep.accounting.errors import InvalidInput
-from dpsweep.workers.data import pixels
+from dpsweep.workers.data import load_dataset, pixels
 from dpsweep.workers.gradients.engine import GradientEngine
 from dpsweep.workers.models import build_for_shape, offered
 from dpsweep.workers.models.pretrained import Adapter, trained_parts
+from dpsweep.workers.own_code.imports import NO_CODE
 from dpsweep.workers.spec import Component, DataSpec
+from dpsweep.workers.trials.feasibility import StepSpec, check_feasible, excerpt
 from tests.workers.brute_force import gradients_one_by_one, norms_of, per_example_loss
 from tests.workers.trial_runs import train
 from tests.workers.trial_specs import small_trial
@@ -108,6 +110,19 @@ def test_it_returns_what_the_package_returns_for_pictures_scaled_as_published(
         pictures = nn.functional.interpolate(pictures, (size, size), mode="bilinear", antialias=True)
     expected = network(pictures).detach()
     assert torch.allclose(model_of(files, **params)(GIVEN(stored)), expected, atol=1e-4 * float(expected.abs().max()))
+
+
+def test_a_plan_says_that_batch_normalisation_does_not_train(files: Mapping[str, str]) -> None:
+    """No parameter of it is left to be counted among those that are frozen."""
+    dataset = excerpt(load_dataset(DataSpec("digits", test_fraction=0.2)))
+
+    def told(params: Mapping[str, Any]) -> tuple[str, ...]:
+        named = Component("vision", {**params, "initial_weights": files[params["architecture"]], "size": SIDE})
+        return check_feasible(StepSpec(named, Component("cross_entropy"), None, None, False), dataset, NO_CODE).share
+
+    (kept,) = told(RESNET)
+    assert kept.startswith("model 'vision' keeps the statistics, scales and shifts of its batch normalisation: ")
+    assert told({**VIT, "size": 48}) == ()
 
 
 def test_a_pretrained_network_trains_without_dropout(files: Mapping[str, str]) -> None:
