@@ -60,7 +60,8 @@ def test_a_finished_sweep_starts_no_cluster(outcome: Outcome, tmp_path: Path) ->
 def test_a_folder_with_this_very_sweep_is_continued_and_its_user_told(outcome: Outcome) -> None:
     folder = Path(outcome.files.root)
     before, told = contents(folder / "trials"), Told()
-    again = run_sweep(request(folder.parent), told)
+    again = run_sweep(replace(request(folder.parent), retry=("failed",)), told)
+    assert f"--retry failed: no trial of {folder} has failed" in told.warnings
     assert told.keys == [], "nothing is trained again"
     assert contents(folder / "trials") == before
     (warning,) = [line for line in told.warnings if "is continued" in line]
