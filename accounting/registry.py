@@ -58,11 +58,17 @@ def unlike(message: str, word: object) -> str:
 
 
 def lookup(registry: Mapping[str, T], name: str, what: str) -> T:
-    """Return the entry ``name``, or `InvalidInput` with the nearest valid name; ``what`` names the kind of entry."""
+    """Return the entry ``name``, or `InvalidInput` with the nearest valid name; ``what`` names the kind of entry.
+
+    A name with parameters behind a colon, as on the command line, is refused with its form in a sweep file.
+    """
     if not isinstance(name, str):
         raise InvalidInput(f"{what} is {name!r}, but must be a name; {nearest('', registry)}")
     if name not in registry:
-        raise InvalidInput(f"unknown {what} {name!r}; {nearest(name, registry)}")
+        head, _, listed = name.partition(":")
+        keys = ", ".join((f"name: {head}", *(each.strip().replace("=", ": ") for each in listed.split(","))))
+        asks = f"write its parameters as keys: {{{keys}}}" if head in registry else nearest(name, registry)
+        raise InvalidInput(f"unknown {what} {name!r}; {asks}")
     return registry[name]
 
 

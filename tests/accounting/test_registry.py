@@ -48,6 +48,11 @@ def test_entries_get_what_they_take() -> None:
     ("name", "params", "message"),
     [
         ("scald", {}, r"unknown model 'scald'; did you mean 'scaled'\? valid: .*"),
+        (
+            "scaled:factor=2, depth=3",
+            {},
+            r"unknown model 'scaled:.*'; write its parameters as keys: \{name: scaled, factor: 2, depth: 3\}",
+        ),
         ("scaled", {"facter": 2.0}, r"unknown key 'facter' of model 'scaled'; did you mean 'factor'\? valid: factor"),
         ("scaled", {"size": 2}, r"unknown key 'size' of model 'scaled'; valid: factor"),
         ("anything", {"size": 2}, r"unknown key 'size' of model 'anything'; any other is valid"),
