@@ -77,13 +77,15 @@ def importance(trials: Iterable[PublishedTrial]) -> list[tuple[str, float]]:
     its values are permuted (Breiman 2001). Only finished private trials count. The list is empty for fewer than
     `_FEWEST` of them, and where nothing varies. So it is where the forest predicts further trials no better than their
     mean: scores then vary by chance. Parameters that only vary together count as one, and what a component alone has,
-    such as the decay of one schedule, counts as the choice of it. Importance says nothing of privacy.
+    such as the decay of one schedule, counts as the choice of it. So does what a tuning chose for each setting, as its
+    best clipping bound. Importance says nothing of privacy.
     """
     known = [trial for trial in trials if trial.state is TrialState.FINISHED and not trial.is_baseline]
     scored = {trial.key: score for trial in known if (score := main(trial)) is not None}
     scores = list(scored.values())
     found = choices(trial for trial in known if trial.key in scored) if len(scored) >= _FEWEST else []
-    together = _told_apart(found)
+    tuned = {name.replace("_", " ") for trial in known if trial.tuning for name in trial.tuning.chosen}
+    together = _told_apart([{name: value for name, value in row.items() if name not in tuned} for row in found])
     if not together or len(set(scores)) < 2:
         return []
     names = [first for first, *_ in together]

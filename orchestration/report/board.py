@@ -21,10 +21,11 @@ from dpsweep.accounting.records.json_text import parsed_json
 from dpsweep.orchestration.comparison.claims import checked_record
 from dpsweep.orchestration.comparison.evidence import NO_EVIDENCE
 from dpsweep.orchestration.comparison.findings import findings
-from dpsweep.orchestration.comparison.formats import at_most
+from dpsweep.orchestration.comparison.formats import PERCENT, Format, at_most, per_unit
 from dpsweep.orchestration.comparison.inventory import SweepSummary, sweeps_below
-from dpsweep.orchestration.comparison.metrics import METRICS
+from dpsweep.orchestration.comparison.metrics import METRICS, main_metric
 from dpsweep.orchestration.comparison.parameters import choices
+from dpsweep.orchestration.comparison.rate_metrics import group_metric, spoken
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.comparison.values import epsilon, main
 from dpsweep.orchestration.report.figures import LEAST_DRAWN
@@ -72,7 +73,14 @@ class _Known:
 
 _SEED: Final = re.compile(r"-(?:split-?)?seed\d+-")
 """Part of a key from which on trials of a setting differ."""
-_NOTHING_READ: Final = {"best": "", "settings": [], "parallel": [], "importance": [], "alike": False}
+_NOTHING_READ: Final = {
+    "best": "",
+    "settings": [],
+    "neighbours": [],
+    "parallel": [],
+    "importance": [],
+    "alike": False,
+}
 
 
 class Board:
@@ -135,7 +143,8 @@ class Board:
             "trials": sum(found.trials.values()),
             "counts": dict(found.trials),
             "left": snapshot.seconds_left if snapshot and found.state == "running" else None,
-            "score": task_called(known.task).main.replace("_", " "),
+            "score": _main_word(known.task),
+            "unit": _unit(main_metric(known.task).format),
             "problem": known.problem,
             "curves": [*known.curves, *growing][-_MOST_CURVES:],
             "all_curves": len(known.curves) + len(growing),
@@ -179,6 +188,7 @@ def _read(folder: str, known: _Known) -> bool:
     known.shown = {
         "best": _best(data, compared.useless),
         "settings": _points(finished),
+        "neighbours": _neighbours(finished),
         "parallel": _parallel(finished),
         "importance": by_candidates or ([] if compared.is_alike else importance(data.trials)),
         "alike": compared.is_alike,
@@ -237,9 +247,9 @@ def _best(data: PublishedSweep, said_useless: Mapping[str, str]) -> str:
         first = found.private[0].name if found.private else ""
         return f"none of use: {first} {useless[first].partition(' (')[0]}" if first else ""
     seeds = f"mean of {reached.count} seeds" if reached.count > 1 else "one seed"
-    of, shown = found.main.name.replace("_", " "), found.main.format.one(reached.mean)
-    claim = f"{setting.per_unit}{', an estimate' * bool(setting.reasons)}"
-    return f"{setting.name}: {of} {shown} ({seeds}) at ε = {at_most(setting.highest_epsilon)}{claim}"
+    shown = found.main.format.one(reached.mean)
+    claim = f"{found.per_unit(setting)}{', an estimate' * bool(setting.reasons)}"
+    return f"{setting.name}: {found.word} {shown} ({seeds}) at ε = {at_most(setting.highest_epsilon)}{claim}"
 
 
 def _curves(data: PublishedSweep) -> list[dict[str, Any]]:
@@ -272,6 +282,22 @@ def _points(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
     ]
 
 
+def _neighbours(trials: Sequence[PublishedTrial]) -> list[str]:
+    """Return the adjacencies of the epsilons, each with its unit: those of others must not be compared with them."""
+    costs = (trial.privacy for trial in trials if trial.privacy and trial.privacy.is_private)
+    return sorted({f"{each.adjacency}{per_unit(each.unit)}" for each in costs})
+
+
+def _main_word(task: str) -> str:
+    """Return the main score of a task as a sentence calls it."""
+    return spoken(group_metric(task_called(task).main))
+
+
+def _unit(shown: Format) -> str:
+    """Return the unit of a share, which the page multiplies by 100; "" of other numbers."""
+    return "%" if shown is PERCENT else shown.points
+
+
 def _parallel(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
     """Return an axis for each choice that varies, and for the main score and `_AXES`; [] for too few trials."""
     private = [trial for trial in trials if not trial.is_baseline]
@@ -283,9 +309,10 @@ def _parallel(trials: Sequence[PublishedTrial]) -> list[dict[str, Any]]:
         values = [each.value(trial) for trial in private]
         is_chosen = each.name in rows[0]
         if each.name in _AXES and not is_chosen and all(value is not None for value in values):
-            axes.append({"label": each.heading, "values": values})
-    score = task_called(task_of(private)).main.replace("_", " ")
-    return [*axes, {"label": score, "values": [main(trial) for trial in private]}]
+            axes.append({"label": each.heading, "values": values, "unit": _unit(each.format)})
+    task = task_of(private)
+    values = [main(trial) for trial in private]
+    return [*axes, {"label": _main_word(task), "values": values, "unit": _unit(main_metric(task).format)}]
 
 
 def _axis(name: str, values: Sequence[Label | None]) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from dpsweep.orchestration.comparison.record import SweepRecord
 from dpsweep.orchestration.comparison.tuning_notes import importance
 from dpsweep.orchestration.report.board import Board
 from dpsweep.orchestration.store.layout import SweepFiles
-from dpsweep.orchestration.store.published import PublishedTrial, TrialState
+from dpsweep.orchestration.store.published import PublishedTrial, PublishedTuning, TrialState
 from dpsweep.orchestration.store.status_snapshot import TrialSnapshot, read_snapshot, write_snapshot
 from tests.known import known
 from tests.orchestration.processes import COMMAND
@@ -111,6 +111,20 @@ def test_parallel_coordinates_show_privacy_and_fairness_of_every_trial(tmp_path:
     shown = ["Worst-case ε", *headings, "Worst-served group", "Accuracy gap", "accuracy"]
     assert [axis["label"] for axis in over["parallel"]] == shown
     assert {len(axis["values"]) for axis in over["parallel"]} == {2}
+
+
+def test_units_of_scores_and_epsilons_are_those_of_the_report(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Accuracy in percent, gaps in points; an epsilon of one row says so where people own several."""
+    monkeypatch.setattr("dpsweep.orchestration.comparison.findings.Findings.is_of_rows", lambda *_: True)
+    stored_sample(tmp_path / "over", EXACT, finished=range(4))
+    (over,) = read(tmp_path).state()["sweeps"]
+    units = {axis["label"]: axis.get("unit", "") for axis in over["parallel"]}
+    assert (over["unit"], units["accuracy"], units["Worst-served group"], units["Accuracy gap"]) == (
+        "%", "%", "%", " points",
+    )  # fmt: skip
+    assert units["Worst-case ε"] == ""
+    assert over["neighbours"] == ["add_remove"]
+    assert over["best"].partition(" at ")[2].startswith("ε = 3.00 per row, an estimate")
 
 
 def test_no_setting_is_the_best_that_has_learnt_nothing(folder: Path) -> None:
@@ -264,6 +278,23 @@ def test_parameters_that_only_vary_together_count_once() -> None:
         own |= {"spec.noise.schedule.params.decay": 0.1} if schedule == "exponential" else {}
         trials.append(replace(found, labels={**found.labels, "schedule": schedule}, params=own))
     assert [name for name, _ in importance(trials)] == ["clipping, clipping.count memory", "schedule"]
+
+
+def test_values_that_a_tuning_chose_count_as_the_setting_that_they_were_chosen_for() -> None:
+    """Each setting has its own best bound, which would take a part of what its method and epsilon explain."""
+    trials = []
+    for place in range(12):
+        clipping, budget, bound = (
+            ("flat", "dpsgd_f")[place % 2],
+            (1.0, 8.0)[place // 2 % 2],
+            (0.1, 0.5, 1.0, 2.0)[place % 4],
+        )
+        found = trial(outcomes((0.6 + 0.2 * (place % 2) + 0.1 * (place // 2 % 2),) * 2, place), clipping, place)
+        tuning = PublishedTuning("accuracy", {"clipping.bound": bound}, (({"clipping.bound": bound}, 0.5),))
+        params: dict[str, Any] = {"spec.clipping.params.bound": bound}
+        labels = {**found.labels, "epsilon": budget}
+        trials.append(replace(found, labels=labels, params=params, tuning=tuning))
+    assert {name for name, _ in importance(trials)} == {"clipping", "epsilon"}
 
 
 def test_nothing_is_said_to_matter_where_the_report_tells_no_methods_apart(
