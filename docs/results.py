@@ -15,7 +15,7 @@ from dpsweep.orchestration.store.layout import SweepFiles
 
 _HEAD = """# Results: every file, every name
 
-Look up a file or a name here. Start with `report.html`. Programs read `results.json`, `comparison.json`,
+Start with `report.html`. Programs read `results.json`, `comparison.json`,
 `dpsweep export` (a flat table), or [Python](python.md). [The epsilon to quote](accounting.md#which-epsilon-to-quote);
 [who may read each file](../SECURITY.md#every-output-and-who-may-read-it).
 """
@@ -67,8 +67,7 @@ _METRICS = """
 A name with a slash is the name in MLflow; `results.json` has its last part, or the first name where there are two. A
 name without a slash is a parameter of the run in MLflow. **Exact** metrics are computed from training examples
 without noise: private reports show them, and with `release: raw` all outputs. Accuracy, losses, scores, rates and
-their gaps are measured on test data, which no ε covers. An ε is a guarantee unless its row says estimate. The report
-explains each at length.
+their gaps are measured on test data, which no ε covers. An ε is a guarantee unless its row says estimate.
 """
 
 _GROUPS = """

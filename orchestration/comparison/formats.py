@@ -155,8 +155,10 @@ def _rounded(value: float | None, digits: int, towards: Callable[[Decimal], int]
 def _of_finite(text: Callable[[float], str]) -> Callable[[float | None], str]:
     """Return a function that shows a finite number as ``text`` with a minus sign, and any other as `MISSING`.
 
-    >>> percent(0.9876), points(-0.0213), gap(0.0213), correlation(-0.456), signed(-0.0213), signed(math.nan)
-    ('98.8%', '−2.1', '2.1', '−0.46', '−0.0213', '–')
+    >>> percent(0.9876), points(-0.0213), gap(0.0213), correlation(-0.456)
+    ('98.8%', '−2.1', '2.1', '−0.46')
+    >>> signed(-0.02), signed(12345.6), signed(math.nan)
+    ('−0.0200', '+12,346', '–')
     >>> _fit(-0.0213), _fit(-3412.506), _fit(-1.88e45)
     ('−0.021', '−3412.506', '−1.88e+45')
     """
@@ -175,7 +177,7 @@ gap: Final = _of_finite(lambda value: f"{100 * value:.1f}")
 """An unsigned difference of two fractions, in percentage points."""
 correlation: Final = _of_finite(lambda value: f"{value:.2f}")
 """A correlation coefficient, with two decimals."""
-signed: Final = _of_finite(lambda value: f"{value:+.3g}")
+signed: Final = _of_finite(lambda value: f"{'-' if value < 0.0 else '+'}{number(abs(value))}")
 """A signed difference with three significant digits."""
 _fit: Final = _of_finite(lambda value: f"{value:.3f}" if abs(value) < 1e6 else f"{value:.3g}")
 """A score with three decimals; far from 0, where a model diverged, with three significant digits."""

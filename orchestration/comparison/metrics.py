@@ -107,7 +107,7 @@ METRICS = (
     Metric(
         "mean_squared_error",
         "privacy/noise_mean_squared_error",
-        "Mean sq. error",
+        "Mean sq. noise error",
         lambda trial: squared_error(trial, 0),
         PRECISE,
         "Squared error per weight of the sum of all gradients up to a step, in squared clipping bounds, averaged over "
@@ -118,7 +118,7 @@ METRICS = (
     Metric(
         "max_squared_error",
         "privacy/noise_max_squared_error",
-        "Max sq. error",
+        "Max sq. noise error",
         lambda trial: squared_error(trial, 1),
         PRECISE,
         better="lower",

@@ -141,7 +141,8 @@ def _comparisons(found: Findings) -> list[str]:
         by = found.worst_word_unless_main
         where = f"in the{by} of the worst-served group" if by else "for the worst-served group"
         alike = [each.other for each in found.alike(fairest, worst.name)]
-        said += [_fairest(found, fairest, best), *_ordered(found, fairest, worst, where)]
+        said += [_fairest(found, fairest, best)] if _measured_alike(found, fairest, best) else []
+        said += _ordered(found, fairest, worst, where)
         said += [f"{first_few(alike)} cannot be told from {fairest.name} {where}."] if alike else []
     return [*said, *_looks(found), *_caveats(found, best)]
 
@@ -167,6 +168,14 @@ def _range(of: Difference, shown: Format) -> str:
     """Return the ends of the interval of a difference, without sign; percentage points for shares."""
     low, high = sorted(abs(end) for end in ((of.interval.low, of.interval.high) if of.interval else (0.0, 0.0)))
     return f"{100 * low:.1f} to {100 * high:.1f}" if shown.is_share else f"{number(low)} to {number(high)}"
+
+
+def _measured_alike(found: Findings, fairest: Setting, best: Setting) -> bool:
+    """Return whether ``fairest`` serves its worst group at least as well as ``best`` as measured too, uncorrected."""
+    own, other = (each.mean(found.worst_group.value) for each in (fairest, best))
+    if fairest is best or own is None or other is None:
+        return True
+    return own >= other if found.worst_group.better == "higher" else own <= other
 
 
 def _fairest(found: Findings, fairest: Setting, best: Setting) -> str:

@@ -142,7 +142,7 @@ def fairness_table(found: Findings, style: Style) -> str:
     ]
     marks = [meta_of(setting) for setting in found.settings]
     heads = (metric.heading for metric in shown)
-    return _titled("Rates and gaps between groups, on test data", ("Setting",), heads, rows, marks)
+    return _titled("Metrics and gaps between groups, on test data", ("Setting",), heads, rows, marks)
 
 
 def by_group_table(found: Findings, style: Style) -> str:

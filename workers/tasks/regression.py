@@ -70,6 +70,7 @@ class Regression(Task):
             "lower",
             "number",
             lambda sums: np.asarray(_TARGET_SCORES["mae"](sums).mean(-1)),
+            "In units of the target, scaled to [0, 1] where it has a range; the mean over targets.",
         ),
     )
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.orchestration.comparison.metrics import final_metrics, known_metrics, known_of_groups
+from dpsweep.orchestration.comparison.metrics import final_metrics, known_metrics, known_of_groups, of_task
 from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
 from dpsweep.orchestration.comparison.settings import finished_settings, served_worst
 from dpsweep.orchestration.comparison.statistics import Spread, spread
@@ -25,6 +25,7 @@ from dpsweep.orchestration.store.published import (
     TrialState,
 )
 from dpsweep.workers.evaluation.rates import ConfusionCounts
+from dpsweep.workers.tasks import TASKS
 from tests.orchestration.report.pages import rendered
 from tests.orchestration.sample_sweeps import sample_sweep
 
@@ -95,6 +96,13 @@ def test_what_training_did_to_a_group_is_that_of_its_last_epoch_and_missing_wher
     assert [known_of_groups(trial)["b"][name] for name in names] == [None] * 4
     assert (known_metrics(trial)["clipping_bias_gap"], known_metrics(trial)["noise_error_gap"]) == (None, None)
     assert not [name for name in final_metrics(trial) if "bias" in name or "noise" in name]
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_two_numbers_of_a_task_read_alike(task: str) -> None:
+    """Even where a heading is abbreviated: the squared error of noise is not that of a regression."""
+    headings = [each.heading.replace("sq.", "squared") for each in of_task(task)]
+    assert len({*headings}) == len(headings)
 
 
 @pytest.mark.parametrize(
