@@ -237,11 +237,12 @@ class Setting:
 
     @property
     def composed_cost(self) -> str:
-        """Return the composed epsilon of all seeds as text, with the kind of claim."""
+        """Return the composed epsilon of all seeds as text, with whose it is and the kind of claim."""
         found = self.composition
         if found is None:
             return number(math.inf) if self.is_baseline else MISSING
-        return at_most(found.epsilon) + (f" {found.estimate.kind}" if found.estimate else "")
+        whose = f"{self.per_unit}," if self.per_unit else ""
+        return at_most(found.epsilon) + (f"{whose} {found.estimate.kind}" if found.estimate else "")
 
     def error_over_seeds(self, error: Value) -> float:
         """Return standard error of the mean over seeds, from the independent standard errors of its values; 0 if
@@ -291,10 +292,11 @@ def levels(settings: Iterable[Setting]) -> list[float]:
 
 def shown_over_seeds(metric: Metric, setting: Setting) -> str:
     """Return the metric over the seeds as the report shows it, prefixed with the names of its groups, if any
-    (`whose`).
+    (`whose`). An epsilon of users says so.
     """
     found = setting.over_seeds(metric.value)
     text = metric.format.over_seeds(found) if found else metric.format.one(metric.value(setting.trials[0]))
+    text += setting.per_unit if metric.name == "epsilon" else ""
     return ": ".join([*([", ".join(groups)] if (groups := whose(metric, setting)) else []), text])
 
 

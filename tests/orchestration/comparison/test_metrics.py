@@ -7,9 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from dpsweep.orchestration.comparison.metrics import final_metrics, known_metrics, known_of_groups, of_task
+from dpsweep.accounting.mechanism.units import UnitName
+from dpsweep.orchestration.comparison.metrics import final_metrics, known_metrics, known_of_groups, metric, of_task
 from dpsweep.orchestration.comparison.rate_metrics import RATE_METRICS, WORST_GROUP_METRICS
-from dpsweep.orchestration.comparison.settings import finished_settings, served_worst
+from dpsweep.orchestration.comparison.settings import finished_settings, served_worst, shown_over_seeds
 from dpsweep.orchestration.comparison.statistics import Spread, spread
 from dpsweep.orchestration.comparison.values import further_numbers, worst_over_median
 from dpsweep.orchestration.store.published import (
@@ -96,6 +97,17 @@ def test_what_training_did_to_a_group_is_that_of_its_last_epoch_and_missing_wher
     assert [known_of_groups(trial)["b"][name] for name in names] == [None] * 4
     assert (known_metrics(trial)["clipping_bias_gap"], known_metrics(trial)["noise_error_gap"]) == (None, None)
     assert not [name for name in final_metrics(trial) if "bias" in name or "noise" in name]
+
+
+@pytest.mark.parametrize(("unit", "said"), [("example", "3.00"), ("user", "3.00 per user")])
+def test_an_epsilon_of_users_says_so_in_every_table(unit: UnitName, said: str) -> None:
+    """A table of several sweeps would set it beside one of rows as its equal."""
+    assert TRIAL.privacy is not None
+    (setting,) = finished_settings([replace(TRIAL, privacy=replace(TRIAL.privacy, unit=unit))])
+    assert shown_over_seeds(metric("epsilon"), setting) == said
+    assert shown_over_seeds(metric("delta"), setting) == shown_over_seeds(
+        metric("delta"), finished_settings([TRIAL])[0]
+    )
 
 
 @pytest.mark.parametrize("task", TASKS)
