@@ -44,6 +44,7 @@ from dpsweep.orchestration.sweeps.planned import reasons_of
 from dpsweep.orchestration.sweeps.schema import SweepSpec
 from dpsweep.workers.evaluation.attack_results import read_attacks
 from dpsweep.workers.evaluation.scores import Evaluation
+from dpsweep.workers.own_code.own_record import notes_on_weights
 from dpsweep.workers.tasks import task_called
 from dpsweep.workers.training.counters import read_counters
 
@@ -192,13 +193,13 @@ class SweepRecord:
         is_exact = owned is not None or release_mode(self.disclosure).statistics == "exact"
         reasons = outcome.reasons
         spec = result.spec if result else point.spec
-        note = tuning_note(self.sweep, point)
+        note, asked = tuning_note(self.sweep, point), () if point.is_asked else (NO_LONGER_ASKED,)
         return replace(
             outcome,
             is_asked=point.is_asked,
             is_added=self.sweep.compare.looks > 0 or point.key in self._added,
             tuning=published_tuning(self.sweep, point),
-            notes=(*outcome.notes, *(() if point.is_asked else (NO_LONGER_ASKED,)), *((note,) if note else ())),
+            notes=(*outcome.notes, *notes_on_weights(spec), *asked, *((note,) if note else ())),
             params={**parameters(spec, point.labels), **(found_sizes(result.training) if result else {})},
             dataset=dataset_of(spec.data, result.training) if result else None,
             attempts=self.attempts.get(point.key, ()),

@@ -75,6 +75,14 @@ def require_same_weights(spec: TrialSpec, code: UserCode) -> None:
             )
 
 
+def notes_on_weights(spec: TrialSpec) -> tuple[str, ...]:
+    """Return a note on each file, folder or model of weights that a trial reads: what its epsilon says nothing of."""
+    return tuple(
+        f"pretrained weights {given} are taken as public: no ε covers what they were trained on"
+        for _, given in _named(spec)
+    )
+
+
 def names_weights(spec: TrialSpec) -> bool:
     """Return whether a trial reads weights, here or elsewhere."""
     return any(_named(spec))

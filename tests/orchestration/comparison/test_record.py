@@ -58,6 +58,17 @@ def test_noise_from_a_known_seed_is_a_reason(tmp_path: Path, source: str, reason
     assert warned == bool(reasons), "the page says first whether its ε hold against those who know the seeds"
 
 
+def test_pretrained_weights_are_said_to_be_outside_every_epsilon(tmp_path: Path) -> None:
+    """A model that was trained on these very rows would make the claim void."""
+    text = {"name": "resnet20_gn", "initial_weights": "/models/faces.pt"}
+    plain, _ = sample_record(tmp_path / "plain")
+    given, _ = sample_record(tmp_path / "given", model=text)
+    said = "pretrained weights /models/faces.pt are taken as public: no ε covers what they were trained on"
+    assert [said in trial.notes for trial in trials(given).values()] == [True] * len(given.points)
+    assert said in " ".join(headline(given.data(), findings(given.data(), NO_EVIDENCE)))
+    assert not any("weights" in note for trial in trials(plain).values() for note in trial.notes)
+
+
 def test_a_finished_trial_is_compared_with_its_baseline(tmp_path: Path) -> None:
     shown = trials(sample_record(tmp_path)[0])[PRIVATE]
     assert shown.quality is not None
