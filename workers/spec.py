@@ -27,7 +27,7 @@ from dpsweep.accounting.mechanism.samplings import OWN_NUMBERS, SAMPLINGS, Adjac
 from dpsweep.accounting.mechanism.schedules import LARGEST_EPOCHS
 from dpsweep.accounting.mechanism.trace import Selection
 from dpsweep.accounting.mechanism.units import EXAMPLE, LARGEST_UNIT, Unit, User
-from dpsweep.accounting.registry import lookup
+from dpsweep.accounting.registry import lookup, unlike
 from dpsweep.workers.noise.noise_sources import NOISE_SOURCES, noise_source_kind
 
 Params = dict[str, Any]
@@ -488,9 +488,11 @@ class TrialSpec:
             text = _ADAPTER.dump_json(self, warnings=False, fallback=_plain_number)
             spec = TrialSpec.from_json(text)
         except ValidationError as error:
-            first = error.errors()[0]
-            field = ".".join(place_of(first["loc"], json.loads(text)))
-            raise InvalidInput(f"{field} is {first['input']!r}, but: {first['msg']}") from error
+            plain = json.loads(text)
+            of_field = [(".".join(place_of(each["loc"], plain)), each["input"], each["msg"]) for each in error.errors()]
+            field, value, _ = of_field[0]
+            asked = (unlike(why, value) for name, _, why in of_field if name == field)  # of each member of a union
+            raise InvalidInput(f"{field} is {value!r}, but: {'; or '.join(dict.fromkeys(asked))}") from error
         except PydanticSerializationError as error:
             why = str(error).rpartition("Error: ")[2]
             raise InvalidInput(f"a trial is written as JSON: {why}; use numbers, text, lists and maps") from error

@@ -381,6 +381,10 @@ def test_no_noise_follows_correlated_noise_that_was_made_in_part(monkeypatch: py
         ({"sampling": {"batch_size": 30}}, "sampling is None, but must be a name"),
         ({"clipping": torch.tensor(0.5)}, r"written as JSON: tensor\(0.5000\) is a Tensor; use numbers"),
         ({"execution": {"micro_batch_size": 8}}, r"execution is .*; give dpsweep\.workers\.spec\.ExecutionSpec"),
+        (
+            {"norms": "evry_step"},
+            r"is 'evry_step', but: .* valid number.*; or did you mean 'every_step'\? .* or 'off'",
+        ),
     ],
 )
 def test_what_cannot_be_trained_is_refused(changes: dict[str, Any], said: str) -> None:
