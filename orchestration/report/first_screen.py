@@ -236,15 +236,6 @@ def _by_level(found: Findings) -> list[str]:
     return [f"The best at {listed(reached)}."]
 
 
-def _every_seed(count: int) -> str:
-    """Return two or more seeds in words.
-
-    >>> _every_seed(2), _every_seed(3)
-    ('both seeds', 'all 3 seeds')
-    """
-    return "both seeds" if count == 2 else f"all {count} seeds"
-
-
 def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
     cost = setting.highest_epsilon
     privacy = next((trial.privacy for trial in setting.trials if trial.privacy), None)
@@ -263,7 +254,8 @@ def _how_private(data: PublishedSweep, setting: Setting) -> Tile:
         cost_of_most = privacy.group_epsilons[max(sizes)]
         rows.append((f"any {max(sizes)} records together, one model{of_groups}", cost_of_most))
     if seeds and seeds.estimate and len(setting.trials) > 1:
-        told = f"{_every_seed(len(setting.trials))} of it{_unless_guaranteed(seeds.estimate.kind)}"
+        every = "both" if len(setting.trials) == 2 else f"all {len(setting.trials)}"
+        told = f"{every} seeds of it{_unless_guaranteed(seeds.estimate.kind)}"
         rows.append((f"{whom}, {told}", seeds.estimate.epsilon))
     if whole and whole.estimate and whole.trials > len(setting.trials):
         told = f"{whole.trials} private models of this page{_unless_guaranteed(whole.estimate.kind)}"
